@@ -1,0 +1,15 @@
+"""Errors that a person reads: one line that says what, where, the value, what was expected, and how to mend it."""
+
+from __future__ import annotations
+
+
+class TiermeshError(Exception):
+    """Base of all errors raised for a reader; its text is one complete line."""
+
+
+class Refused(TiermeshError):
+    """Bad input, refused at the door: exit code 2 on the command line, INVALID_ARGUMENT on the wire."""
+
+
+class Failed(TiermeshError):
+    """Something that was accepted could not be finished: exit code 1, or the fitting gRPC status."""

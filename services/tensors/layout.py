@@ -1,0 +1,112 @@
+"""The layout: all parameters of a model in order of first use in the forward pass, as one flat float32 array.
+
+Aggregator and optimizer know tensors by layout only, never models. The flat array is cut into chunks of
+`CHUNK_ELEMENTS`; a chunk is the unit of one message and of one update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+CHUNK_ELEMENTS = 256 * 1024
+"""Elements of one chunk: 1 MiB of float32, 512 KiB of bfloat16."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter.
+
+    Attributes:
+        name: of the parameter in our model, e.g. `blocks.0.attention.qkv.weight`.
+        shape: logical shape, without any padding of the mesh.
+        offset: of its first element in the flat array.
+        decays: whether weight decay applies to it.
+        export_name: of the tensor in `model.safetensors` (Hugging Face's name).
+        export_transpose: whether the exported matrix is the transpose of ours.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    decays: bool
+    export_name: str
+    export_transpose: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        """Offset after the last element."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a model, contiguous from offset 0."""
+
+    entries: tuple[Entry, ...]
+
+    def __post_init__(self) -> None:
+        """Hold the entries to be contiguous and uniquely named (ValueError)."""
+        expected = 0
+        for entry in self.entries:
+            if entry.offset != expected:
+                raise ValueError(f"layout entry {entry.name}: offset {entry.offset}, expected {expected}")
+            expected = entry.stop
+        if len({entry.name for entry in self.entries}) != len(self.entries):
+            raise ValueError("layout: two entries have the same name")
+
+    @classmethod
+    def build(cls, parameters: Iterable[tuple[str, tuple[int, ...], bool, str, bool]]) -> Layout:
+        """A layout from (name, shape, decays, export name, export transpose) in order of first use."""
+        entries: list[Entry] = []
+        offset = 0
+        for name, shape, decays, export_name, export_transpose in parameters:
+            entries.append(Entry(name, tuple(shape), offset, decays, export_name, export_transpose))
+            offset = entries[-1].stop
+        return cls(tuple(entries))
+
+    @property
+    def elements(self) -> int:
+        """Elements of the flat array."""
+        return self.entries[-1].stop if self.entries else 0
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks that the flat array is cut into."""
+        return chunk_count(self.elements)
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the canonical JSON form: the same for two processes that mean the same parameters."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As plain JSON values."""
+        return [asdict(entry) for entry in self.entries]
+
+    @classmethod
+    def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> Layout:
+        """From what `to_json` gave (TypeError, ValueError on anything else)."""
+        return cls(tuple(Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in entries))
+
+
+def chunk_count(elements: int) -> int:
+    """Number of chunks of a flat array of that many elements."""
+    return -(-elements // CHUNK_ELEMENTS)
+
+
+def chunk_range(elements: int, chunk: int) -> tuple[int, int]:
+    """First element of a chunk, and the one after its last."""
+    start = chunk * CHUNK_ELEMENTS
+    return start, min(start + CHUNK_ELEMENTS, elements)
