@@ -1,0 +1,53 @@
+"""Which worker computes which part of a step's reduction tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from services.tensors.tree import Node, children
+
+MAX_NODES_PER_WORKER = 2
+"""A worker holds the sum of each node it computes until COMMIT, so its memory grows with their number."""
+
+
+def split_largest(nodes: list[Node]) -> list[Node] | None:
+    """The nodes with the (first) largest one split into its children; None if all are single micro-batches."""
+    largest = max(nodes, key=lambda node: (node.count, -node.first))
+    if largest.is_leaf:
+        return None
+    at = nodes.index(largest)
+    return [*nodes[:at], *children(largest), *nodes[at + 1 :]]
+
+
+def assign(nodes: list[Node], speeds: Mapping[int, float]) -> tuple[float, dict[Node, int]]:
+    """Each node to the worker that would finish it first, largest node first.
+
+    Args:
+        nodes: to be computed.
+        speeds: of the workers, in micro-batches per second.
+
+    Returns:
+        The time at which the last worker is done, in seconds, and the worker of each node.
+    """
+    busy_until = dict.fromkeys(sorted(speeds), 0.0)
+    owners: dict[Node, int] = {}
+    for node in sorted(nodes, key=lambda node: (-node.count, node.first)):
+        worker = min(busy_until, key=lambda worker: busy_until[worker] + node.count / speeds[worker])
+        busy_until[worker] += node.count / speeds[worker]
+        owners[node] = worker
+    return max(busy_until.values()), owners
+
+
+def plan(root: Node, speeds: Mapping[int, float]) -> dict[Node, int]:
+    """Nodes that together make up `root`, and the worker of each: the split that is done soonest.
+
+    Larger nodes mean fewer bytes to send, so of two splits that finish within 2 % the one with fewer nodes is taken.
+    """
+    nodes: list[Node] | None = [root]
+    best_seconds, best = assign([root], speeds)
+    while nodes is not None and len(nodes) <= MAX_NODES_PER_WORKER * len(speeds):
+        seconds, owners = assign(nodes, speeds)
+        if seconds < 0.98 * best_seconds:
+            best_seconds, best = seconds, owners
+        nodes = split_largest(nodes)
+    return best

@@ -1,0 +1,34 @@
+"""What the cores need to know of a job: how its steps are counted, nothing of its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The shape of a job in steps.
+
+    Attributes:
+        steps: updates in all.
+        micro_batches: of each step, the leaves of its reduction tree.
+        evaluate_every: steps between evaluations; 0: only after the last step.
+        checkpoint_every: steps between checkpoints; 0: only after the last step.
+        exact: whether workers must have the fingerprint of the first one.
+    """
+
+    steps: int
+    micro_batches: int
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    exact: bool = True
+
+    def evaluates_at(self, step: int) -> bool:
+        """Whether the weights after `step` updates are evaluated."""
+        return step == self.steps or (step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0)
+
+    def checkpoints_at(self, step: int) -> bool:
+        """Whether the weights after `step` updates become a checkpoint."""
+        return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)
