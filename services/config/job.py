@@ -1,0 +1,88 @@
+"""A complete job: all that a cluster needs to know of a training run, in one record that travels as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from services.config.parts import (
+    Count,
+    DataConfig,
+    DeviceConfig,
+    ModelConfig,
+    Natural,
+    OptimizerConfig,
+    Part,
+    Positive,
+    SamplingConfig,
+    ScheduleConfig,
+)
+
+
+class JobConfig(Part):
+    """One training run, resolved: no includes, no relative paths, nothing that hangs on the reader's machine.
+
+    Attributes:
+        name: for people.
+        seed: of data, dropout and initial weights.
+        steps: optimizer updates to make.
+        batch_size: sequences (or samples) of a micro-batch, over all devices of a worker's mesh.
+        validation_batch_size: sequences of a held-out batch.
+        num_workers: how many workers tt-train would have: it sizes the step, never the cluster.
+        gradient_accumulation_steps: micro-batches of each of those.
+        evaluate_every: steps between evaluations; 0: only at the end. The end always has one.
+        checkpoint_every: steps between checkpoints; 0: only at the end. The end always has one.
+        model: what is trained; told apart by `model.model_type`.
+        device: the mesh of each worker.
+        optimizer: the update rule.
+        schedule: the learning rate over the steps.
+        clip_grad_norm: largest global norm of the mean gradient; None: not clipped.
+        data: corpus and tokenizer; None for linear regression.
+        sampling: how text is drawn from the trained model.
+        wire_dtype: of gradients and weights between roles; only float32 is built yet.
+        exact: refuse workers whose fingerprint differs from the first one's.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)] = "tt_train_nano_gpt"
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
+    steps: Count = 1000
+    batch_size: Count = 4
+    validation_batch_size: Count = 4
+    num_workers: Count = 1
+    gradient_accumulation_steps: Count = 1
+    evaluate_every: Natural = 0
+    checkpoint_every: Natural = 500
+    model: ModelConfig
+    device: DeviceConfig = DeviceConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    clip_grad_norm: Positive | None = None
+    data: DataConfig | None = None
+    sampling: SamplingConfig = SamplingConfig()
+    wire_dtype: Literal["float32"] = "float32"
+    exact: bool = True
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, the leaves of its reduction tree."""
+        return self.num_workers * self.gradient_accumulation_steps
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences (or samples) of a step."""
+        return self.micro_batches * self.batch_size
+
+    def to_json(self) -> str:
+        """As canonical JSON: what `submit` sends and a checkpoint keeps; equal jobs give equal text."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> JobConfig:
+        """The job that `to_json` wrote.
+
+        Raises:
+            Refused: naming the first field that is missing, unknown or out of range.
+        """
+        return cls.model_validate_json(text)

@@ -1,0 +1,187 @@
+"""The parts of a job: what a worker, an aggregator or an optimizer reads of it, each a frozen record.
+
+The values here are resolved: defaults filled in, both spellings of tt-train's files made one, paths absolute.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""A number of things of which there is at least one."""
+Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""A number of things of which there may be none."""
+Probability = Annotated[float, Field(ge=0, lt=1)]
+"""A share below one: a dropout probability, a momentum."""
+Positive = Annotated[float, Field(gt=0)]
+"""A finite number above zero."""
+NotNegative = Annotated[float, Field(ge=0)]
+"""A finite number, zero or above."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""sha256 of a file's bytes, in hexadecimal."""
+
+
+class Part(BaseModel):
+    """Base of the records: frozen, no keys beyond those named, no silent conversions, finite numbers only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class GPT2Config(Part):
+    """A GPT-2, by the keys of tt-train's `transformer_config`.
+
+    Attributes:
+        model_type: tells the models apart.
+        num_heads: attention heads of a block; divides `embedding_dim`.
+        embedding_dim: width of the residual stream.
+        num_blocks: transformer blocks.
+        max_sequence_length: tokens of a training sequence and positions of the model.
+        dropout_prob: of embeddings, attention and residuals alike.
+        weight_tying: whether the output projection is the token embedding.
+        positional_embedding_type: learned positions, or fixed sinusoids.
+        bias: whether linear layers and layer norms have one.
+        activation: the exact gelu, or its tanh form.
+        runner_type: `memory_efficient` (recomputing) is not built yet.
+    """
+
+    model_type: Literal["gpt2"] = "gpt2"
+    num_heads: Count = 6
+    embedding_dim: Count = 384
+    num_blocks: Count = 6
+    max_sequence_length: Count = 128
+    dropout_prob: Probability = 0.2
+    weight_tying: bool = False
+    positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
+    bias: bool = True
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    runner_type: Literal["default"] = "default"
+
+
+class LinearRegressionConfig(Part):
+    """One linear layer, mean squared error, data made from the job's seed (tt-train's first example).
+
+    Attributes:
+        model_type: tells the models apart.
+        num_features: inputs of a sample.
+        num_targets: outputs of a sample.
+        bias: whether the layer, and the function that makes the data, have one.
+        training_samples: samples to draw from; the last tenth is held out.
+        noise: standard deviation of what is added to the targets.
+    """
+
+    model_type: Literal["linear_regression"] = "linear_regression"
+    num_features: Count = 64
+    num_targets: Count = 32
+    bias: bool = True
+    training_samples: Count = 100_000
+    noise: NotNegative = 0.0
+
+
+ModelConfig = Annotated[GPT2Config | LinearRegressionConfig, Field(discriminator="model_type")]
+"""A model that workers can build, told apart by `model_type`."""
+
+
+class DeviceConfig(Part):
+    """The mesh that each worker drives, tt-train's `device_config`.
+
+    Attributes:
+        mesh_shape: (rows, columns) of chips.
+        enable_ddp: data parallel over the first axis longer than 1.
+        enable_tp: tensor parallel over the next; not built yet.
+        backend: `auto` takes real `ttnn` where a device or simulator is there, else the emulator.
+        dtype: of weights and activations; None: bfloat16 on ttnn, float32 on the emulator.
+        threads: of the emulator; the bits don't hang on it.
+    """
+
+    mesh_shape: tuple[Count, Count] = (1, 1)
+    enable_ddp: bool = False
+    enable_tp: Literal[False] = False
+    backend: Literal["auto", "ttnn", "emulator"] = "auto"
+    dtype: Literal["bfloat16", "float32"] | None = None
+    threads: Count = 1
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Devices over which a micro-batch is split: each takes batch_size / this many sequences."""
+        return max(self.mesh_shape) if self.enable_ddp else 1
+
+
+class OptimizerConfig(Part):
+    """The update rule, with the settings of all rules; a rule reads its own.
+
+    Attributes:
+        type: `adamw` reads beta1, beta2, epsilon; `sgd` reads momentum, dampening, nesterov.
+        lr: learning rate before the schedule's factor.
+        weight_decay: decoupled for adamw, added to the gradient for sgd (as torch has them).
+        weight_decay_on: every parameter (tt-train) or matrices only, embedding tables among them (nanoGPT).
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: added to the root of the second moment.
+        momentum: decay of sgd's velocity; 0 for none.
+        dampening: share of the gradient that does not enter the velocity.
+        nesterov: look one velocity ahead; needs momentum above 0 and dampening 0.
+    """
+
+    type: Literal["adamw", "sgd"] = "adamw"
+    lr: NotNegative = 3e-4
+    weight_decay: NotNegative = 0.01
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    beta1: Probability = 0.9
+    beta2: Probability = 0.999
+    epsilon: Positive = 1e-8
+    momentum: Probability = 0.0
+    dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    nesterov: bool = False
+
+
+class ScheduleConfig(Part):
+    """The learning rate over the steps.
+
+    Attributes:
+        type: identity: constant. warmup_linear: tt-train's, 0 → lr over the warm-up, then lr → 0.01 lr.
+            warmup_cosine: nanoGPT's, 0 → lr over the warm-up, then along a half cosine lr → min_lr.
+        total_steps: step at which the decay ends.
+        warmup_steps: steps of the warm-up, below or equal to `total_steps`.
+        min_lr: learning rate (not a factor) at the end of warmup_cosine.
+    """
+
+    type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
+    total_steps: Count = 1000
+    warmup_steps: Natural = 0
+    min_lr: NotNegative = 0.0
+
+
+class DataConfig(Part):
+    """Corpus and tokenizer of a language model; linear regression makes its data from the seed and has none.
+
+    Attributes:
+        path: absolute path of a UTF-8 text, or `builtin:python-reference`.
+        sha256: of the file's bytes, or of the built-in text as UTF-8; workers hold theirs against it.
+        tokenizer_type: `char` (made from the corpus) or `bpe`.
+        tokenizer_path: absolute path of a `tokenizer.json`; None for `char`.
+        tokenizer_sha256: of that file's bytes.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    sha256: Sha256
+    tokenizer_type: Literal["char", "bpe"] = "char"
+    tokenizer_path: str | None = None
+    tokenizer_sha256: Sha256 | None = None
+
+
+class SamplingConfig(Part):
+    """How text is drawn from the trained model, tt-train's `eval_config`, applied in this order.
+
+    Attributes:
+        repetition_penalty: logits of tokens seen are divided by it (multiplied if negative); 1 for none.
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: only that many likeliest tokens; 0 for all.
+        top_p: only the likeliest tokens that make up this probability; 1 for all.
+    """
+
+    repetition_penalty: Positive = 1.0
+    temperature: NotNegative = 1.0
+    top_k: Natural = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
