@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from services.tensors.tree import Node, children
 
@@ -10,7 +10,7 @@ MAX_NODES_PER_WORKER = 2
 """A worker holds the sum of each node it computes until COMMIT, so its memory grows with their number."""
 
 
-def split_largest(nodes: list[Node]) -> list[Node] | None:
+def split_largest(nodes: Sequence[Node]) -> list[Node] | None:
     """The nodes with the (first) largest one split into its children; None if all are single micro-batches."""
     largest = max(nodes, key=lambda node: (node.count, -node.first))
     if largest.is_leaf:
@@ -19,7 +19,7 @@ def split_largest(nodes: list[Node]) -> list[Node] | None:
     return [*nodes[:at], *children(largest), *nodes[at + 1 :]]
 
 
-def assign(nodes: list[Node], speeds: Mapping[int, float]) -> tuple[float, dict[Node, int]]:
+def assign(nodes: Sequence[Node], speeds: Mapping[int, float]) -> tuple[float, dict[Node, int]]:
     """Each node to the worker that would finish it first, largest node first.
 
     Args:
@@ -38,16 +38,16 @@ def assign(nodes: list[Node], speeds: Mapping[int, float]) -> tuple[float, dict[
     return max(busy_until.values()), owners
 
 
-def plan(root: Node, speeds: Mapping[int, float]) -> dict[Node, int]:
-    """Nodes that together make up `root`, and the worker of each: the split that is done soonest.
+def plan(nodes: Sequence[Node], speeds: Mapping[int, float]) -> dict[Node, int]:
+    """The nodes, split where that helps, and the worker of each: the split that is done soonest.
 
     Larger nodes mean fewer bytes to send, so of two splits that finish within 2 % the one with fewer nodes is taken.
     """
-    nodes: list[Node] | None = [root]
-    best_seconds, best = assign([root], speeds)
-    while nodes is not None and len(nodes) <= MAX_NODES_PER_WORKER * len(speeds):
-        seconds, owners = assign(nodes, speeds)
+    best_seconds, best = assign(nodes, speeds)
+    finer = split_largest(nodes)
+    while finer is not None and len(finer) <= MAX_NODES_PER_WORKER * len(speeds):
+        seconds, owners = assign(finer, speeds)
         if seconds < 0.98 * best_seconds:
             best_seconds, best = seconds, owners
-        nodes = split_largest(nodes)
+        finer = split_largest(finer)
     return best

@@ -121,7 +121,7 @@ class Join(_message.Message):
     def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step")
+    __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class Ready(_message.Message):
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
     job: str
     layout_hash: str
     elements: int
@@ -145,7 +146,8 @@ class Ready(_message.Message):
     holds: bool
     generation: int
     step: int
-    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    tokens_per_micro_batch: int
+    def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks")

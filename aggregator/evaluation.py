@@ -1,0 +1,76 @@
+"""An evaluation of one weight version: held-out batches leased like micro-batches, summed in index order. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos.cluster_pb2 import BatchLoss
+
+LEASES_PER_WORKER = 4
+"""Batches are leased in that many portions per worker, so that a faster one takes more."""
+
+
+@dataclass(frozen=True)
+class EvaluationLease:
+    """A portion of the batches that a worker evaluates."""
+
+    lease: int
+    session: int
+    first: int
+    count: int
+    since_seconds: float
+
+
+class Evaluation:
+    """What is known of one evaluation."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+        self.leases: dict[int, EvaluationLease] = {}
+        self._results: dict[int, BatchLoss] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every batch's loss is known."""
+        return len(self._results) == self.batches
+
+    @property
+    def loss(self) -> float:
+        """Mean negative log-likelihood per token, in nats."""
+        results = [self._results[index] for index in range(self.batches)]
+        return math.fsum(result.sum for result in results) / max(1, sum(result.tokens for result in results))
+
+    def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
+        """The next run of batches that nobody evaluates, or None."""
+        taken = {index for each in self.leases.values() for index in range(each.first, each.first + each.count)}
+        free = [index for index in range(self.batches) if index not in taken and index not in self._results]
+        if not free:
+            return None
+        most = -(-self.batches // (LEASES_PER_WORKER * max(1, workers)))
+        count = 1
+        while count < most and free[0] + count in free:
+            count += 1
+        granted = EvaluationLease(lease, session, free[0], count, now)
+        self.leases[lease] = granted
+        return granted
+
+    def finish(self, lease: int, losses: Iterable[BatchLoss]) -> bool:
+        """Take a lease's results; False if the lease is not known (any more)."""
+        granted = self.leases.get(lease)
+        if granted is None:
+            return False
+        for result in losses:
+            if granted.first <= result.index < granted.first + granted.count:
+                self._results[result.index] = result
+        del self.leases[lease]
+        return True
+
+    def abandon(self, session: int) -> None:
+        """A worker is gone: what it was evaluating is free again."""
+        self.leases = {key: each for key, each in self.leases.items() if each.session != session}
+
+    def busy(self, session: int) -> bool:
+        """Whether a worker is evaluating."""
+        return any(each.session == session for each in self.leases.values())

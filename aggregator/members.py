@@ -1,0 +1,77 @@
+"""The workers that are connected, as the aggregator's core sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SPEED_MEMORY = 0.7
+"""Weight of the past in a worker's measured speed."""
+
+
+class Version(NamedTuple):
+    """A weight version: (generation, step)."""
+
+    generation: int
+    step: int
+
+
+@dataclass
+class Member:
+    """A connected worker.
+
+    Attributes:
+        session: number of its connection; a reconnect is a new member.
+        name: stable, for people.
+        incarnation: of its process.
+        heard_seconds: when it last spoke, on the monotonic clock.
+        exchange: whether its data stream is up.
+        ready: whether the running job is built on its mesh.
+        unfit: why it takes no part in the running job; empty if it may.
+        holds: the version whose complete weights are on its mesh.
+        sent_version: the version being sent to it.
+        sent_chunks: how many chunks of that version it was sent.
+        speed: micro-batches per second; 0 until measured.
+    """
+
+    session: int
+    name: str
+    incarnation: str
+    heard_seconds: float
+    exchange: bool = False
+    ready: bool = False
+    unfit: str = ""
+    holds: Version | None = None
+    sent_version: Version | None = None
+    sent_chunks: int = 0
+    speed: float = 0.0
+
+    @property
+    def able(self) -> bool:
+        """Whether it can be given work of the running job once it holds the weights."""
+        return self.exchange and self.ready and not self.unfit
+
+    def leave_job(self) -> None:
+        """Forget all that concerns the running job."""
+        self.ready, self.unfit, self.holds = False, "", None
+        self.sent_version, self.sent_chunks = None, 0
+
+    def measured(self, micro_batches: int, seconds: float) -> None:
+        """Take a finished lease into the measured speed."""
+        rate = micro_batches / max(seconds, 1e-6)
+        self.speed = rate if not self.speed else SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * rate
+
+    def describe(self) -> str:
+        """One word for people on what it is doing."""
+        if self.unfit:
+            return "refused"
+        if not self.ready:
+            return "building" if self.exchange else "connected"
+        return "ready"
+
+
+def speeds(members: list[Member]) -> dict[int, float]:
+    """Speed per session for planning; members not measured yet count as fast as the average of the others."""
+    known = [member.speed for member in members if member.speed]
+    usual = sum(known) / len(known) if known else 1.0
+    return {member.session: member.speed or usual for member in members}

@@ -1,0 +1,117 @@
+"""One step's sum: who computes which node, what has arrived, what is still missing. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from aggregator.coverage import Arrival, Coverage
+from aggregator.leases import plan
+from aggregator.members import Version
+from services.tensors.tree import Node
+
+WINDOW_CHUNKS = 16
+"""How many chunks ahead of the finished ones workers may send; bounds what the aggregator keeps."""
+
+
+@dataclass
+class Assignment:
+    """A node and who computes it.
+
+    Attributes:
+        node: of the reduction tree.
+        session: of the worker it is planned for; None: nobody's.
+        lease: its id once granted, 0 before.
+        since_seconds: when it was planned or granted, on the monotonic clock.
+        computed: whether the worker said that it has computed it.
+    """
+
+    node: Node
+    session: int | None
+    since_seconds: float
+    lease: int = 0
+    computed: bool = False
+
+
+class StepSum:
+    """The state of one step until its COMMIT."""
+
+    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float) -> None:
+        self.version = version
+        self.coverage = Coverage(Node(0, micro_batches), chunks)
+        self.assignments = [Assignment(self.coverage.root, None, now)]
+        self.sent_limit = WINDOW_CHUNKS
+        self._position = 0
+        self._losses: dict[int, float] = {}
+
+    # ---- who computes what ------------------------------------------------------------------------------------------
+
+    def orphans(self) -> list[Assignment]:
+        """Assignments that nobody computes and of which something is missing."""
+        return [each for each in self.assignments if each.session is None and self.coverage.missing(each.node)]
+
+    def distribute(self, speeds: Mapping[int, float], now: float) -> None:
+        """Plan the orphans for these workers (micro-batches per second by session)."""
+        orphans = self.orphans()
+        if not orphans or not speeds:
+            return
+        for orphan in orphans:
+            self.assignments.remove(orphan)
+        owners = plan([orphan.node for orphan in orphans], speeds)
+        self.assignments += [Assignment(node, session, now) for node, session in owners.items()]
+        self.assignments.sort(key=lambda each: each.node)
+
+    def of_session(self, session: int) -> list[Assignment]:
+        """Assignments of a worker."""
+        return [each for each in self.assignments if each.session == session]
+
+    def by_lease(self, lease: int) -> Assignment | None:
+        """The assignment granted under that lease, if it still stands."""
+        return next((each for each in self.assignments if lease and each.lease == lease), None)
+
+    def busy(self, session: int) -> bool:
+        """Whether a worker has something left to compute."""
+        return any(not each.computed for each in self.of_session(session))
+
+    def abandon(self, session: int, now: float) -> None:
+        """A worker is gone: what it had is nobody's."""
+        for each in self.of_session(session):
+            self.release(each, now)
+
+    def release(self, assignment: Assignment, now: float) -> None:
+        """Make an assignment nobody's; its lease, if any, is void."""
+        assignment.session, assignment.lease, assignment.computed = None, 0, False
+        assignment.since_seconds = now
+
+    # ---- what has arrived -------------------------------------------------------------------------------------------
+
+    def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
+        """A chunk of an assignment's node came in, with the node's losses if it is the first of its lease."""
+        losses = list(losses)
+        if len(losses) == assignment.node.count:
+            self._losses.update(enumerate(losses, assignment.node.first))
+        return self.coverage.add(assignment.node, chunk)
+
+    def reopen(self, chunks: Iterable[int]) -> list[int]:
+        """The optimizer lacks these chunks; those that had been passed on and must be sent anew."""
+        reopened = [chunk for chunk in chunks if self.coverage.reopen(chunk)]
+        self._position = 0
+        return reopened
+
+    def window(self) -> int | None:
+        """A new limit for the senders, if it has moved enough to be worth a message."""
+        self._position = self.coverage.done_in_order(self._position)
+        limit = min(self._position + WINDOW_CHUNKS, self.coverage.chunks)
+        if limit - self.sent_limit >= min(WINDOW_CHUNKS // 2, self.coverage.chunks - self.sent_limit) > 0:
+            self.sent_limit = limit
+            return limit
+        return None
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of the step's micro-batches, added in their order; None if not all are known."""
+        count = self.coverage.root.count
+        if len(self._losses) < count:
+            return None
+        return math.fsum(self._losses[index] for index in range(count)) / count
