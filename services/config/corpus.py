@@ -1,0 +1,84 @@
+"""Corpora and tokenizers as bytes: the built-in text, and files held against the sha256 that the job names."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from services.config.parts import DataConfig
+from services.errors import Refused
+
+PYTHON_REFERENCE = "builtin:python-reference"
+"""The text of Python's own language reference, which every CPython carries: English prose and code."""
+
+
+def builtin_text() -> str:
+    """The topics of `pydoc_data.topics`, sorted by name, a line break between two.
+
+    It differs between Python versions by a little, so jobs name its sha256 like that of any file.
+    """
+    from pydoc_data.topics import topics  # half a megabyte: loaded by those who ask for it
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
+    """The corpus of a job, held against its sha256.
+
+    Args:
+        data: of the job.
+        data_dir: folder of this host where a file of the same name is taken if the job's path isn't there.
+
+    Raises:
+        Refused: if there is no such file here, its bytes differ from those that the job names, or aren't UTF-8.
+    """
+    if data.path == PYTHON_REFERENCE:
+        content = builtin_text().encode()
+        _hold(
+            content,
+            data.sha256,
+            "data_path",
+            data.path,
+            "run the Python version that the job was submitted from",
+        )
+    else:
+        content = _read(data.path, data.sha256, "data_path", data_dir)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(
+            f"training_config.data_path: {data.path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
+        ) from None
+
+
+def read_tokenizer(data: DataConfig, data_dir: Path | None = None) -> bytes:
+    """The `tokenizer.json` of a job with `tokenizer_type: bpe`, held against its sha256 (Refused, ValueError)."""
+    if data.tokenizer_path is None or data.tokenizer_sha256 is None:
+        raise ValueError(f"a {data.tokenizer_type} tokenizer has no file")
+    return _read(data.tokenizer_path, data.tokenizer_sha256, "tokenizer_path", data_dir)
+
+
+def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
+    places = [Path(path)] + ([data_dir / Path(path).name] if data_dir else [])
+    for place in places:
+        try:
+            content = place.read_bytes()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise Refused(
+                f"training_config.{key}: {place} can't be read ({error.strerror}); make it readable to this process"
+            ) from None
+        _hold(content, sha256, key, str(place), "copy the file that the job was submitted with")
+        return content
+    looked = ", ".join(str(place) for place in places)
+    raise Refused(
+        f"training_config.{key}: no such file on this host (looked at {looked}); "
+        "copy it here or give the worker its folder with --data-dir"
+    )
+
+
+def _hold(content: bytes, sha256: str, key: str, place: str, mend: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise Refused(f"training_config.{key}: {place} has sha256 {found}, the job expects {sha256}; {mend}")
