@@ -1,0 +1,202 @@
+"""The queue on disk: jobs with their complete specs, and the epoch that fences a replaced aggregator.
+
+SQLite with a rollback journal and full synchronisation: what a method has written survives kill -9 and power
+loss when it returns. Calls block for some fsyncs, milliseconds: keep them off an event loop that moves
+tensors. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from google.protobuf.message import DecodeError
+
+from protos import jobs_pb2
+from services.errors import Failed, Refused, TiermeshError
+
+FORMAT = 1
+"""Version of the tables; a file with another is refused."""
+
+LOCK_SECONDS = 5.0
+"""How long a write waits for another process that writes."""
+
+_TABLES = """
+CREATE TABLE cluster (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), epoch INTEGER NOT NULL);
+INSERT INTO cluster VALUES (1, 0);
+CREATE TABLE jobs (
+    place INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    job BLOB NOT NULL,
+    spec_json TEXT NOT NULL,
+    fingerprint_json TEXT NOT NULL
+);
+"""
+
+
+class Queue:
+    """Jobs in order of submission, and the epoch.
+
+    Raises:
+        Refused: the file can't be opened, isn't a queue, or is of another version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._epoch: int | None = None
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(
+                f"queue {path}: its folder can't be made ({error.strerror}); choose another --state-dir"
+            ) from None
+        with self._errors_named():
+            self._connection = sqlite3.connect(
+                path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._errors_named():
+                self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def raise_epoch(self) -> int:
+        """Take the cluster over: one more than any epoch before, on disk before this returns.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            epoch = self._stored_epoch() + 1
+            self._connection.execute("UPDATE cluster SET epoch = ?", (epoch,))
+        self._epoch = epoch
+        return epoch
+
+    def save(self, job: jobs_pb2.Job, spec_json: str, fingerprint: Mapping[str, str]) -> None:
+        """Store a job, new or changed, on disk before this returns. A new one goes to the end.
+
+        Args:
+            job: with its id.
+            spec_json: the complete spec, as submitted.
+            fingerprint: of the worker that the job is pinned to; empty before there is one.
+
+        Raises:
+            Failed: a newer aggregator has taken over, or the file can't be written.
+        """
+        with self._transaction():
+            self._fence()
+            self._connection.execute(
+                "INSERT INTO jobs (id, job, spec_json, fingerprint_json) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET job = excluded.job, spec_json = excluded.spec_json,"
+                " fingerprint_json = excluded.fingerprint_json",
+                (job.id, job.SerializeToString(), spec_json, json.dumps(dict(fingerprint), sort_keys=True)),
+            )
+
+    def jobs(self) -> list[tuple[jobs_pb2.Job, str, dict[str, str]]]:
+        """Every job with its spec and fingerprint, in order of submission.
+
+        Raises:
+            Failed: the file can't be read.
+        """
+        with self._lock, self._errors_named():
+            rows = self._connection.execute(
+                "SELECT job, spec_json, fingerprint_json FROM jobs ORDER BY place"
+            ).fetchall()
+            return [
+                (jobs_pb2.Job.FromString(job), spec_json, json.loads(fingerprint_json))
+                for job, spec_json, fingerprint_json in rows
+            ]
+
+    def _open(self) -> None:
+        execute = self._connection.execute
+        # EXTRA is FULL and an fsync of the folder when the journal is deleted, without which power loss could
+        # bring the journal, and with it the state before the commit, back.
+        execute("PRAGMA journal_mode = DELETE")
+        execute("PRAGMA synchronous = EXTRA")
+        with self._transaction():
+            version = execute("PRAGMA user_version").fetchone()[0]
+            if version == 0 and not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                for statement in _TABLES.split(";\n"):
+                    execute(statement)
+                execute(f"PRAGMA user_version = {FORMAT}")
+            elif version != FORMAT:
+                raise Refused(
+                    f"queue {self.path}: format {version}, expected {FORMAT}; it belongs to another "
+                    "program or version: choose another --state-dir"
+                )
+        damage = execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage)
+
+    def _stored_epoch(self) -> int:
+        return int(self._connection.execute("SELECT epoch FROM cluster").fetchone()[0])
+
+    def _fence(self) -> None:
+        """Hold the stored epoch to be ours, within the transaction that is to write."""
+        stored = self._stored_epoch()
+        if stored != self._epoch:
+            raise Failed(
+                f"queue {self.path}: epoch {stored} has taken over from epoch {self._epoch}: another "
+                "aggregator runs on this state dir; this one must end"
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """A write transaction: all of it or nothing. The write lock comes first, so that no read is stale."""
+        with self._lock, self._errors_named():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # Some errors, a full disk for one, have rolled back already.
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Turn errors of SQLite and of decoding into one line with the file and the mend."""
+        try:
+            yield
+        except (sqlite3.Error, DecodeError, ValueError) as error:
+            raise self._explain(" ".join(str(error).split())) from None
+
+    def _explain(self, text: str) -> TiermeshError:
+        where = f"queue {self.path}"
+        if "locked" in text:
+            return Failed(
+                f"{where}: locked by another process for more than {LOCK_SECONDS:g} s; is another aggregator "
+                "running on this state dir?"
+            )
+        if "readonly" in text:
+            return Failed(f"{where}: read-only; make the file and its folder writable for this user")
+        if "unable to open" in text:
+            return Refused(
+                f"{where}: can't be opened; choose another --state-dir or make it writable for this user"
+            )
+        if "full" in text:
+            return Failed(f"{where}: the disk is full; free space, then start the aggregator again")
+        return Failed(
+            f"{where}: damaged or no queue at all ({text}); put a good copy there, or move it away to start "
+            "with an empty queue (checkpoints stay)"
+        )

@@ -1,0 +1,208 @@
+"""Metrics of the roles for Prometheus: base units, labels `job` and `role`, none per step or parameter."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+from services.security import Security, split_address
+from services.server import refuse_port_in_use
+
+_LABELS = ("job", "role")
+_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+def start_metrics(listen: str, registry: CollectorRegistry, security: Security) -> int:
+    """Serve `registry` as `/metrics` on `HOST:PORT` from a thread of its own, with TLS where the role has it.
+
+    Returns:
+        The port, chosen by the system where 0 was asked for.
+
+    Raises:
+        Refused: the address is wrong, in use, or not allowed without TLS.
+    """
+    host, port = split_address("metrics address", listen)
+    security.check_listen(listen)
+    refuse_port_in_use("metrics address", host, port)
+    with_tls = security.cert is not None
+    server, _ = start_http_server(
+        port,
+        host,
+        registry,
+        certfile=str(security.cert) if with_tls else None,
+        keyfile=str(security.key) if with_tls else None,
+        client_cafile=str(security.ca) if with_tls and security.ca else None,
+        client_auth_required=with_tls and security.ca is not None,
+    )
+    return int(server.server_port)
+
+
+class _RoleMetrics:
+    """What the metrics of all roles have in common.
+
+    Attributes:
+        registry: that the metrics are in; two roles of one process share it.
+    """
+
+    role = ""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or _new_registry()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, _LABELS, registry=self.registry)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"tiermesh_{name}_seconds", text, _LABELS, registry=self.registry, buckets=_SECONDS_BUCKETS
+        )
+
+
+class WorkerMetrics(_RoleMetrics):
+    """Metrics of a worker."""
+
+    role = "worker"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._micro_batches = self._counter(
+            "micro_batches", "Micro-batches computed: forward and backward pass"
+        )
+        self._tokens = self._counter("tokens", "Tokens trained on")
+        self._compute = self._seconds("compute", "Forward and backward passes of one micro-batch")
+        self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._counter("received_bytes", "Tensor payload received")
+        self._step = self._gauge("weights_step", "Step of the complete weights held")
+        self._connected = Gauge(
+            "tiermesh_aggregator_connected",
+            "1 while the aggregator answers, else 0",
+            ("role",),
+            registry=self.registry,
+        ).labels(self.role)
+
+    def computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
+        """Count micro-batches whose passes took `seconds` together."""
+        self._micro_batches.labels(job, self.role).inc(micro_batches)
+        self._tokens.labels(job, self.role).inc(tokens)
+        self._compute.labels(job, self.role).observe(seconds / max(micro_batches, 1))
+
+    def sent(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that left."""
+        self._bytes_sent.labels(job, self.role).inc(payload_bytes)
+
+    def received(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that arrived."""
+        self._bytes_received.labels(job, self.role).inc(payload_bytes)
+
+    def holds(self, job: str, step: int) -> None:
+        """Set the step of the weights that are complete on the mesh."""
+        self._step.labels(job, self.role).set(step)
+
+    def connected(self, connected: bool) -> None:
+        """Set whether the aggregator answers."""
+        self._connected.set(float(connected))
+
+
+class AggregatorMetrics(_RoleMetrics):
+    """Metrics of an aggregator."""
+
+    role = "aggregator"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._step = self._gauge("step", "Updates so far")
+        self._loss = self._gauge("loss", "Mean loss of the newest step, nats")
+        self._validation_loss = self._gauge("validation_loss", "Newest loss over the held-out split, nats")
+        self._step_seconds = self._seconds("step", "One step, from its first lease to its last new weights")
+        self._commits = self._counter("commits", "Steps decided, applied or skipped", "outcome")
+        self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._counter("received_bytes", "Tensor payload received")
+        self._workers = self._unlabelled("workers_connected", "Workers attending")
+        self._queue = self._unlabelled("queue_length", "Jobs queued or running")
+        self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
+
+    def _unlabelled(self, name: str, text: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
+
+    def step(self, job: str, *, step: int, loss: float, seconds: float) -> None:
+        """Record a finished step: updates so far, mean loss, how long it took."""
+        self._step.labels(job, self.role).set(step)
+        self._loss.labels(job, self.role).set(loss)
+        self._step_seconds.labels(job, self.role).observe(seconds)
+
+    def committed(self, job: str, *, applied: bool) -> None:
+        """Count a decided step."""
+        self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
+
+    def evaluated(self, job: str, loss: float) -> None:
+        """Set the newest validation loss."""
+        self._validation_loss.labels(job, self.role).set(loss)
+
+    def sent(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that left, to workers and optimizer."""
+        self._bytes_sent.labels(job, self.role).inc(payload_bytes)
+
+    def received(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that arrived, from workers and optimizer."""
+        self._bytes_received.labels(job, self.role).inc(payload_bytes)
+
+    def workers_connected(self, count: int) -> None:
+        """Set the number of workers attending."""
+        self._workers.set(count)
+
+    def queue_length(self, count: int) -> None:
+        """Set the number of jobs queued or running."""
+        self._queue.set(count)
+
+    def epoch(self, epoch: int) -> None:
+        """Set the epoch."""
+        self._epoch.set(epoch)
+
+
+class OptimizerMetrics(_RoleMetrics):
+    """Metrics of an optimizer; in 2-tier in the aggregator's registry, as role `optimizer` all the same."""
+
+    role = "optimizer"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._updates = self._counter("updates", "Updates of the master weights")
+        self._update_seconds = self._seconds("update", "One update of all master weights")
+        self._grad_norm = self._gauge("grad_norm", "Global norm of the newest mean gradient, before clipping")
+        self._learning_rate = self._gauge("learning_rate", "Learning rate of the newest update")
+        self._checkpoint_seconds = self._seconds("checkpoint", "Writing one checkpoint")
+        self._checkpoint_bytes = self._gauge("checkpoint_bytes", "Size of the newest checkpoint")
+        self._checkpoint_time = self._gauge(
+            "checkpoint_timestamp_seconds", "Unix time of the newest checkpoint"
+        )
+
+    def updated(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
+        """Record an update."""
+        self._updates.labels(job, self.role).inc()
+        self._update_seconds.labels(job, self.role).observe(seconds)
+        self._grad_norm.labels(job, self.role).set(grad_norm)
+        self._learning_rate.labels(job, self.role).set(learning_rate)
+
+    def checkpointed(self, job: str, *, seconds: float, size_bytes: int) -> None:
+        """Record a complete checkpoint."""
+        self._checkpoint_seconds.labels(job, self.role).observe(seconds)
+        self._checkpoint_bytes.labels(job, self.role).set(size_bytes)
+        self._checkpoint_time.labels(job, self.role).set_to_current_time()
+
+
+def _new_registry() -> CollectorRegistry:
+    """A registry with what every process has: memory, CPU time, open files, Python's version."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry
