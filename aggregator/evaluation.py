@@ -44,13 +44,16 @@ class Evaluation:
 
     def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
         """The next run of batches that nobody evaluates, or None."""
-        taken = {index for each in self.leases.values() for index in range(each.first, each.first + each.count)}
+        taken = {
+            index for each in self.leases.values() for index in range(each.first, each.first + each.count)
+        }
         free = [index for index in range(self.batches) if index not in taken and index not in self._results]
         if not free:
             return None
         most = -(-self.batches // (LEASES_PER_WORKER * max(1, workers)))
         count = 1
-        while count < most and free[0] + count in free:
+        free_set = set(free)
+        while count < most and free[0] + count in free_set:
             count += 1
         granted = EvaluationLease(lease, session, free[0], count, now)
         self.leases[lease] = granted

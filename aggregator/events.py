@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos.cluster_pb2 import OptimizerCommand, OptimizerMessage, WorkerCommand, WorkerMessage
+from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
+from services.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.plan import JobPlan
 from services.tensors.tree import Node
 
-# ---- inputs ------------------------------------------------------------------------------------------------------
+# ---- inputs ----
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class OptimizerLost:
 class FromOptimizer:
     """A control message of the optimizer."""
 
-    message: OptimizerMessage
+    body: OptimizerBody
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class WorkerConnected:
     """A worker opened its control stream; `session` is unique per connection."""
 
     session: int
-    message: WorkerMessage
+    hello: Hello
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,11 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class FromWorker:
-    """A control message of a worker."""
+    """A control message of a worker, under the epoch that it obeys."""
 
     session: int
-    message: WorkerMessage
+    epoch: int
+    body: WorkerBody
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ Input = (
     | Ticked
 )
 
-# ---- effects -----------------------------------------------------------------------------------------------------
+# ---- effects ----
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,10 @@ class SaveJob:
 
 @dataclass(frozen=True)
 class ToWorker:
-    """Send a command on a worker's control stream."""
+    """Send an order on a worker's control stream."""
 
     session: int
-    command: WorkerCommand
+    body: WorkerOrder
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ class CloseWorker:
 
 @dataclass(frozen=True)
 class ToOptimizer:
-    """Send a command on the optimizer's control stream."""
+    """Send an order on the optimizer's control stream."""
 
-    command: OptimizerCommand
+    body: OptimizerOrder
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Member:
         heard_seconds: when it last spoke, on the monotonic clock.
         exchange: whether its data stream is up.
         ready: whether the running job is built on its mesh.
+        layout_hash: of what it has built.
         unfit: why it takes no part in the running job; empty if it may.
         holds: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
@@ -40,6 +41,7 @@ class Member:
     heard_seconds: float
     exchange: bool = False
     ready: bool = False
+    layout_hash: str = ""
     unfit: str = ""
     holds: Version | None = None
     sent_version: Version | None = None
@@ -53,7 +55,7 @@ class Member:
 
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
-        self.ready, self.unfit, self.holds = False, "", None
+        self.ready, self.layout_hash, self.unfit, self.holds = False, "", "", None
         self.sent_version, self.sent_chunks = None, 0
 
     def measured(self, micro_batches: int, seconds: float) -> None:

@@ -41,15 +41,17 @@ class StepSum:
         self.version = version
         self.coverage = Coverage(Node(0, micro_batches), chunks)
         self.assignments = [Assignment(self.coverage.root, None, now)]
-        self.sent_limit = WINDOW_CHUNKS
+        self.limit = min(WINDOW_CHUNKS, chunks)
         self._position = 0
         self._losses: dict[int, float] = {}
 
-    # ---- who computes what ------------------------------------------------------------------------------------------
+    # ---- who computes what ----
 
     def orphans(self) -> list[Assignment]:
         """Assignments that nobody computes and of which something is missing."""
-        return [each for each in self.assignments if each.session is None and self.coverage.missing(each.node)]
+        return [
+            each for each in self.assignments if each.session is None and self.coverage.missing(each.node)
+        ]
 
     def distribute(self, speeds: Mapping[int, float], now: float) -> None:
         """Plan the orphans for these workers (micro-batches per second by session)."""
@@ -84,7 +86,7 @@ class StepSum:
         assignment.session, assignment.lease, assignment.computed = None, 0, False
         assignment.since_seconds = now
 
-    # ---- what has arrived -------------------------------------------------------------------------------------------
+    # ---- what has arrived ----
 
     def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
         """A chunk of an assignment's node came in, with the node's losses if it is the first of its lease."""
@@ -99,14 +101,17 @@ class StepSum:
         self._position = 0
         return reopened
 
-    def window(self) -> int | None:
-        """A new limit for the senders, if it has moved enough to be worth a message."""
+    def widen(self) -> bool:
+        """Move the senders' limit after the finished chunks; whether it moved enough to be worth a message."""
         self._position = self.coverage.done_in_order(self._position)
         limit = min(self._position + WINDOW_CHUNKS, self.coverage.chunks)
-        if limit - self.sent_limit >= min(WINDOW_CHUNKS // 2, self.coverage.chunks - self.sent_limit) > 0:
-            self.sent_limit = limit
-            return limit
-        return None
+        if (
+            limit - self.limit < min(WINDOW_CHUNKS // 2, self.coverage.chunks - self.limit)
+            or limit == self.limit
+        ):
+            return False
+        self.limit = limit
+        return True
 
     @property
     def loss(self) -> float | None:

@@ -27,7 +27,9 @@ class JobPlan:
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the weights after `step` updates are evaluated."""
-        return step == self.steps or (step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0)
+        return step == self.steps or (
+            step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0
+        )
 
     def checkpoints_at(self, step: int) -> bool:
         """Whether the weights after `step` updates become a checkpoint."""

@@ -6,10 +6,11 @@ power of two below n. Whoever adds, adds along this tree, so a step's sum has th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Node(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Node:
     """A subtree of the reduction tree: micro-batches `first` to `first + count - 1`."""
 
     first: int

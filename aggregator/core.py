@@ -1,0 +1,346 @@
+"""The aggregator's mind: jobs, their queue, and the workers. Pure: no sockets, clocks, threads or files.
+
+`handle` takes one input and returns the effects that the service carries out, in order. The running job's steps are in
+run.py; here is what outlives a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aggregator.events import (
+    CancelAsked,
+    ChunkArrived,
+    CloseWorker,
+    Effect,
+    ExchangeOpened,
+    FromOptimizer,
+    FromWorker,
+    Input,
+    Note,
+    OptimizerConnected,
+    OptimizerLost,
+    Outbox,
+    SaveJob,
+    Submitted,
+    Ticked,
+    ToWorker,
+    WeightsArrived,
+    WorkerConnected,
+    WorkerLost,
+)
+from aggregator.members import Member
+from aggregator.run import Run
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job
+from protos.jobs_pb2 import Member as MemberStatus
+from protos.tensors_pb2 import ChunkHeader
+from services.plan import PROTOCOL_VERSION, JobPlan
+
+PATIENCE_HEARTBEATS = 3
+"""A worker that is silent for that many heartbeats is taken for dead."""
+
+
+class Clock(NamedTuple):
+    """The time of an input: monotonic for durations, Unix time for people."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+
+
+@dataclass
+class Record:
+    """A job as it is kept on disk."""
+
+    job: Job
+    spec_json: str
+    plan: JobPlan
+    fingerprint: dict[str, str]
+
+
+class AggregatorCore:
+    """The state machine of one aggregator epoch."""
+
+    def __init__(
+        self, *, name: str, epoch: int, records: Iterable[Record], heartbeat_seconds: float, tiers: int
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.heartbeat_seconds = heartbeat_seconds
+        self.tiers = tiers
+        self.records = {record.job.id: record for record in records}
+        self.members: dict[int, Member] = {}
+        self.run: Run | None = None
+        self.optimizer = ""
+        self._why_no_optimizer = "not connected yet"
+        self._last_lease = 0
+        self._out = Outbox()
+
+    # ---- what the service asks ----
+
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
+        member = self.members.get(session)
+        if self.run is None or member is None:
+            return None
+        return self.run.flow.next_weights(member)
+
+    def expected_elements(self, job: str) -> int | None:
+        """Elements of the running job's layout; None: this job is not running or its layout not known."""
+        return self.run.elements or None if self.run is not None and self.run.job.id == job else None
+
+    def status(self, now: float) -> ClusterStatus:
+        """The cluster as people see it."""
+        status = ClusterStatus(
+            epoch=self.epoch,
+            tiers=self.tiers,
+            optimizer=self.optimizer or self._why_no_optimizer,
+            running_job=self.run.job.id if self.run else "",
+            waiting=self.waits_for(),
+        )
+        for member in self.members.values():
+            computing = self.run is not None and self.run.is_computing(member)
+            status.workers.append(
+                MemberStatus(
+                    name=member.name,
+                    incarnation=member.incarnation,
+                    state="computing" if computing else member.describe(),
+                    detail=member.unfit,
+                    generation=member.holds.generation if member.holds else 0,
+                    step=member.holds.step if member.holds else 0,
+                    seconds_since_heard=now - member.heard_seconds,
+                    micro_batches_per_second=member.speed,
+                )
+            )
+        return status
+
+    def waits_for(self) -> str:
+        """What the running job waits for; empty if there is none."""
+        if self.run is None:
+            return ""
+        return self.run.waits_for() if self.optimizer else f"the optimizer: {self._why_no_optimizer}"
+
+    # ---- inputs ----
+
+    def handle(self, event: Input, clock: Clock) -> list[Effect]:
+        """Take one input; return what is to be done, in order."""
+        now = clock.monotonic_seconds
+        match event:
+            case ChunkArrived():
+                member = self.members.get(event.session)
+                if self._concerns_run(event.header.job) and member is not None and self.run is not None:
+                    self.run.chunk_arrived(member, event.header, now)
+            case WeightsArrived():
+                if self._concerns_run(event.header.job) and self.run is not None:
+                    self.run.weights_arrived(event.header, now)
+            case FromWorker():
+                self._from_worker(event, now)
+            case FromOptimizer():
+                self._from_optimizer(event, now)
+            case WorkerConnected():
+                self._worker_connected(event, now)
+            case ExchangeOpened():
+                self._exchange_opened(event.session, now)
+            case WorkerLost():
+                self._worker_lost(event.session, now)
+            case OptimizerConnected():
+                self.optimizer = event.name
+                if self.run is not None:
+                    self.run.open()
+            case OptimizerLost():
+                self.optimizer, self._why_no_optimizer = "", event.reason
+            case Submitted():
+                self._submitted(event)
+            case CancelAsked():
+                self._cancel(event.job)
+            case Ticked():
+                self._ticked(now)
+        self._retire()
+        self._next_job(clock)
+        return self._stamped(clock)
+
+    def _concerns_run(self, job: str) -> bool:
+        return self.run is not None and self.run.job.id == job
+
+    def _retire(self) -> None:
+        """Let go of a job that has ended."""
+        if self.run is not None and self.run.ended:
+            self.run = None
+            for member in self.members.values():
+                member.leave_job()
+
+    def _stamped(self, clock: Clock) -> list[Effect]:
+        """The effects, with the time at which a job ended."""
+        effects = self._out.take()
+        for effect in effects:
+            if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING):
+                record = self.records[effect.job.id].job
+                record.ended_seconds = effect.job.ended_seconds = record.ended_seconds or clock.unix_seconds
+        return effects
+
+    # ---- workers ----
+
+    def _worker_connected(self, event: WorkerConnected, now: float) -> None:
+        hello = event.hello
+        reason = self._why_not(hello, now)
+        if reason:
+            self._out.put(CloseWorker(event.session, reason))
+            return
+        for old in [each for each in self.members.values() if each.name == hello.name]:
+            self._out.put(CloseWorker(old.session, "replaced by a newer connection of the same worker"))
+            self._worker_lost(old.session, now)
+        member = Member(event.session, hello.name, hello.incarnation, now)
+        self.members[event.session] = member
+        self._out.put(
+            ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))
+        )
+        if self.run is not None:
+            self.run.join(member)
+
+    def _why_not(self, hello: pb.Hello, now: float) -> str:
+        """Why this worker is turned away; empty if it is welcome."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return (
+                f"worker {hello.name} speaks protocol {hello.protocol}, this aggregator {PROTOCOL_VERSION}; "
+                "install the same version of Tiermesh on both"
+            )
+        if hello.role != "worker":
+            return f"{hello.name} says that it is a {hello.role!r}; only workers attend an aggregator"
+        if hello.epoch_seen > self.epoch:
+            return (
+                f"worker {hello.name} has obeyed epoch {hello.epoch_seen}, this aggregator is of epoch "
+                f"{self.epoch}: a newer one has taken over; stop this one"
+            )
+        if (hello.shard_index, hello.shard_count) != (0, 1):
+            return f"worker {hello.name} asks for shard {hello.shard_index} of {hello.shard_count}; expected 0 of 1"
+        for other in self.members.values():
+            silent = now - other.heard_seconds
+            namesake = other.name == hello.name and other.incarnation != hello.incarnation
+            if namesake and silent < self.heartbeat_seconds * PATIENCE_HEARTBEATS:
+                return (
+                    f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
+                    "give this one another --name"
+                )
+        return ""
+
+    def _exchange_opened(self, session: int, now: float) -> None:
+        member = self.members.get(session)
+        if member is None:
+            return
+        member.exchange = True
+        if self.run is not None:
+            self.run.dispatch(now)
+
+    def _worker_lost(self, session: int, now: float) -> None:
+        member = self.members.pop(session, None)
+        if member is not None and self.run is not None and not self.run.ended:
+            self.run.lost(member, now)
+
+    def _from_worker(self, event: FromWorker, now: float) -> None:
+        member = self.members.get(event.session)
+        if member is None:
+            return
+        member.heard_seconds = now
+        body = event.body
+        if isinstance(body, pb.Hello | pb.Heartbeat) or event.epoch != self.epoch:
+            return
+        if self.run is None or self.run.ended or body.job != self.run.job.id or member.unfit:
+            return
+        match body:
+            case pb.Ready():
+                self.run.ready(member, body, now)
+            case pb.Holding():
+                self.run.holding(member, body, now)
+            case pb.Computed():
+                self.run.computed(member, body, now)
+            case pb.Evaluated():
+                self.run.evaluated(member, body, now)
+            case pb.Description():
+                self.run.description(member, body)
+            case pb.Unable():
+                self.run.refuse(member, body.reason)
+                if not self.run.ended:
+                    self.run.dispatch(now)
+
+    def _ticked(self, now: float) -> None:
+        for member in list(self.members.values()):
+            silent = now - member.heard_seconds
+            if silent > self.heartbeat_seconds * PATIENCE_HEARTBEATS:
+                self._out.put(CloseWorker(member.session, f"silent for {silent:.1f} s"))
+                self._worker_lost(member.session, now)
+        if self.run is not None and not self.run.ended:
+            self.run.tick(now)
+
+    # ---- the optimizer ----
+
+    def _from_optimizer(self, event: FromOptimizer, now: float) -> None:
+        body = event.body
+        if isinstance(body, pb.Hello | pb.Heartbeat) or not self._concerns_run(body.job):
+            return
+        assert self.run is not None
+        match body:
+            case pb.Standing():
+                self.run.standing(body, now)
+            case pb.Commit():
+                self.run.commit(body, now)
+            case pb.CheckpointWritten():
+                self.run.checkpoint_written(body)
+            case pb.Unable():
+                self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
+
+    # ---- jobs ----
+
+    def _submitted(self, event: Submitted) -> None:
+        event.job.state, event.job.steps = QUEUED, event.plan.steps
+        self.records[event.job.id] = Record(event.job, event.spec_json, event.plan, {})
+        self._out.put(SaveJob(_copy(event.job), event.spec_json, {}))
+        self._out.put(Note("state", f"queued: {event.job.name}", _copy(event.job)))
+
+    def _cancel(self, job: str) -> None:
+        if self.run is not None and self.run.job.id == job:
+            self.run.end(CANCELLED, "cancelled by request")
+            return
+        record = self.records.get(job)
+        if record is not None and record.job.state == QUEUED:
+            record.job.state, record.job.detail = CANCELLED, "cancelled by request while queued"
+            self._out.put(SaveJob(_copy(record.job), record.spec_json, record.fingerprint))
+            self._out.put(Note("state", "cancelled", _copy(record.job)))
+
+    def _next_job(self, clock: Clock) -> None:
+        """Start what was running when the previous epoch ended, else the oldest job in the queue."""
+        if self.run is not None:
+            return
+        waiting = [each for each in self.records.values() if each.job.state in (RUNNING, QUEUED)]
+        if not waiting:
+            return
+        record = min(waiting, key=lambda each: each.job.state != RUNNING)
+        if not record.job.started_seconds:
+            record.job.started_seconds = clock.unix_seconds
+        self.run = Run(
+            record.job,
+            record.spec_json,
+            record.plan,
+            record.fingerprint,
+            epoch=self.epoch,
+            new_lease=self._new_lease,
+            members=self.members,
+            out=self._out,
+        )
+        self.run.save()
+        self.run.note("state", f"running: {record.job.name}")
+        for member in self.members.values():
+            self.run.join(member)
+        if self.optimizer:
+            self.run.open()
+
+    def _new_lease(self) -> int:
+        self._last_lease += 1
+        return self._last_lease
+
+
+def _copy(job: Job) -> Job:
+    copy = Job()
+    copy.CopyFrom(job)
+    return copy

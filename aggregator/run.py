@@ -1,0 +1,504 @@
+"""The running job's part of the aggregator's core: initialise, train, evaluate, checkpoint. Pure.
+
+One step: workers that hold the complete weights of (generation, step) are granted nodes of the reduction tree; their
+chunks are merged and passed on; the optimizer commits and its new weights come back; they are sent to every worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from aggregator.evaluation import Evaluation
+from aggregator.events import Drop, DropAll, Note, Outbox, SaveJob, ToOptimizer, ToWorker
+from aggregator.flow import Flow
+from aggregator.members import Member, Version, speeds
+from aggregator.step import Assignment, StepSum
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.plan import JobPlan
+from services.tensors.layout import Layout
+from services.tensors.ranges import from_ranges, to_ranges
+
+STALL_SECONDS = 600.0
+"""A lease that takes longer is given to somebody else, if there is one."""
+RATE_MEMORY = 0.9
+"""Weight of the past in the reported tokens per second."""
+
+
+@dataclass
+class Initialisation:
+    """The lease under which one worker makes the initial weights."""
+
+    lease: int
+    session: int
+    described: bool = False
+
+
+class Run:
+    """One running job."""
+
+    def __init__(
+        self,
+        job: Job,
+        spec_json: str,
+        plan: JobPlan,
+        fingerprint: Mapping[str, str],
+        *,
+        epoch: int,
+        new_lease: Callable[[], int],
+        members: Mapping[int, Member],
+        out: Outbox,
+    ) -> None:
+        self.job = job
+        self.spec_json = spec_json
+        self.plan = plan
+        self.fingerprint = dict(fingerprint)
+        self.flow = Flow(job.id, epoch, out)
+        self.elements = 0
+        self.chunks = 0
+        self.version: Version | None = None
+        self.sum: StepSum | None = None
+        self.evaluation: Evaluation | None = None
+        self.initialisation: Initialisation | None = None
+        self.standing_state = pb.Standing.STATE_UNSPECIFIED
+        self._layout_hash = ""
+        self._evaluation_batches: int | None = None
+        self._evaluated: Version | None = None
+        self._checkpoint: Version | None = None
+        self._tokens_per_micro_batch = 0
+        self._committed_seconds: float | None = None
+        self._new_lease = new_lease
+        self._members = members
+        self._out = out
+        job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
+
+    # ---- telling others ----
+
+    def snapshot(self) -> Job:
+        """A copy of the job's record."""
+        copy = Job()
+        copy.CopyFrom(self.job)
+        return copy
+
+    def note(
+        self, kind: str, text: str, grad_norm: float | None = None, learning_rate: float | None = None
+    ) -> None:
+        """Tell the job's log and watchers."""
+        self._out.put(Note(kind, text, self.snapshot(), grad_norm, learning_rate))
+
+    def save(self) -> None:
+        """Put the job's record on disk."""
+        self._out.put(SaveJob(self.snapshot(), self.spec_json, dict(self.fingerprint)))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over."""
+        return bool(self.job.state != RUNNING)
+
+    def end(self, state: JobState, detail: str) -> None:
+        """End the job; workers and optimizer drop it."""
+        self.job.state, self.job.detail, self.job.phase = state, detail, ""
+        self.save()
+        self.note("state", f"{JobState.Name(state).lower()}: {detail}")
+        for session in self._members:
+            self._out.put(ToWorker(session, pb.Leave(job=self.job.id, reason=detail)))
+        self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
+        self._out.put(DropAll())
+
+    def waits_for(self) -> str:
+        """What the job waits for, for people."""
+        able = [member for member in self._members.values() if member.able]
+        if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
+            return "the optimizer's answer"
+        if not self._members:
+            return "workers: none is connected"
+        if not able:
+            return "workers to build the job: " + ", ".join(
+                f"{member.name} ({member.unfit or member.describe()})" for member in self._members.values()
+            )
+        holders = [member.name for member in able if member.holds == self.version]
+        return f"{self.job.phase} of step {self.job.step}; {len(holders)} of {len(able)} workers hold its weights"
+
+    def is_computing(self, member: Member) -> bool:
+        """Whether a worker has something to compute now."""
+        training = self.sum is not None and self.sum.busy(member.session)
+        return training or (self.evaluation is not None and self.evaluation.busy(member.session))
+
+    # ---- the optimizer ----
+
+    def open(self) -> None:
+        """The link to the optimizer is up: ask where it stands."""
+        self.standing_state = pb.Standing.STATE_UNSPECIFIED
+        ask = pb.Open(job=self.job.id, spec_json=self.spec_json, generation=self.job.generation)
+        self._out.put(ToOptimizer(ask))
+
+    def standing(self, standing: pb.Standing, now: float) -> None:
+        """The optimizer says where it stands."""
+        self.standing_state = standing.state
+        if standing.state == pb.Standing.EMPTY:
+            self._forget_progress()
+            self.dispatch(now)
+            return
+        layout = Layout.from_json(json.loads(standing.layout_json))
+        self._layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
+        for member in list(self._members.values()):
+            if member.ready and member.layout_hash != self._layout_hash:
+                self.refuse(member, self._other_layout(member.layout_hash))
+        if self.ended:
+            return
+        if standing.state == pb.Standing.RECEIVING:
+            self._forget_weights()
+            current = self.initialisation
+            if current is not None and current.described:
+                resend = pb.Resend(job=self.job.id, lease=current.lease, chunks=standing.missing)
+                self._out.put(ToWorker(current.session, resend))
+        else:
+            self._continue_at(standing, now)
+        self.dispatch(now)
+
+    def _forget_weights(self) -> None:
+        self.version, self.sum, self.evaluation = None, None, None
+        self.job.phase = "initialise"
+        self.flow.weights.begin(None, 0)
+        self._out.put(DropAll())
+
+    def _forget_progress(self) -> None:
+        self._forget_weights()
+        self._layout_hash, self.initialisation = "", None
+
+    def _continue_at(self, standing: pb.Standing, now: float) -> None:
+        version = Version(standing.generation, standing.step)
+        if version != self.version:
+            self._enter(version, now)
+        if self.sum is not None:
+            self._reconcile(self.sum, set(from_ranges(standing.missing, self.chunks)))
+        if self.flow.weights.version != version or self.flow.weights.prefix < self.chunks:
+            self.flow.weights.begin(version, self.elements)
+            ask = pb.SendWeights(job=self.job.id, generation=version.generation, step=version.step)
+            self._out.put(ToOptimizer(ask))
+
+    def _enter(self, version: Version, now: float) -> None:
+        """Continue at a version: whatever was under way for another one is void."""
+        if self.version is not None and version.generation > self.version.generation:
+            self.note(
+                "state", f"the optimizer went back to step {version.step}, generation {version.generation}"
+            )
+        self.version = version
+        self.job.generation, self.job.step = version
+        self.initialisation = None
+        self._committed_seconds = None
+        self._out.put(DropAll())
+        self.save()
+        self._next_phase(now)
+
+    def _reconcile(self, step_sum: StepSum, missing: set[int]) -> None:
+        """Hold the step's coverage against what the optimizer has of it."""
+        for chunk in range(self.chunks):
+            if chunk not in missing:
+                for node in step_sum.coverage.mark_done(chunk):
+                    self._out.put(Drop(chunk, node))
+        reopened = to_ranges(step_sum.reopen(sorted(missing)))
+        if not reopened:
+            return
+        for each in step_sum.assignments:
+            if each.lease and each.session is not None:
+                resend = pb.Resend(job=self.job.id, lease=each.lease, chunks=reopened)
+                self._out.put(ToWorker(each.session, resend))
+
+    def commit(self, commit: pb.Commit, now: float) -> None:
+        """The optimizer decided a step."""
+        if self.version == Version(commit.generation, commit.step) and self.sum is not None:
+            self._advance(now)
+        if self.version != Version(commit.generation, commit.step + 1):
+            return
+        text = f"Step: {self.version.step}"
+        if self.job.HasField("loss"):
+            text += f", Loss: {self.job.loss:.7f}"
+        if not commit.applied:
+            text += " (skipped: the gradient is not finite)"
+        self.note("step", text, commit.grad_norm, commit.learning_rate)
+
+    def _advance(self, now: float) -> None:
+        """(generation, step) is committed; go on to step + 1."""
+        assert self.version is not None and self.sum is not None
+        self._measure_rate(now)
+        loss = self.sum.loss
+        if loss is None:
+            self.job.ClearField("loss")
+        else:
+            self.job.loss = loss
+        self.version = Version(self.version.generation, self.version.step + 1)
+        self.job.step = self.version.step
+        self.flow.weights.begin(self.version, self.elements)
+        self._out.put(DropAll())
+        self._next_phase(now)
+
+    def _measure_rate(self, now: float) -> None:
+        tokens = self._tokens_per_micro_batch * self.plan.micro_batches
+        if self._committed_seconds is not None and now > self._committed_seconds:
+            rate = tokens / (now - self._committed_seconds)
+            past = self.job.tokens_per_second
+            self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
+        self._committed_seconds = now
+
+    def _next_phase(self, now: float) -> None:
+        """Choose what is done with the weights of the current version."""
+        assert self.version is not None
+        self.sum, self.evaluation = None, None
+        step = self.version.step
+        due = self.plan.evaluates_at(step) and self._evaluated != self.version
+        if due and self._evaluation_batches != 0:
+            self.job.phase = "evaluate"
+            if self._evaluation_batches is not None:
+                self.evaluation = Evaluation(self._evaluation_batches)
+        elif step >= self.plan.steps:
+            self.job.phase = "checkpoint"
+            self._finish_if_saved()
+        else:
+            self.job.phase = "train"
+            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now)
+            expected = [
+                member for member in self._members.values() if member.able and member.holds is not None
+            ]
+            self.sum.distribute(speeds(expected), now)
+
+    def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
+        """The optimizer has put a checkpoint on disk."""
+        self._checkpoint = Version(written.generation, written.step)
+        self.job.checkpoint, self.job.checkpoint_step = written.path, written.step
+        self.job.model_sha256 = written.model_sha256
+        self.save()
+        self.note("checkpoint", f"checkpoint of step {written.step}: {written.path}")
+        self._finish_if_saved()
+
+    def _finish_if_saved(self) -> None:
+        saved = self._checkpoint
+        if self.job.phase == "checkpoint" and saved is not None and saved.step == self.plan.steps:
+            self.end(SUCCEEDED, f"finished {self.plan.steps} steps")
+
+    # ---- chunks ----
+
+    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float) -> None:
+        """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
+        if header.kind == INITIAL_WEIGHTS:
+            current = self.initialisation
+            if current is not None and (current.session, current.lease) == (member.session, header.lease):
+                self.flow.initial(header)
+            return
+        if self.sum is None or self.version != Version(header.generation, header.step):
+            return
+        assignment = self.sum.by_lease(header.lease)
+        if header.kind != GRADIENT or assignment is None or assignment.session != member.session:
+            return
+        self.flow.gradient(self.sum, assignment, header, self.elements)
+        if self.sum.widen():
+            for session in sorted(
+                {each.session for each in self.sum.assignments if each.session is not None}
+            ):
+                self._send_window(self.sum, session)
+
+    def weights_arrived(self, header: ChunkHeader, now: float) -> None:
+        """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
+        version = Version(header.generation, header.step)
+        if self.version is None or header.kind != WEIGHTS or header.index >= self.chunks:
+            return
+        if version == Version(self.version.generation, self.version.step + 1) and self.sum is not None:
+            self._advance(now)
+        if version == self.version == self.flow.weights.version:
+            self.flow.store(header)
+
+    # ---- workers ----
+
+    def join(self, member: Member) -> None:
+        """Have a worker build the job."""
+        member.leave_job()
+        self._out.put(ToWorker(member.session, pb.Join(job=self.job.id, spec_json=self.spec_json)))
+
+    def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
+        """A worker has built the job."""
+        reason = self._why_not(ready)
+        if reason:
+            self.refuse(member, reason)
+            return
+        if not self.fingerprint:
+            self.fingerprint = dict(ready.fingerprint)
+            self.save()
+        member.ready, member.layout_hash = True, ready.layout_hash
+        member.holds = Version(ready.generation, ready.step) if ready.holds else None
+        self._tokens_per_micro_batch = ready.tokens_per_micro_batch
+        if self._evaluation_batches is None:
+            self._evaluation_batches = ready.evaluation_batches
+            if self.job.phase == "evaluate":
+                self._next_phase(now)
+        self.note("member", f"worker {member.name} is ready")
+        if not self.ended:
+            self.dispatch(now)
+
+    def _why_not(self, ready: pb.Ready) -> str:
+        """Why a worker can't take part; empty if it can."""
+        if self._layout_hash and ready.layout_hash != self._layout_hash:
+            return self._other_layout(ready.layout_hash)
+        if not (self.plan.exact and self.fingerprint):
+            return ""
+        mine = dict(ready.fingerprint)
+        differing = [
+            f"{key} is {mine.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
+            for key in sorted(mine.keys() | self.fingerprint.keys())
+            if mine.get(key) != self.fingerprint.get(key)
+        ]
+        if not differing:
+            return ""
+        return f"fingerprint differs: {'; '.join(differing)} (`exact: false` in the job would accept it)"
+
+    def _other_layout(self, layout_hash: str) -> str:
+        return (
+            f"its model's layout hash {layout_hash[:12]} differs from the job's {self._layout_hash[:12]}; "
+            "give all hosts the same version of Tiermesh"
+        )
+
+    def refuse(self, member: Member, reason: str) -> None:
+        """A worker takes no part in this job."""
+        member.ready, member.unfit = False, reason
+        self._abandon(member, 0.0)
+        self.note("member", f"worker {member.name} takes no part: {reason}")
+        self._out.put(ToWorker(member.session, pb.Leave(job=self.job.id, reason=reason)))
+        if all(each.unfit for each in self._members.values()):
+            self.end(FAILED, f"no worker can run it; {member.name}: {reason}")
+
+    def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
+        """A worker has complete weights of a version on its mesh."""
+        member.holds = Version(holding.generation, holding.step)
+        self.dispatch(now)
+
+    def description(self, member: Member, description: pb.Description) -> None:
+        """The initialising worker says what its chunks will be."""
+        current = self.initialisation
+        if current is None or (current.session, current.lease) != (member.session, description.lease):
+            return
+        current.described = True
+        layout, files = description.layout_json, dict(description.files)
+        self._out.put(ToOptimizer(pb.Initialise(job=self.job.id, layout_json=layout, files=files)))
+
+    def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
+        """A worker has computed a lease; its chunks are on the way."""
+        assignment = self.sum.by_lease(computed.lease) if self.sum is not None else None
+        if assignment is None or assignment.session != member.session:
+            return
+        assignment.computed = True
+        member.measured(assignment.node.count, computed.seconds)
+        self.dispatch(now)
+
+    def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
+        """A worker has evaluated a lease."""
+        version = Version(evaluated.generation, evaluated.step)
+        if self.evaluation is None or version != self.version:
+            return
+        if not self.evaluation.finish(evaluated.lease, evaluated.losses):
+            return
+        if self.evaluation.complete:
+            self.job.validation_loss, self.job.validation_step = self.evaluation.loss, version.step
+            self._evaluated = version
+            self._committed_seconds = None  # the time of an evaluation is not a step's
+            self.note("evaluation", f"Step: {version.step}, Validation loss: {self.evaluation.loss:.7f}")
+            self.save()
+            self._next_phase(now)
+        if not self.ended:
+            self.dispatch(now)
+
+    def lost(self, member: Member, now: float) -> None:
+        """A worker is gone (and no member any more); its leases are void."""
+        self._abandon(member, now)
+        self.note("member", f"worker {member.name} is gone")
+        self.dispatch(now)
+
+    def _abandon(self, member: Member, now: float) -> None:
+        if self.sum is not None:
+            self.sum.abandon(member.session, now)
+        if self.evaluation is not None:
+            self.evaluation.abandon(member.session)
+        if self.initialisation is not None and self.initialisation.session == member.session:
+            self.initialisation = None
+
+    # ---- giving out work ----
+
+    def dispatch(self, now: float) -> None:
+        """Grant what can be granted."""
+        able = [member for member in self._members.values() if member.able]
+        if self.version is None:
+            to_initialise = self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING)
+            if to_initialise and self.initialisation is None and able:
+                self.initialisation = Initialisation(self._new_lease(), able[0].session)
+                lease = pb.Lease(job=self.job.id, lease=self.initialisation.lease, phase=pb.INITIALISE)
+                self._out.put(ToWorker(able[0].session, lease))
+            return
+        holders = [member for member in able if member.holds == self.version]
+        if self.sum is not None:
+            idle = [member for member in holders if not self.sum.busy(member.session)]
+            self.sum.distribute(speeds(idle), now)
+            sessions = {member.session for member in holders}
+            for assignment in self.sum.assignments:
+                if assignment.session in sessions and not assignment.lease:
+                    self._grant(self.sum, assignment, assignment.session, now)
+        elif self.evaluation is not None:
+            for member in holders:
+                if not self.evaluation.busy(member.session):
+                    self._grant_evaluation(self.evaluation, self.version, member.session, len(holders), now)
+
+    def _grant(self, step_sum: StepSum, assignment: Assignment, session: int, now: float) -> None:
+        assignment.lease, assignment.since_seconds = self._new_lease(), now
+        missing = step_sum.coverage.missing(assignment.node)
+        lease = pb.Lease(
+            job=self.job.id,
+            generation=step_sum.version.generation,
+            step=step_sum.version.step,
+            lease=assignment.lease,
+            phase=pb.TRAIN,
+            first=assignment.node.first,
+            count=assignment.node.count,
+            chunks=[] if len(missing) == self.chunks else to_ranges(missing),
+        )
+        self._send_window(step_sum, session)
+        self._out.put(ToWorker(session, lease))
+
+    def _send_window(self, step_sum: StepSum, session: int) -> None:
+        generation, step = step_sum.version
+        window = pb.Window(job=self.job.id, generation=generation, step=step, limit=step_sum.limit)
+        self._out.put(ToWorker(session, window))
+
+    def _grant_evaluation(
+        self, evaluation: Evaluation, version: Version, session: int, workers: int, now: float
+    ) -> None:
+        granted = evaluation.grant(self._new_lease(), session, workers, now)
+        if granted is None:
+            return
+        lease = pb.Lease(
+            job=self.job.id,
+            generation=version.generation,
+            step=version.step,
+            lease=granted.lease,
+            phase=pb.EVALUATE,
+            first=granted.first,
+            count=granted.count,
+        )
+        self._out.put(ToWorker(session, lease))
+
+    def tick(self, now: float) -> None:
+        """Give leases that take too long to others, if there are idle ones."""
+        if self.sum is None:
+            return
+        holders = [each for each in self._members.values() if each.able and each.holds == self.version]
+        if all(self.sum.busy(member.session) for member in holders):
+            return
+        for assignment in self.sum.assignments:
+            late = not assignment.computed and now - assignment.since_seconds > STALL_SECONDS
+            if late and assignment.session is not None:
+                name = self._members[assignment.session].name
+                self.note("member", f"worker {name} stalled on step {self.job.step}; its work goes to others")
+                if assignment.lease:
+                    revoke = pb.Revoke(job=self.job.id, lease=assignment.lease)
+                    self._out.put(ToWorker(assignment.session, revoke))
+                self.sum.release(assignment, now)
+        self.dispatch(now)

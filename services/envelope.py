@@ -1,0 +1,44 @@
+"""Control messages travel in an envelope: the aggregator's epoch and one body. Cores deal in bodies."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from protos import cluster_pb2 as pb
+
+WorkerBody = (
+    pb.Hello | pb.Heartbeat | pb.Ready | pb.Description | pb.Holding | pb.Computed | pb.Evaluated | pb.Unable
+)
+"""What a worker says."""
+WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
+"""What an aggregator tells a worker."""
+OptimizerBody = pb.Hello | pb.Heartbeat | pb.Standing | pb.Commit | pb.CheckpointWritten | pb.Unable
+"""What an optimizer says."""
+OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close
+"""What an aggregator tells an optimizer."""
+
+Envelope = TypeVar("Envelope", pb.WorkerMessage, pb.WorkerCommand, pb.OptimizerMessage, pb.OptimizerCommand)
+
+
+def seal(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
+    """A body in its envelope.
+
+    Raises:
+        ValueError: this envelope carries no such body.
+    """
+    for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
+        if field.message_type is body.DESCRIPTOR:
+            message = envelope(epoch=epoch)
+            getattr(message, field.name).CopyFrom(body)
+            return message
+    raise ValueError(f"{envelope.DESCRIPTOR.name} carries no {body.DESCRIPTOR.name}")
+
+
+def unseal(
+    message: pb.WorkerMessage | pb.WorkerCommand | pb.OptimizerMessage | pb.OptimizerCommand,
+) -> Message | None:
+    """The body, or None if the envelope is empty or carries something this version does not know."""
+    field = message.WhichOneof("body")
+    return getattr(message, field) if field else None
