@@ -79,7 +79,7 @@ class WorkerMetrics(_RoleMetrics):
             "micro_batches", "Micro-batches computed: forward and backward pass"
         )
         self._tokens = self._counter("tokens", "Tokens trained on")
-        self._compute = self._seconds("compute", "Forward and backward passes of one micro-batch")
+        self._compute = self._counter("compute_seconds", "Time in forward and backward passes")
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._step = self._gauge("weights_step", "Step of the complete weights held")
@@ -94,7 +94,7 @@ class WorkerMetrics(_RoleMetrics):
         """Count micro-batches whose passes took `seconds` together."""
         self._micro_batches.labels(job, self.role).inc(micro_batches)
         self._tokens.labels(job, self.role).inc(tokens)
-        self._compute.labels(job, self.role).observe(seconds / max(micro_batches, 1))
+        self._compute.labels(job, self.role).inc(seconds)
 
     def sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left."""
