@@ -1,6 +1,6 @@
 """Chunks on their way through the aggregator: what to do with each payload. Pure.
 
-Up: a node's chunk is kept, merged with its sibling's, and passed on at the root. Down: the newest weights are kept once,
+Up: a node's chunk is kept, merged with its sibling's, and passed on at the root. Down: the newest weights are kept,
 and every worker is sent them in order.
 """
 

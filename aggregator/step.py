@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from aggregator.coverage import Arrival, Coverage
 from aggregator.leases import plan
 from aggregator.members import Version
+from services.plan import WINDOW_CHUNKS
 from services.tensors.tree import Node
-
-WINDOW_CHUNKS = 16
-"""How many chunks ahead of the finished ones workers may send; bounds what the aggregator keeps."""
 
 
 @dataclass

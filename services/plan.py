@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROTOCOL_VERSION = 1
+WINDOW_CHUNKS = 16
+"""How many chunks ahead of the finished ones workers may send; bounds what the aggregator keeps."""
 
 
 @dataclass(frozen=True)

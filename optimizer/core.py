@@ -1,0 +1,311 @@
+"""The optimizer's mind: it decides when a step happens, and that it happens once. Pure.
+
+It stages a step's sum chunk by chunk; when all of it is there and measured, it commits (apply or skip), updates its
+master weights and streams them back. A job it finds on disk continues from its newest checkpoint under a new
+generation.
+"""
+
+from __future__ import annotations
+
+from optimizer.events import (
+    Allocate,
+    Allocated,
+    Broke,
+    ChunkArrived,
+    Connected,
+    Disconnected,
+    DropJob,
+    Effect,
+    Input,
+    Load,
+    Loaded,
+    Measure,
+    Measured,
+    Ordered,
+    Refuse,
+    Saved,
+    SaveGeneration,
+    Say,
+    Snapshot,
+    Stage,
+    StoreInitial,
+    Update,
+    Updated,
+)
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.plan import PROTOCOL_VERSION, JobPlan
+from services.tensors.layout import chunk_count, chunk_range
+from services.tensors.ranges import to_ranges
+
+
+class OpenJob:
+    """The job that the optimizer holds."""
+
+    def __init__(self, job: str, plan: JobPlan, generation: int) -> None:
+        self.job = job
+        self.plan = plan
+        self.generation = generation
+        self.state = pb.Standing.EMPTY
+        self.step = 0
+        self.layout_json = ""
+        self.elements = 0
+        self.chunks = 0
+        self.staged: set[int] = set()
+        self.deciding = False
+        self.updated = 0  # chunks whose weights are those of `step`
+        self.newest_checkpoint: pb.CheckpointWritten | None = None
+
+    def take_layout(self, layout_json: str, elements: int) -> None:
+        """The layout is known."""
+        self.layout_json, self.elements, self.chunks = layout_json, elements, chunk_count(elements)
+
+    def standing(self) -> pb.Standing:
+        """Where the job stands, and what is missing of what comes in now."""
+        missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
+        return pb.Standing(
+            job=self.job,
+            state=self.state,
+            generation=self.generation,
+            step=self.step,
+            layout_json=self.layout_json,
+            missing=to_ranges(missing),
+        )
+
+
+class OptimizerCore:
+    """The state machine of one optimizer process."""
+
+    def __init__(self, *, name: str) -> None:
+        self.name = name
+        self.epoch = 0
+        self.open_job: OpenJob | None = None
+        self._connected = False
+        self._loading = ""
+        self._least_generation = 0
+        self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked
+        self._out: list[Effect] = []
+
+    def next_weights(self) -> ChunkHeader | None:
+        """The header of the next chunk of weights to stream, counted as sent; None: nothing for now."""
+        job = self.open_job
+        if job is None or self._to_send is None or self._to_send >= job.updated:
+            return None
+        chunk = self._to_send
+        self._to_send += 1
+        start, stop = chunk_range(job.elements, chunk)
+        return ChunkHeader(
+            job=job.job,
+            epoch=self.epoch,
+            generation=job.generation,
+            step=job.step,
+            kind=WEIGHTS,
+            index=chunk,
+            offset=start,
+            elements=stop - start,
+            dtype=FLOAT32,
+        )
+
+    def expected_elements(self, job: str) -> int | None:
+        """Elements of the job's layout; None: it is not open or its layout not known."""
+        return (
+            self.open_job.elements or None if self.open_job is not None and self.open_job.job == job else None
+        )
+
+    def handle(self, event: Input) -> list[Effect]:
+        """Take one input; return what is to be done, in order."""
+        match event:
+            case ChunkArrived():
+                self._chunk(event.header)
+            case Updated():
+                self._updated(event)
+            case Ordered():
+                if event.epoch == self.epoch:
+                    self._ordered(event)
+            case Measured():
+                self._commit(event)
+            case Saved():
+                self._saved(event.written)
+            case Loaded():
+                self._loaded(event)
+            case Allocated():
+                self._allocated(event)
+            case Connected():
+                self._connect(event.hello)
+            case Disconnected():
+                self._connected, self._to_send = False, None
+            case Broke():
+                self._broke(event)
+        effects, self._out = self._out, []
+        return effects
+
+    def _say(self, body: pb.Standing | pb.Commit | pb.CheckpointWritten | pb.Unable) -> None:
+        if self._connected:
+            self._out.append(Say(body))
+
+    # ---- the link ----
+
+    def _connect(self, hello: pb.Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            self._out.append(
+                Refuse(
+                    f"aggregator {hello.name} speaks protocol {hello.protocol}, this optimizer {PROTOCOL_VERSION}; "
+                    "install the same version of Tiermesh on both"
+                )
+            )
+        elif hello.epoch_seen < self.epoch:
+            self._out.append(
+                Refuse(
+                    f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
+                    f"{self.epoch}: a newer aggregator has taken over; stop this one"
+                )
+            )
+        else:
+            self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
+
+    def _ordered(self, event: Ordered) -> None:
+        body = event.body
+        match body:
+            case pb.Open():
+                self._open(body)
+            case pb.Initialise():
+                self._initialise(body)
+            case pb.SendWeights():
+                job = self.open_job
+                wanted = (body.job, body.generation, body.step)
+                if job is not None and wanted == (job.job, job.generation, job.step):
+                    self._to_send = 0
+            case pb.Close():
+                if self.open_job is not None and self.open_job.job == body.job:
+                    self._drop()
+
+    # ---- opening a job ----
+
+    def _open(self, order: pb.Open) -> None:
+        if self.open_job is not None and self.open_job.job == order.job:
+            self._tell_standing()
+            return
+        self._drop()
+        self._least_generation = order.generation
+        if self._loading != order.job:
+            self._loading = order.job
+            self._out.append(Load(order.job, order.spec_json))
+
+    def _drop(self) -> None:
+        if self.open_job is not None:
+            self.open_job, self._to_send = None, None
+            self._out.append(DropJob())
+
+    def _loaded(self, event: Loaded) -> None:
+        if event.job != self._loading:
+            return
+        self._loading = ""
+        job = OpenJob(event.job, event.plan, max(event.generation, self._least_generation) + 1)
+        self._out.append(SaveGeneration(job.job, job.generation))
+        self.open_job = job
+        if event.checkpoint is not None:
+            job.take_layout(event.layout_json, event.elements)
+            job.state, job.step, job.updated = pb.Standing.TRAINING, event.checkpoint.step, job.chunks
+            job.newest_checkpoint = event.checkpoint
+        self._tell_standing()
+
+    def _tell_standing(self) -> None:
+        job = self.open_job
+        if job is None:
+            return
+        self._say(job.standing())
+        if job.newest_checkpoint is not None:
+            self._say(job.newest_checkpoint)
+
+    def _broke(self, event: Broke) -> None:
+        if event.job == self._loading:
+            self._loading = ""
+        self._say(pb.Unable(job=event.job, reason=event.reason))
+
+    # ---- initial weights ----
+
+    def _initialise(self, order: pb.Initialise) -> None:
+        job = self.open_job
+        if job is None or job.job != order.job or job.state == pb.Standing.TRAINING:
+            return
+        if job.state == pb.Standing.RECEIVING and job.layout_json == order.layout_json:
+            self._tell_standing()
+            return
+        self._out.append(Allocate(order.job, order.layout_json, dict(order.files)))
+
+    def _allocated(self, event: Allocated) -> None:
+        job = self.open_job
+        if job is None or job.job != event.job or job.state == pb.Standing.TRAINING:
+            return
+        job.take_layout(event.layout_json, event.elements)
+        job.state = pb.Standing.RECEIVING
+        job.staged.clear()
+        self._tell_standing()
+
+    # ---- a step ----
+
+    def _chunk(self, header: ChunkHeader) -> None:
+        """Stage a chunk; stale ones are dropped, repeated ones harmless."""
+        job = self.open_job
+        if job is None or header.job != job.job or header.epoch != self.epoch or job.deciding:
+            return
+        if header.index >= job.chunks or header.index in job.staged:
+            return
+        if job.state == pb.Standing.RECEIVING and header.kind == INITIAL_WEIGHTS:
+            self._out.append(StoreInitial(header.index))
+        elif (
+            job.state == pb.Standing.TRAINING
+            and header.kind == GRADIENT
+            and (header.generation, header.step) == (job.generation, job.step)
+        ):
+            self._out.append(Stage(header.index))
+        else:
+            return
+        job.staged.add(header.index)
+        if len(job.staged) < job.chunks:
+            return
+        job.deciding = True
+        if job.state == pb.Standing.RECEIVING:
+            self._out.append(Snapshot(job.job, job.generation, 0))
+        else:
+            self._out.append(Measure(job.job, job.step))
+
+    def _commit(self, event: Measured) -> None:
+        job = self.open_job
+        if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
+            return
+        self._say(
+            pb.Commit(
+                job=job.job,
+                generation=job.generation,
+                step=job.step,
+                applied=event.finite,
+                grad_norm=event.norm,
+                learning_rate=event.learning_rate,
+            )
+        )
+        self._out.append(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))
+        job.step += 1
+        job.updated, job.deciding = 0, False
+        job.staged.clear()
+        self._to_send = 0 if self._connected else None
+
+    def _updated(self, event: Updated) -> None:
+        job = self.open_job
+        if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated):
+            return
+        job.updated += 1
+        if job.updated == job.chunks and job.plan.checkpoints_at(job.step):
+            self._out.append(Snapshot(job.job, job.generation, job.step))
+
+    def _saved(self, written: pb.CheckpointWritten) -> None:
+        job = self.open_job
+        if job is None or job.job != written.job:
+            return
+        job.newest_checkpoint = written
+        if job.state == pb.Standing.RECEIVING:
+            job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
+            job.staged.clear()
+            self._tell_standing()
+        else:
+            self._say(written)

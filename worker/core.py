@@ -1,0 +1,360 @@
+"""The worker's mind: which job is on its mesh, which weights it holds, which leases it owes. Pure.
+
+It keeps the sums of its leases until weights of another version begin to arrive: that is how it learns of a COMMIT.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.tensors.layout import chunk_count, chunk_range
+from services.tensors.ranges import from_ranges
+from worker.events import (
+    Build,
+    BuildFailed,
+    Built,
+    Connected,
+    Described,
+    Disconnected,
+    DropJob,
+    DropLease,
+    Effect,
+    FinishLoad,
+    Input,
+    LeaseComputed,
+    LeaseEvaluated,
+    LeaseFailed,
+    Load,
+    Loaded,
+    NodeReady,
+    Ordered,
+    Perform,
+    Say,
+    WeightsArrived,
+)
+
+
+@dataclass
+class HeldLease:
+    """A lease that this worker owes, and what of it is still to be sent.
+
+    Attributes:
+        lease: as granted.
+        queue: chunks to send, in the agreed order.
+        ready_from: chunks from this one to the last are in place.
+        losses: of the node's micro-batches.
+        told_losses: whether they went with a chunk.
+    """
+
+    lease: pb.Lease
+    queue: list[int]
+    ready_from: int
+    losses: tuple[float, ...] = ()
+    told_losses: bool = False
+
+
+@dataclass
+class BuiltJob:
+    """The job on this worker's mesh.
+
+    Attributes:
+        job: its id.
+        built: what was said of it when it was built; None while it is being built.
+        receiving: the version whose chunks arrived last.
+        received: those chunks.
+        holds: the version whose complete weights are on the mesh.
+    """
+
+    job: str
+    spec_json: str
+    built: Built | None = None
+    receiving: tuple[int, int] | None = None
+    received: set[int] = field(default_factory=set)
+    holds: tuple[int, int] | None = None
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of its layout."""
+        return chunk_count(self.built.elements) if self.built else 0
+
+
+class WorkerCore:
+    """The state machine of one worker process."""
+
+    def __init__(self, *, name: str) -> None:
+        self.name = name
+        self.epoch = 0
+        self.job: BuiltJob | None = None
+        self.leases: dict[int, HeldLease] = {}
+        self._limits: dict[tuple[int, int], int] = {}
+        self._welcome = False
+        self._out: list[Effect] = []
+
+    def hello(self, incarnation: str, fingerprint: dict[str, str]) -> pb.Hello:
+        """What this worker says first on a new connection."""
+        return pb.Hello(
+            protocol=PROTOCOL_VERSION,
+            role="worker",
+            name=self.name,
+            incarnation=incarnation,
+            epoch_seen=self.epoch,
+            layout_hash=self.job.built.layout_hash if self.job and self.job.built else "",
+            shard_index=0,
+            shard_count=1,
+            fingerprint=fingerprint,
+        )
+
+    def next_chunk(self) -> ChunkHeader | None:
+        """The header of the next chunk to send, counted as sent; None: nothing may go now."""
+        if not self._welcome or self.job is None:
+            return None
+        for held in self.leases.values():
+            if held.queue and self._may_go(held, held.queue[0]):
+                return self._header(held, held.queue.pop(0))
+        return None
+
+    def handle(self, event: Input) -> list[Effect]:
+        """Take one input; return what is to be done, in order."""
+        match event:
+            case WeightsArrived():
+                self._weights(event.header)
+            case NodeReady():
+                held = self.leases.get(event.lease)
+                if held is not None:
+                    held.ready_from, held.losses = event.chunk, event.losses
+            case Ordered():
+                self._ordered(event)
+            case Loaded():
+                self._loaded(event)
+            case LeaseComputed():
+                self._computed(event)
+            case LeaseEvaluated():
+                self._evaluated(event)
+            case Described():
+                if event.lease in self.leases and self.job is not None:
+                    self.leases[event.lease].ready_from = 0
+                    self._say(
+                        pb.Description(
+                            job=self.job.job,
+                            lease=event.lease,
+                            layout_json=event.layout_json,
+                            files=event.files,
+                        )
+                    )
+            case Built():
+                self._built(event)
+            case BuildFailed():
+                if self.job is not None and self.job.job == event.job:
+                    self.job = None
+                    self._say(pb.Unable(job=event.job, reason=event.reason))
+            case LeaseFailed():
+                if event.lease in self.leases and self.job is not None:
+                    self._drop_lease(event.lease)
+                    self._say(pb.Unable(job=self.job.job, lease=event.lease, reason=event.reason))
+            case Connected():
+                self._welcome = False
+            case Disconnected():
+                self._welcome = False
+                self._drop_leases()
+        effects, self._out = self._out, []
+        return effects
+
+    def _say(
+        self, body: pb.Ready | pb.Description | pb.Holding | pb.Computed | pb.Evaluated | pb.Unable
+    ) -> None:
+        if self._welcome:
+            self._out.append(Say(body))
+
+    # ---- orders ----
+
+    def _ordered(self, event: Ordered) -> None:
+        body = event.body
+        if event.epoch < self.epoch:
+            return  # a former aggregator
+        if isinstance(body, pb.Welcome):
+            self.epoch, self._welcome = event.epoch, True
+            return
+        if not self._welcome or isinstance(body, pb.Heartbeat | pb.Hello):
+            return
+        if isinstance(body, pb.Join):
+            self._join(body)
+            return
+        if self.job is None or self.job.job != body.job:
+            return
+        match body:
+            case pb.Lease():
+                self._leased(body)
+            case pb.Revoke():
+                self._drop_lease(body.lease)
+            case pb.Resend():
+                self._resend(body)
+            case pb.Window():
+                version = (body.generation, body.step)
+                self._limits[version] = max(body.limit, self._limits.get(version, 0))
+            case pb.Leave():
+                self._drop_job()
+
+    def _join(self, order: pb.Join) -> None:
+        if self.job is not None and (self.job.job, self.job.spec_json) == (order.job, order.spec_json):
+            if self.job.built is not None:
+                self._tell_ready(self.job, self.job.built)
+            return
+        self._drop_job()
+        self.job = BuiltJob(order.job, order.spec_json)
+        self._out.append(Build(order.job, order.spec_json))
+
+    def _built(self, event: Built) -> None:
+        if self.job is None or self.job.job != event.job:
+            return
+        self.job.built = event
+        self._tell_ready(self.job, event)
+
+    def _tell_ready(self, job: BuiltJob, built: Built) -> None:
+        generation, step = job.holds or (0, 0)
+        self._say(
+            pb.Ready(
+                job=job.job,
+                layout_hash=built.layout_hash,
+                elements=built.elements,
+                evaluation_batches=built.evaluation_batches,
+                fingerprint=built.fingerprint,
+                holds=job.holds is not None,
+                generation=generation,
+                step=step,
+                tokens_per_micro_batch=built.tokens_per_micro_batch,
+            )
+        )
+
+    def _drop_job(self) -> None:
+        self._drop_leases()
+        self._limits.clear()
+        if self.job is not None:
+            self.job = None
+            self._out.append(DropJob())
+
+    # ---- leases ----
+
+    def _leased(self, lease: pb.Lease) -> None:
+        assert self.job is not None
+        if lease.lease in self.leases:
+            return
+        if lease.phase != pb.INITIALISE and self.job.holds != (lease.generation, lease.step):
+            return  # stale: the aggregator has gone on, or this worker has
+        chunks = self.job.chunks
+        queue: list[int] = []
+        if lease.phase == pb.TRAIN:
+            wanted = from_ranges(lease.chunks, chunks) if lease.chunks else range(chunks)
+            queue = sorted(wanted, reverse=True)
+        self.leases[lease.lease] = HeldLease(lease, queue, chunks)
+        self._out.append(Perform(lease))
+
+    def _resend(self, order: pb.Resend) -> None:
+        held = self.leases.get(order.lease)
+        if held is None or self.job is None:
+            return
+        wanted = {*held.queue, *from_ranges(order.chunks, self.job.chunks)}
+        held.queue = sorted(wanted, reverse=held.lease.phase == pb.TRAIN)
+        held.told_losses = False
+
+    def _drop_lease(self, lease: int) -> None:
+        if self.leases.pop(lease, None) is not None:
+            self._out.append(DropLease(lease))
+
+    def _drop_leases(self) -> None:
+        for lease in list(self.leases):
+            self._drop_lease(lease)
+
+    def _computed(self, event: LeaseComputed) -> None:
+        held = self.leases.get(event.lease)
+        if held is None:
+            return
+        lease = held.lease
+        self._say(
+            pb.Computed(
+                job=lease.job,
+                generation=lease.generation,
+                step=lease.step,
+                lease=lease.lease,
+                seconds=event.seconds,
+                tokens=event.tokens,
+            )
+        )
+
+    def _evaluated(self, event: LeaseEvaluated) -> None:
+        held = self.leases.pop(event.lease, None)
+        if held is None:
+            return
+        lease = held.lease
+        self._say(
+            pb.Evaluated(
+                job=lease.job,
+                generation=lease.generation,
+                step=lease.step,
+                lease=lease.lease,
+                losses=event.losses,
+            )
+        )
+
+    def _may_go(self, held: HeldLease, chunk: int) -> bool:
+        if chunk < held.ready_from:
+            return False
+        if held.lease.phase == pb.INITIALISE:
+            return True
+        assert self.job is not None
+        limit = self._limits.get((held.lease.generation, held.lease.step), WINDOW_CHUNKS)
+        return self.job.chunks - 1 - chunk < limit
+
+    def _header(self, held: HeldLease, chunk: int) -> ChunkHeader:
+        assert self.job is not None and self.job.built is not None
+        lease = held.lease
+        start, stop = chunk_range(self.job.built.elements, chunk)
+        header = ChunkHeader(
+            job=lease.job,
+            epoch=self.epoch,
+            generation=lease.generation,
+            step=lease.step,
+            lease=lease.lease,
+            kind=GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS,
+            index=chunk,
+            offset=start,
+            elements=stop - start,
+            dtype=FLOAT32,
+        )
+        if not held.told_losses:
+            header.losses.extend(held.losses)
+            held.told_losses = True
+        return header
+
+    # ---- weights ----
+
+    def _weights(self, header: ChunkHeader) -> None:
+        job = self.job
+        if job is None or job.built is None or header.job != job.job or header.epoch != self.epoch:
+            return
+        if header.kind != WEIGHTS or header.index >= job.chunks:
+            return
+        version = (header.generation, header.step)
+        if version != job.receiving:
+            if job.receiving is not None and version < job.receiving:
+                return  # an older version, overtaken on the way
+            job.receiving, job.holds = version, None
+            job.received.clear()
+            self._drop_leases()
+            self._limits = {key: limit for key, limit in self._limits.items() if key >= version}
+        if header.index in job.received:
+            return
+        job.received.add(header.index)
+        self._out.append(Load(header))
+        if len(job.received) == job.chunks:
+            self._out.append(FinishLoad(job.job, *version))
+
+    def _loaded(self, event: Loaded) -> None:
+        job = self.job
+        version = (event.generation, event.step)
+        if job is None or job.job != event.job or job.receiving != version:
+            return
+        job.holds = version
+        self._say(pb.Holding(job=job.job, generation=event.generation, step=event.step))

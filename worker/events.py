@@ -1,0 +1,179 @@
+"""What goes into the worker's core and what comes out of it. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.cluster_pb2 import BatchLoss, Lease
+from protos.tensors_pb2 import ChunkHeader
+from services.envelope import WorkerBody, WorkerOrder
+
+# ---- inputs ----
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The control stream to an aggregator is up."""
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The streams to the aggregator are down."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """An order of the aggregator, under its epoch."""
+
+    epoch: int
+    body: WorkerOrder
+
+
+@dataclass(frozen=True)
+class WeightsArrived:
+    """A chunk of weights came; its bytes match its header."""
+
+    header: ChunkHeader
+
+
+@dataclass(frozen=True)
+class Built:
+    """The job is built on the mesh."""
+
+    job: str
+    layout_hash: str
+    elements: int
+    evaluation_batches: int
+    tokens_per_micro_batch: int
+    fingerprint: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BuildFailed:
+    """The job can't be built here."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The complete weights of a version are on the mesh."""
+
+    job: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Described:
+    """The initial weights are made."""
+
+    lease: int
+    layout_json: str
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class NodeReady:
+    """The node's sum is in place from this chunk to the last; `losses` of its micro-batches, in order."""
+
+    lease: int
+    chunk: int
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LeaseComputed:
+    """All of a TRAIN lease is computed."""
+
+    lease: int
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class LeaseEvaluated:
+    """All of an EVALUATE lease is evaluated."""
+
+    lease: int
+    losses: tuple[BatchLoss, ...]
+
+
+@dataclass(frozen=True)
+class LeaseFailed:
+    """A lease can't be fulfilled."""
+
+    lease: int
+    reason: str
+
+
+Input = (
+    Connected
+    | Disconnected
+    | Ordered
+    | WeightsArrived
+    | Built
+    | BuildFailed
+    | Loaded
+    | Described
+    | NodeReady
+    | LeaseComputed
+    | LeaseEvaluated
+    | LeaseFailed
+)
+
+# ---- effects ----
+
+
+@dataclass(frozen=True)
+class Say:
+    """Send a message to the aggregator."""
+
+    body: WorkerBody
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build the job on the mesh, then tell with Built or BuildFailed."""
+
+    job: str
+    spec_json: str
+
+
+@dataclass(frozen=True)
+class DropJob:
+    """Take the job off the mesh."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Put the payload that just arrived on the mesh."""
+
+    header: ChunkHeader
+
+
+@dataclass(frozen=True)
+class FinishLoad:
+    """After what was put on the mesh so far, tell with Loaded."""
+
+    job: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Perform:
+    """Fulfil a lease, telling of it with Described, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class DropLease:
+    """Stop working on a lease and forget its sum."""
+
+    lease: int
+
+
+Effect = Say | Build | DropJob | Load | FinishLoad | Perform | DropLease
