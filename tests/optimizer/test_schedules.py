@@ -1,0 +1,66 @@
+"""Schedules have the shapes of tt-train and nanoGPT, at their corners too."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizer.schedules import learning_rate
+from services.config.parts import ScheduleConfig
+
+schedules = st.builds(
+    lambda total, warmup, kind: ScheduleConfig(
+        type=kind, total_steps=total, warmup_steps=min(warmup, total), min_lr=1e-4
+    ),
+    st.integers(1, 500),
+    st.integers(0, 500),
+    st.sampled_from(["warmup_linear", "warmup_cosine"]),
+)
+
+
+def rates(schedule: ScheduleConfig, base: float = 1e-3) -> list[float]:
+    return [learning_rate(schedule, base, step) for step in range(schedule.total_steps + 5)]
+
+
+def test_identity_is_constant() -> None:
+    assert set(rates(ScheduleConfig(total_steps=20))) == {1e-3}
+
+
+def test_warmup_linear_is_tt_trains() -> None:
+    schedule = ScheduleConfig(type="warmup_linear", total_steps=100, warmup_steps=10)
+    factors = rates(schedule, base=1.0)
+    assert factors[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert factors[10] == pytest.approx(1 - 0.99 / 90)
+    assert factors[54] == pytest.approx(1 - 0.99 * 45 / 90)
+    assert factors[99:] == pytest.approx([0.01] * 6)
+
+
+def test_warmup_cosine_is_nano_gpts() -> None:
+    schedule = ScheduleConfig(type="warmup_cosine", total_steps=2000, warmup_steps=100, min_lr=1e-4)
+    values = rates(schedule)
+    assert values[0] == pytest.approx(1e-3 / 101)
+    assert values[99] == pytest.approx(1e-3 * 100 / 101)
+    assert values[100] == pytest.approx(1e-3)
+    assert values[1050] == pytest.approx((1e-3 + 1e-4) / 2)
+    assert values[575] == pytest.approx(1e-4 + 0.5 * (1 + math.cos(math.pi / 4)) * 9e-4)
+    assert values[2000:] == [1e-4] * 5
+
+
+def test_a_schedule_may_have_no_warmup_or_nothing_else() -> None:
+    for kind in ("warmup_linear", "warmup_cosine"):
+        for warmup in (0, 10):
+            schedule = ScheduleConfig(type=kind, total_steps=10, warmup_steps=warmup)
+            assert all(0 <= rate <= 1e-3 for rate in rates(schedule))
+
+
+@given(schedules)
+def test_rates_rise_over_the_warmup_fall_after_it_and_stay_in_bounds(schedule: ScheduleConfig) -> None:
+    values = rates(schedule)
+    peak = values.index(max(values))
+    assert peak in (max(schedule.warmup_steps - 1, 0), schedule.warmup_steps)
+    assert values[:peak] == sorted(values[:peak])
+    assert values[peak:] == sorted(values[peak:], reverse=True)
+    assert all(0 < rate <= 1e-3 * (1 + 1e-12) for rate in values)
