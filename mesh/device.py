@@ -1,0 +1,120 @@
+"""The mesh that this process drives: opened once, closed in order."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from mesh.axes import Axes, parallel_axes
+from mesh.door import device_module
+from services.errors import Failed, Refused
+
+DTYPES = ("bfloat16", "float32")
+
+_open_lock = threading.Lock()
+_open_mesh: Mesh | None = None
+
+
+class Mesh:
+    """An open mesh.
+
+    Attributes:
+        tt: the device module; every op goes through it.
+        handle: the mesh device that `tt` opened.
+        shape: (rows, cols).
+        axes: which mesh axis carries which parallelism.
+        dtype: `tt`'s dtype of weights and activations.
+        backend: name of the device module, `ttnn` or `emulator`.
+        arch: name of the chips' architecture.
+    """
+
+    def __init__(self, tt: Any, handle: Any, shape: tuple[int, int], axes: Axes, dtype: Any) -> None:
+        self.tt = tt
+        self.handle = handle
+        self.shape = shape
+        self.axes = axes
+        self.dtype = dtype
+        self.backend = str(tt.__name__).rpartition(".")[2]
+        self.arch = str(handle.arch()).rpartition(".")[2].lower()
+        self._closed = False
+
+    @property
+    def chips(self) -> int:
+        """Number of chips."""
+        return self.shape[0] * self.shape[1]
+
+    def close(self) -> None:
+        """Wait for the device and close it. Closing twice is no error; tensors are useless afterwards."""
+        global _open_mesh
+        with _open_lock:
+            if self._closed:
+                return
+            self._closed = True
+            _open_mesh = None
+            self.tt.synchronize_device(self.handle)
+            self.tt.close_mesh_device(self.handle)
+            if self.chips > 1:
+                self.tt.set_fabric_config(self.tt.FabricConfig.DISABLED)
+
+    def __enter__(self) -> Mesh:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_mesh(
+    mesh_shape: tuple[int, int] | list[int],
+    *,
+    backend: str = "auto",
+    dtype: str | None = None,
+    enable_ddp: bool = False,
+    enable_tp: bool = False,
+    module: Any = None,
+) -> Mesh:
+    """Open a mesh of (rows, cols) chips.
+
+    Args:
+        mesh_shape: rows and cols.
+        backend: `auto`, `ttnn` or `emulator`.
+        dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn, float32 on the emulator.
+        enable_ddp: whether the data is split over the mesh.
+        enable_tp: tensor parallel, refused as not built yet.
+        module: a device module to use instead of the backend's.
+
+    Raises Refused for values that can't be, Failed if the device refuses, or if this process has a mesh open: a
+    second one crashes ttnn.
+    """
+    global _open_mesh
+    axes = parallel_axes((mesh_shape[0], mesh_shape[1]), enable_ddp=enable_ddp, enable_tp=enable_tp)
+    tt = device_module(backend) if module is None else module
+    emulated = str(tt.__name__) == "mesh.emulator"
+    if dtype is None:
+        dtype = "float32" if emulated else "bfloat16"
+    if dtype not in DTYPES:
+        raise Refused(f"device_config.dtype: {dtype!r}, expected one of {', '.join(DTYPES)}")
+    if dtype == "float32" and not emulated:
+        raise Refused("device_config.dtype: 'float32' needs ops that ttnn has in bfloat16 only; use bfloat16")
+    shape = (int(mesh_shape[0]), int(mesh_shape[1]))
+    with _open_lock:
+        if _open_mesh is not None:
+            raise Failed(
+                f"mesh {list(shape)}: this process has a mesh of {list(_open_mesh.shape)} open; close it first"
+            )
+        if emulated:
+            # Products of several threads are summed in another order: one thread, so that bits don't hang on it.
+            threadpool_limits(limits=1, user_api="blas")
+        try:
+            if shape != (1, 1):
+                tt.set_fabric_config(tt.FabricConfig.FABRIC_1D)
+            handle = tt.open_mesh_device(tt.MeshShape(*shape))
+        except RuntimeError as error:
+            reason = str(error).split("backtrace:")[0].strip().replace("\n", " ")
+            raise Failed(f"device_config.mesh_shape: {list(shape)} can't be opened: {reason}") from error
+        _open_mesh = Mesh(tt, handle, shape, axes, getattr(tt, dtype))
+        return _open_mesh

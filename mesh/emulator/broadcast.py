@@ -1,0 +1,49 @@
+"""How arrays with two leading mesh axes meet: ranks aligned behind the mesh axes, or chip by chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def align(first: Array, second: Array) -> tuple[Array, Array]:
+    """Views of both with the same rank: the lower one gets dimensions of size 1 right behind its mesh axes."""
+    missing = first.ndim - second.ndim
+    if missing == 0:
+        return first, second
+    if missing > 0:
+        return first, second.reshape(*second.shape[:2], *(1,) * missing, *second.shape[2:])
+    return first.reshape(*first.shape[:2], *(1,) * -missing, *first.shape[2:]), second
+
+
+def per_chip(function: Callable[..., Sequence[Array]], *operands: Array | None) -> tuple[Array, ...]:
+    """Results of `function` on each chip's operands, with mesh axes; what all operands have replicated is done once.
+
+    `function` takes as many arrays (without mesh axes; None stays None) and returns a sequence of arrays.
+    """
+    present = [operand for operand in operands if operand is not None]
+    rows = max(operand.shape[0] for operand in present)
+    cols = max(operand.shape[1] for operand in present)
+    if rows == cols == 1:
+        return tuple(
+            array[np.newaxis, np.newaxis]
+            for array in function(*(None if operand is None else operand[0, 0] for operand in operands))
+        )
+    chips = [
+        function(
+            *(
+                None
+                if operand is None
+                else operand[row if operand.shape[0] > 1 else 0, col if operand.shape[1] > 1 else 0]
+                for operand in operands
+            )
+        )
+        for row in range(rows)
+        for col in range(cols)
+    ]
+    return tuple(np.stack(parts).reshape(rows, cols, *parts[0].shape) for parts in zip(*chips, strict=True))

@@ -1,0 +1,85 @@
+"""Tensors made on the device, the same on each chip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mesh.emulator.device import MeshDevice
+from mesh.emulator.rounding import round_to_bfloat16
+from mesh.emulator.tensor import Array, Tensor, wrap
+from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
+
+
+def full(
+    shape: Sequence[int] | Shape,
+    fill_value: float,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """A tensor of one value. bfloat16 and row-major unless told; on the host without a device."""
+    kind = DataType.BFLOAT16 if dtype is None else dtype
+    array = np.full((1, 1, *shape), fill_value, NUMPY_TYPES[kind])
+    return _made("full", array, kind, layout, device)
+
+
+def zeros(
+    shape: Sequence[int] | Shape,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """A tensor of zeros."""
+    return full(shape, 0, dtype, layout, device)
+
+
+def ones(
+    shape: Sequence[int] | Shape,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """A tensor of ones."""
+    return full(shape, 1, dtype, layout, device)
+
+
+def empty(
+    shape: Sequence[int] | Shape,
+    dtype: DataType = DataType.BFLOAT16,
+    layout: Layout = Layout.ROW_MAJOR,
+    *,
+    device: MeshDevice,
+) -> Tensor:
+    """A tensor to be filled by an op. NaN until then, so that forgotten elements show (ttnn leaves what was there)."""
+    unset = np.nan if NUMPY_TYPES[dtype] is np.float32 else 0
+    array = np.broadcast_to(NUMPY_TYPES[dtype](unset), (1, 1, *shape))
+    return _made("empty", array, dtype, layout, device)
+
+
+def arange(
+    start: int,
+    end: int | None = None,
+    step: int = 1,
+    *,
+    dtype: DataType = DataType.BFLOAT16,
+    device: MeshDevice | None = None,
+    layout: Layout = Layout.ROW_MAJOR,
+) -> Tensor:
+    """The numbers from `start` to before `end` (from 0 to before `start` if that is all), as a tensor [n]."""
+    first, last = (0, start) if end is None else (start, end)
+    array = np.arange(first, last, step).astype(NUMPY_TYPES[dtype])[np.newaxis, np.newaxis]
+    if dtype is DataType.BFLOAT16:
+        round_to_bfloat16(array)
+    return _made("arange", array, dtype, layout, device)
+
+
+def _made(op: str, array: Array, dtype: DataType, layout: Layout | None, device: MeshDevice | None) -> Tensor:
+    if device is not None:
+        device.check_open(op)
+    if dtype is DataType.BFLOAT16 and op == "full":
+        round_to_bfloat16(array)
+    tensor = wrap(array, dtype, Layout.ROW_MAJOR if layout is None else layout, device)
+    tensor.on_host = device is None
+    return tensor

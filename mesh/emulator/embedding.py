@@ -1,0 +1,91 @@
+"""Looking rows up in a table, and the table's gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.tensor import Tensor, check, check_tiled, result, wrap
+from mesh.emulator.types import DataType, Layout, Shape
+from mesh.emulator.widened import require_dtype
+
+_TILE = 32
+
+
+def embedding(input_tensor: Tensor, weight: Tensor, *, layout: Layout | None = None) -> Tensor:
+    """Rows [B, T, E] of the table `weight` [V, E] (or [1, 1, V, E]) at uint32 ids [B, T].
+
+    Raises RuntimeError for ids beyond the table, which the device would read from anywhere.
+    """
+    op = "embedding"
+    check(op, input_tensor)
+    check(op, weight)
+    require_dtype(op, weight.dtype)
+    table = _table(op, weight)
+    ids = input_tensor.array
+    if input_tensor.dtype is not DataType.UINT32 or ids.ndim != 4:
+        raise RuntimeError(
+            f"{op}: ids {input_tensor.shape} of {input_tensor.dtype}, expected [B, T] of UINT32"
+        )
+    _check_ids(op, ids, table.shape[2])
+
+    def rows(one: Array, of: Array) -> Sequence[Array]:
+        return (np.take(of, one, axis=0, mode="clip"),)
+
+    (taken,) = per_chip(rows, ids, table)
+    return wrap(taken, weight.dtype, weight.layout if layout is None else layout, weight.mesh)
+
+
+def embedding_bw(input_tensor: Tensor, weight_tensor: Tensor, output_gradient_tensor: Tensor) -> Tensor:
+    """The table's gradient [1, 1, V, E] of the rows' gradient [1, 1, B * T, E], summed in order of position."""
+    op = "embedding_bw"
+    check(op, input_tensor)
+    check(op, weight_tensor)
+    check_tiled(op, output_gradient_tensor)
+    require_dtype(op, output_gradient_tensor.dtype)
+    table = _table(op, weight_tensor)
+    ids, grad = input_tensor.array, output_gradient_tensor.array
+    if input_tensor.dtype is not DataType.UINT32 or ids.ndim != 4:
+        raise RuntimeError(
+            f"{op}: ids {input_tensor.shape} of {input_tensor.dtype}, expected [B, T] of UINT32"
+        )
+    if ids.shape[3] % _TILE:
+        raise RuntimeError(f"{op}: Number of columns in the index tensor must be divisible by tile width")
+    _check_ids(op, ids, table.shape[2])
+    vocabulary, width = table.shape[2:]
+    expected = (1, 1, ids.shape[2] * ids.shape[3], width)
+    if grad.shape[2:] != expected:
+        raise RuntimeError(
+            f"{op}: gradient of shape {output_gradient_tensor.shape}, expected {Shape(expected)}"
+        )
+
+    def table_gradient(one: Array, rows: Array) -> Sequence[Array]:
+        return (_scatter_add(one.reshape(-1), rows[0, 0], vocabulary)[np.newaxis, np.newaxis],)
+
+    (summed,) = per_chip(table_gradient, ids, grad)
+    return result(output_gradient_tensor, summed)
+
+
+def _table(op: str, weight: Tensor) -> Array:
+    array = weight.array
+    if array.ndim == 6 and array.shape[2:4] == (1, 1):
+        return array.reshape(*array.shape[:2], *array.shape[4:])
+    if array.ndim != 4:
+        raise RuntimeError(f"{op}: table of shape {weight.shape}, expected [V, E] or [1, 1, V, E]")
+    return array
+
+
+def _check_ids(op: str, ids: Array, vocabulary: int) -> None:
+    if ids.size and int(ids.max()) >= vocabulary:
+        raise RuntimeError(f"{op}: id {int(ids.max())} beyond the table's {vocabulary} rows")
+
+
+def _scatter_add(ids: Array, rows: Array, count: int) -> Array:
+    """`out[ids[i]] += rows[i]`, each row's terms added in order of i."""
+    order = np.argsort(ids, kind="stable")
+    found, starts = np.unique(ids[order], return_index=True)
+    out = np.zeros((count, rows.shape[1]), np.float32)
+    out[found] = np.add.reduceat(rows[order], starts, axis=0)
+    return out

@@ -1,0 +1,8 @@
+"""`ttnn.experimental`: ops whose interface upstream still moves."""
+
+from __future__ import annotations
+
+from mesh.emulator.heads import nlp_concat_heads, nlp_create_qkv_heads
+from mesh.emulator.random import dropout
+
+__all__ = ["dropout", "nlp_concat_heads", "nlp_create_qkv_heads"]

@@ -1,0 +1,82 @@
+"""Matrix products: one 2-D product where the right operand is the same for all rows, else one for each batch."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array, align
+from mesh.emulator.tensor import Tensor, check_tiled, result
+from mesh.emulator.types import FLOATING, DataType, WormholeComputeKernelConfig
+
+
+def matmul(
+    input_tensor_a: Tensor,
+    input_tensor_b: Tensor,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: DataType | None = None,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
+    """`a @ b` with the last two dimensions of either transposed on demand; float32 sums, the first operand's dtype.
+
+    Batch dimensions are equal, or all 1 on one side. Raises RuntimeError for others, and for row-major operands.
+    """
+    product = _product("matmul", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
+    return result(input_tensor_a, product, dtype)
+
+
+def linear(
+    input_tensor_a: Tensor,
+    input_tensor_b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    dtype: DataType | None = None,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
+    """`a @ b + bias`, rounded once. `bias` is [F] or [1, F]."""
+    product = _product("linear", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
+    if bias is not None:
+        check_tiled("linear", bias)
+        if bias.array.shape[-1] != product.shape[-1] or math.prod(bias.array.shape[2:]) != product.shape[-1]:
+            raise RuntimeError(f"linear: bias of shape {bias.shape}, expected [1, {product.shape[-1]}]")
+        product, offset = align(product, bias.array)
+        product = np.add(product, offset, out=product if product.shape[:2] >= offset.shape[:2] else None)
+    return result(input_tensor_a, product, dtype)
+
+
+def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> Array:
+    check_tiled(op, a, b)
+    if a.dtype not in FLOATING or b.dtype not in FLOATING:
+        raise RuntimeError(f"{op}: {a.dtype} and {b.dtype} operands, expected bfloat16 or float32")
+    left, right = a.array, b.array
+    if left.ndim < 4 or right.ndim < 4:
+        raise RuntimeError(f"{op}: operands of shape {a.shape} and {b.shape}, expected rank 2 or more")
+    rank = max(left.ndim, right.ndim)
+    if transpose_a:
+        left = left.swapaxes(-1, -2)
+    if transpose_b:
+        right = right.swapaxes(-1, -2)
+    inner = left.shape[-1]
+    if inner != right.shape[-2]:
+        raise RuntimeError(
+            f"{op}: The width of the first tensor must be equal to the height of the second tensor: "
+            f"{left.shape[2:]} and {right.shape[2:]}"
+        )
+    if math.prod(right.shape[:-2]) == 1:
+        # The rows of all batches and chips meet one matrix: a single product.
+        product: Array = np.matmul(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
+        shape = (*left.shape[:2], *(1,) * (rank - left.ndim), *left.shape[2:-1], right.shape[-1])
+        return product.reshape(shape)
+    left, right = align(left, right)
+    batch_left, batch_right = left.shape[2:-2], right.shape[2:-2]
+    if batch_left != batch_right and math.prod(batch_left) != 1 and math.prod(batch_right) != 1:
+        raise RuntimeError(
+            f"{op}: batch dimensions {list(batch_left)} and {list(batch_right)} don't go together"
+        )
+    batched: Array = np.matmul(left, right)
+    return batched

@@ -1,0 +1,125 @@
+"""Ops that move elements about without changing them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array
+from mesh.emulator.tensor import Tensor, check, view, wrap
+from mesh.emulator.types import Layout, Shape
+
+
+def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
+    """The same elements in another shape (one -1 is worked out). Shares the buffer, as ttnn's does when it can."""
+    check("reshape", input_tensor)
+    sizes = [int(size) for size in shape]
+    array = input_tensor.array
+    volume = math.prod(array.shape[2:])
+    if sizes.count(-1) == 1:
+        known = -math.prod(sizes)
+        if known == 0 or volume % known:
+            raise RuntimeError(f"reshape: {input_tensor.shape} to {sizes}: the volume is not divisible")
+        sizes[sizes.index(-1)] = volume // known
+    if math.prod(sizes) != volume or any(size < 0 for size in sizes):
+        raise RuntimeError(f"reshape: {input_tensor.shape} to {sizes}: new_volume != old_volume")
+    return view(input_tensor, array.reshape(*array.shape[:2], *sizes))
+
+
+def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
+    """Two dimensions exchanged."""
+    check("transpose", input_tensor)
+    rank = input_tensor.array.ndim - 2
+    first, second = _axis("transpose", input_tensor, dim1, rank), _axis("transpose", input_tensor, dim2, rank)
+    return _moved(input_tensor, input_tensor.array.swapaxes(first + 2, second + 2))
+
+
+def permute(input_tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """All dimensions in another order."""
+    check("permute", input_tensor)
+    rank = input_tensor.array.ndim - 2
+    order = [_axis("permute", input_tensor, dim, rank) for dim in dims]
+    if sorted(order) != list(range(rank)):
+        raise RuntimeError(
+            f"permute: {list(dims)} is no order of the {rank} dimensions of {input_tensor.shape}"
+        )
+    return _moved(input_tensor, input_tensor.array.transpose(0, 1, *(axis + 2 for axis in order)))
+
+
+def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Tensors of one dtype and layout, one behind the other along `dim`."""
+    if not tensors:
+        raise RuntimeError("concat: no tensors")
+    first = tensors[0]
+    for tensor in tensors:
+        check("concat", tensor)
+        if tensor.dtype is not first.dtype or tensor.layout is not first.layout:
+            raise RuntimeError("concat: all tensors must have the same dtype and layout")
+    if len(tensors) == 1:
+        return view(first, first.array)
+    axis = _axis("concat", first, dim, first.array.ndim - 2) + 2
+    arrays = [tensor.array for tensor in tensors]
+    mesh = np.broadcast_shapes(*(array.shape[:2] for array in arrays))
+    arrays = [
+        array if array.shape[:2] == mesh else np.broadcast_to(array, (*mesh, *array.shape[2:]))
+        for array in arrays
+    ]
+    try:
+        joined = np.concatenate(arrays, axis=axis)
+    except ValueError as error:
+        shapes = [tensor.shape for tensor in tensors]
+        raise RuntimeError(f"concat: shapes {shapes} don't fit along dimension {dim}") from error
+    return wrap(joined, first.dtype, first.layout, first.mesh)
+
+
+def slice(
+    input_tensor: Tensor,
+    slice_start: Sequence[int],
+    slice_end: Sequence[int],
+    slice_step: Sequence[int] | None = None,
+) -> Tensor:
+    """The elements from `slice_start` to before `slice_end`, every `slice_step`-th, in each dimension."""
+    check("slice", input_tensor)
+    sizes = input_tensor.array.shape[2:]
+    steps = [1] * len(sizes) if slice_step is None else list(slice_step)
+    if not len(slice_start) == len(slice_end) == len(steps) == len(sizes):
+        raise RuntimeError(
+            f"slice: {list(slice_start)} to {list(slice_end)} of a tensor of shape {input_tensor.shape}"
+        )
+    cuts: list[Any] = [np.s_[:], np.s_[:]]
+    for size, start, end, step in zip(sizes, slice_start, slice_end, steps, strict=True):
+        if not (0 <= start < end <= size and step > 0):
+            raise RuntimeError(f"slice: {start} to {end} by {step} of a dimension of size {size}")
+        cuts.append(np.s_[start:end:step])
+    cut = input_tensor.array[tuple(cuts)]
+    if cut.shape == input_tensor.array.shape:
+        return view(input_tensor, cut)
+    return wrap(cut, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
+
+
+def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
+    """The same elements in another layout; the same buffer if it is that layout already."""
+    check("to_layout", tensor, on_device=False)
+    if layout is tensor.layout:
+        return view(tensor, tensor.array)
+    other = wrap(tensor.array, tensor.dtype, layout, tensor.mesh)
+    other.on_host = tensor.on_host
+    return other
+
+
+def _axis(op: str, tensor: Tensor, dim: int, rank: int) -> int:
+    if not -rank <= dim < rank:
+        raise RuntimeError(f"{op}: dimension {dim} of a tensor of shape {tensor.shape}")
+    return dim % rank
+
+
+def _moved(source: Tensor, array: Array) -> Tensor:
+    """A moved tensor has a buffer of its own on the device unless nothing moved."""
+    if [size for size in array.shape if size != 1] == [size for size in source.array.shape if size != 1] and (
+        array.strides == source.array.strides or array.flags.c_contiguous
+    ):
+        return view(source, array)
+    return wrap(array, source.dtype, source.layout, source.mesh)
