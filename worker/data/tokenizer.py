@@ -1,0 +1,104 @@
+"""Tokenizers: a character one made from the corpus, as tt-train's, and byte-pair encodings from a file.
+
+Both are Hugging Face tokenizers (`tokenizer.json`), so that a checkpoint's can be loaded by other programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from services.errors import Refused
+
+PADDING, BEGIN, END = "<PAD>", "<BEG>", "<END>"
+"""tt-train's special tokens: the first id is padding's, the last two are begin's and end's."""
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Args:
+        tokenizer: Hugging Face's.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
+        self._tokenizer = tokenizer
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        # Ids may have gaps, and the model needs a row for the largest.
+        self.size = max(vocabulary.values()) + 1
+        self._characters: npt.NDArray[np.int64] | None = None
+        words = {token for token in vocabulary if len(token) != 1}
+        if isinstance(tokenizer.model, models.WordLevel) and words <= {PADDING, BEGIN, END}:
+            self._characters = _character_table(vocabulary)
+
+    def encode(self, text: str) -> npt.NDArray[np.uint32]:
+        """Ids of a text.
+
+        Raises:
+            Refused: a character that the tokenizer doesn't know.
+        """
+        if self._characters is None:
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+        # The same ids as the tokenizer's own, a thousand times faster over a corpus of single characters.
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        table = self._characters
+        ids = np.where(points < table.size, table[np.minimum(points, table.size - 1)], -1)
+        if (ids < 0).any():
+            position = int(np.argmax(ids < 0))
+            raise Refused(
+                f"text: the character {text[position]!r} at position {position} is not in the tokenizer's vocabulary "
+                f"of {self.size} tokens; leave it out, or train on a text that has it"
+            )
+        return ids.astype(np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def to_json(self) -> str:
+        """`tokenizer.json`."""
+        return str(self._tokenizer.to_str(pretty=True))
+
+
+def character_tokenizer(text: str) -> Tokenizer:
+    """tt-train's character tokenizer: one token for each character of `text`, in order, between the special ones."""
+    characters = sorted(set(text))
+    vocabulary = {token: index for index, token in enumerate([PADDING, *characters, BEGIN, END])}
+    tokenizer = HuggingFaceTokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (PADDING, BEGIN, END)])
+    return Tokenizer(tokenizer)
+
+
+def load_tokenizer(content: bytes | str, name: str) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`.
+
+    Args:
+        content: of the file.
+        name: of the file, for the error.
+
+    Raises:
+        Refused: it is no tokenizer.
+    """
+    text = content.decode("utf-8", errors="replace") if isinstance(content, bytes) else content
+    try:
+        return Tokenizer(HuggingFaceTokenizer.from_str(text))
+    except Exception as error:  # The library raises plain Exception for whatever is wrong with the text.
+        reason = str(error).splitlines()[0]
+        raise Refused(
+            f"training_config.tokenizer_path: {name} is no Hugging Face tokenizer ({reason}); "
+            "expected a tokenizer.json as the `tokenizers` library saves it"
+        ) from None
+
+
+def _character_table(vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:
+    """Id by code point, -1 where there is none."""
+    single = {ord(token): index for token, index in vocabulary.items() if len(token) == 1}
+    table = np.full(max(single, default=0) + 1, -1, np.int64)
+    table[list(single)] = list(single.values())
+    return table

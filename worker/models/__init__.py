@@ -1,0 +1,19 @@
+"""The models that workers can train."""
+
+from __future__ import annotations
+
+from worker.models.build import build_model, load_parameter
+from worker.models.gpt2 import GPT2
+from worker.models.initialise import initial_value, model_layout
+from worker.models.linear_regression import LinearRegression
+from worker.models.model import Model
+
+__all__ = [
+    "GPT2",
+    "LinearRegression",
+    "Model",
+    "build_model",
+    "initial_value",
+    "load_parameter",
+    "model_layout",
+]

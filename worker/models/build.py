@@ -1,0 +1,43 @@
+"""From a job's model config to a model on a mesh."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh
+from mesh.transfer import upload
+from services.config import GPT2Config, LinearRegressionConfig
+from worker.autograd import Parameter
+from worker.models.gpt2 import GPT2
+from worker.models.linear_regression import LinearRegression
+
+
+def build_model(
+    config: GPT2Config | LinearRegressionConfig, vocabulary: int, mesh: Mesh
+) -> GPT2 | LinearRegression:
+    """The model, its parameters without values yet.
+
+    Args:
+        config: of the model.
+        vocabulary: tokens of the tokenizer; not read for a model without one.
+        mesh: to run on.
+
+    Raises:
+        Refused: sizes that can't be.
+    """
+    if isinstance(config, GPT2Config):
+        return GPT2(config, vocabulary, mesh)
+    return LinearRegression(config, mesh)
+
+
+def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:
+    """Put a parameter's value on the mesh, the same on every device, in the mesh's dtype.
+
+    Args:
+        mesh: to put it on.
+        parameter: whose former value is freed.
+        values: float32, flat, in the order of its logical shape.
+    """
+    array = values.reshape(parameter.mesh_shape)
+    parameter.value = upload(mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT)

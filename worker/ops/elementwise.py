@@ -1,0 +1,42 @@
+"""Sums and slices that leave the width as it is."""
+
+from __future__ import annotations
+
+from worker.autograd import Tape, Tensor, Variable
+
+
+def add(tape: Tape, x: Variable, y: Variable) -> Variable:
+    """x + y of one shape; both get the sum's gradient as it is."""
+    return tape.record(tape.mesh.tt.add(x.value, y.value), (x, y), lambda gradient: (gradient, gradient))
+
+
+def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
+    """Add row t of `positions` to token t of every sequence.
+
+    Args:
+        tape: of this pass.
+        x: [1, 1, sequences x tokens, width].
+        positions: [1, 1, tokens, width], trained or not.
+
+    Returns:
+        As `x`.
+    """
+    tt = tape.mesh.tt
+    flat = list(x.value.shape)
+    tokens, width = positions.value.shape[2], flat[3]
+    folded = [flat[2] // tokens, 1, tokens, width]
+    value = tt.reshape(tt.add(tt.reshape(x.value, folded), positions.value), flat)
+    positions_wanted = positions.requires_grad
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if not positions_wanted:
+            return gradient, None
+        return gradient, tt.sum(tt.reshape(gradient, folded), dim=0, keepdim=True)
+
+    return tape.record(value, (x, positions), backward)
+
+
+def take_row(tape: Tape, x: Variable, row: int) -> Variable:
+    """Row `row` of `x` [1, 1, N, width] as [1, 1, 1, width]; for generation, so without a gradient."""
+    width = x.value.shape[3]
+    return Variable(tape.mesh.tt.slice(x.value, [0, 0, row, 0], [1, 1, row + 1, width]), x.placement)

@@ -1,0 +1,199 @@
+"""The training step of one worker: everything of a job that runs on its mesh. One thread drives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from mesh.device import Mesh
+from mesh.fingerprint import fingerprint
+from mesh.transfer import download, download_shards
+from services.checkpoints import CONSTANTS_FILE
+from services.config import GPT2Config, JobConfig
+from services.errors import Refused
+from services.tensors.layout import Layout
+from worker import ops
+from worker.autograd import Gradient, Parameter, Placement, Tape, Variable
+from worker.data import Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
+from worker.models import Model, build_model, initial_value, load_parameter, model_layout
+from worker.seeds import seed32
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class TrainingStep:
+    """Model and data of a job on a mesh.
+
+    Args:
+        config: of the job.
+        mesh: opened for it; whoever opened it closes it.
+        data_dir: folder of this host where corpus and tokenizer are looked for if they are not where the job says.
+
+    Attributes:
+        layout: of the model's parameters.
+        evaluation_batches: number of held-out batches.
+        tokens_per_micro_batch: tokens (samples, for linear regression) that a micro-batch trains on.
+
+    Raises:
+        Refused: data that is missing or of no use, sizes that can't be.
+    """
+
+    def __init__(self, config: JobConfig, mesh: Mesh, data_dir: Path | None = None) -> None:
+        _check_batches(config, mesh)
+        self._config = config
+        self._mesh = mesh
+        self._dataset, self._tokenizer = _dataset(config, data_dir)
+        vocabulary = self._tokenizer.size if self._tokenizer else 0
+        self._model: Model = build_model(config.model, vocabulary, mesh)
+        self._parameters = tuple(self._model.parameters())
+        self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
+        self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self.evaluation_batches = self._dataset.evaluation_batches
+        self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
+
+    def initial_weights(self) -> Float32Array:
+        """The weights that training starts from, flat in layout order; they follow from seed and names alone."""
+        seed = self._config.seed
+        return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
+
+    def load(self, entry_index: int, values: Float32Array) -> None:
+        """Put one parameter on the mesh.
+
+        Args:
+            entry_index: of its layout entry.
+            values: float32, flat.
+        """
+        load_parameter(self._mesh, self._parameters[entry_index], values)
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Forward and backward pass of micro-batch `index` of a step.
+
+        Args:
+            step: of the job.
+            index: in the step; with step and job seed it settles data and dropout.
+            out: float32 [layout.elements], filled with the gradient of the micro-batch's mean loss, last entry first,
+                each as early as the backward pass has it.
+            ready: called with an offset when everything in `out` from it to the end is in place; last with 0.
+
+        Returns:
+            The mean loss.
+        """
+        config, mesh = self._config, self._mesh
+        batch = self._dataset.micro_batch(step, index)
+        tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
+        loss = self._model.loss(tape, batch.inputs, batch.targets)
+        gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
+        # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
+        tape.backward(loss, 1 / batch.rows, gradients.take)
+        gradients.finish()
+        return float(self._rows(loss).sum() / batch.rows)
+
+    def evaluate(self, index: int) -> tuple[float, int]:
+        """Forward pass of held-out batch `index`, without dropout.
+
+        Returns:
+            Sum of the rows' losses (float64), and how many rows: tokens, or samples.
+        """
+        batch = self._dataset.evaluation_batch(index)
+        tape = Tape(self._mesh, recording=False)
+        losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
+        return float(losses[: batch.rows].sum()), batch.rows
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """What a checkpoint holds of the model beside weights: `config.json`, `tokenizer.json` if there is one, and
+        `constants.safetensors` with the untrained tensors that other programs expect, if there are any."""
+        files = {"config.json": (json.dumps(self._model.hugging_face_config(), indent=2) + "\n").encode()}
+        if self._tokenizer is not None:
+            files["tokenizer.json"] = self._tokenizer.to_json().encode()
+        constants = self._model.constant_exports()
+        if constants:
+            files[CONSTANTS_FILE] = save(constants, metadata={"format": "pt"})
+        return files
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the bits of this worker's gradients hang on."""
+        return fingerprint(self._mesh)
+
+    def close(self) -> None:
+        """Free the weights on the mesh."""
+        for parameter in self._parameters:
+            parameter.value = None
+
+    def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
+        """The loss of every row of the batch, sequence by sequence."""
+        if loss.placement is Placement.SHARDED:
+            values = download_shards(self._mesh, loss.value, 2)
+        else:
+            values = download(self._mesh, loss.value)
+        return values.reshape(-1).astype(np.float64)
+
+
+class _GradientSink:
+    """Takes gradients as the backward pass completes them, in any order, and tells how far down all are in place."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        indices: dict[Parameter, int],
+        out: Float32Array,
+        ready: Callable[[int], None],
+    ) -> None:
+        self._mesh = mesh
+        self._layout = layout
+        self._indices = indices
+        self._out = out
+        self._ready = ready
+        self._missing_below = len(layout.entries)
+        self._early: set[int] = set()
+
+    def take(self, parameter: Parameter, gradient: Gradient) -> None:
+        """Read a complete gradient off the mesh into its place."""
+        index = self._indices[parameter]
+        entry = self._layout.entries[index]
+        value = download(self._mesh, ops.sum_over_data(self._mesh, gradient))
+        self._out[entry.offset : entry.stop] = value.reshape(-1)
+        self._early.add(index)
+        offset = None
+        while self._missing_below - 1 in self._early:
+            self._missing_below -= 1
+            self._early.remove(self._missing_below)
+            offset = self._layout.entries[self._missing_below].offset
+        if offset is not None:
+            self._ready(offset)
+
+    def finish(self) -> None:
+        """Hold that every gradient came (ValueError: the model lists a parameter that it doesn't use)."""
+        if self._missing_below:
+            raise ValueError(f"no gradient of {self._layout.entries[self._missing_below - 1].name}")
+
+
+def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:
+    sizes = {
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "validation_batch_size": config.validation_batch_size,
+    }
+    if not isinstance(config.model, GPT2Config):
+        return RegressionDataset(config.model, **sizes), None
+    if config.data is None:
+        raise Refused("training_config.data_path: missing; a language model needs a text to train on")
+    ids, tokenizer = load_tokens(config.data, data_dir)
+    return TokenDataset(ids, tokens=config.model.max_sequence_length, **sizes), tokenizer
+
+
+def _check_batches(config: JobConfig, mesh: Mesh) -> None:
+    """Hold that every device gets the same number of sequences (the device library would leave some without)."""
+    devices = mesh.axes.data_size
+    for key in ("batch_size", "validation_batch_size"):
+        size = getattr(config, key)
+        if size % devices:
+            raise Refused(
+                f"training_config.{key}: {size} sequences can't be split evenly over {devices} devices; "
+                f"take a multiple of {devices}, or device_config.enable_ddp: false"
+            )
