@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from services.config.corpus import read_corpus, read_tokenizer
 from services.config.job import JobConfig
+from services.config.load import load_job
 from services.config.parts import (
     DataConfig,
     DeviceConfig,
@@ -24,4 +26,7 @@ __all__ = [
     "OptimizerConfig",
     "SamplingConfig",
     "ScheduleConfig",
+    "load_job",
+    "read_corpus",
+    "read_tokenizer",
 ]

@@ -1,7 +1,8 @@
-"""Corpora and tokenizers as bytes: the built-in text, and files held against the sha256 that the job names."""
+"""Corpora and tokenizers: the built-in text, and files held against the sha256 that the job names."""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from services.errors import Refused
 
 PYTHON_REFERENCE = "builtin:python-reference"
 """The text of Python's own language reference, which every CPython carries: English prose and code."""
+
+_BLOCK_BYTES = 1 << 20
 
 
 def builtin_text() -> str:
@@ -30,7 +33,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
         data_dir: folder of this host where a file of the same name is taken if the job's path isn't there.
 
     Raises:
-        Refused: if there is no such file here, its bytes differ from those that the job names, or aren't UTF-8.
+        Refused: if there is no such file here, its bytes differ from what the job names, or aren't UTF-8.
     """
     if data.path == PYTHON_REFERENCE:
         content = builtin_text().encode()
@@ -52,7 +55,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
 
 
 def read_tokenizer(data: DataConfig, data_dir: Path | None = None) -> bytes:
-    """The `tokenizer.json` of a job with `tokenizer_type: bpe`, held against its sha256 (Refused, ValueError)."""
+    """The `tokenizer.json` of a job with `tokenizer_type: bpe`, held against its sha256 (else Refused)."""
     if data.tokenizer_path is None or data.tokenizer_sha256 is None:
         raise ValueError(f"a {data.tokenizer_type} tokenizer has no file")
     return _read(data.tokenizer_path, data.tokenizer_sha256, "tokenizer_path", data_dir)
@@ -67,7 +70,7 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
             continue
         except OSError as error:
             raise Refused(
-                f"training_config.{key}: {place} can't be read ({error.strerror}); make it readable to this process"
+                f"training_config.{key}: {place} can't be read ({error.strerror}); make it readable"
             ) from None
         _hold(content, sha256, key, str(place), "copy the file that the job was submitted with")
         return content
@@ -82,3 +85,24 @@ def _hold(content: bytes, sha256: str, key: str, place: str, mend: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Refused(f"training_config.{key}: {place} has sha256 {found}, the job expects {sha256}; {mend}")
+
+
+def scan(path: Path, field: str) -> tuple[str, int]:
+    """sha256 of a text file's bytes, and how many characters it has; reads a block at a time.
+
+    Raises:
+        Refused: if it can't be read or is not UTF-8.
+    """
+    digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
+    characters = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+                characters += len(decoder.decode(block))
+        decoder.decode(b"", final=True)
+    except OSError as error:
+        raise Refused(f"{field}: {path} can't be read ({error.strerror}); make it readable") from None
+    except UnicodeDecodeError:
+        raise Refused(f"{field}: {path} is not UTF-8, expected a text; convert it") from None
+    return digest.hexdigest(), characters

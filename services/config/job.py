@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from services.config.parts import (
     Count,
     DataConfig,
     DeviceConfig,
     ModelConfig,
+    Name,
     Natural,
     OptimizerConfig,
     Part,
@@ -19,6 +20,7 @@ from services.config.parts import (
     SamplingConfig,
     ScheduleConfig,
 )
+from services.config.problems import refusal
 
 
 class JobConfig(Part):
@@ -45,7 +47,7 @@ class JobConfig(Part):
         exact: refuse workers whose fingerprint differs from the first one's.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] = "tt_train_nano_gpt"
+    name: Name = "tt_train_nano_gpt"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
     steps: Count = 1000
     batch_size: Count = 4
@@ -63,6 +65,30 @@ class JobConfig(Part):
     sampling: SamplingConfig = SamplingConfig()
     wire_dtype: Literal["float32"] = "float32"
     exact: bool = True
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> JobConfig:
+        split = self.device.data_parallel_size
+        for key, size in (
+            ("batch_size", self.batch_size),
+            ("validation_batch_size", self.validation_batch_size),
+        ):
+            if size % split:
+                raise ValueError(
+                    f"training_config.{key}: {size} given, expected a multiple of the {split} devices that "
+                    f"share a batch; write for example {key}: {split * -(-size // split)}"
+                )
+        if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
+            raise ValueError(
+                f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
+                f"{self.optimizer.lr}; lower it"
+            )
+        if (self.data is None) != (self.model.model_type == "linear_regression"):
+            raise ValueError(
+                f"training_config.data_path: {self.data.path if self.data else 'none'} given with model_type "
+                f"{self.model.model_type}, expected a corpus for gpt2 and none for linear_regression; mend either"
+            )
+        return self
 
     @property
     def micro_batches(self) -> int:
@@ -85,4 +111,7 @@ class JobConfig(Part):
         Raises:
             Refused: naming the first field that is missing, unknown or out of range.
         """
-        return cls.model_validate_json(text)
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise refusal(error, "", cls) from None

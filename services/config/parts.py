@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A number of things of which there is at least one."""
@@ -15,12 +15,24 @@ Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """A number of things of which there may be none."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
 """A share below one: a dropout probability, a momentum."""
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A share, up to the whole."""
 Positive = Annotated[float, Field(gt=0)]
 """A finite number above zero."""
 NotNegative = Annotated[float, Field(ge=0)]
 """A finite number, zero or above."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of a file's bytes, in hexadecimal."""
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("training_config.project_name: holds unprintable characters; write plain text")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+"""One line that a person reads in a list."""
 
 
 class Part(BaseModel):
@@ -58,6 +70,16 @@ class GPT2Config(Part):
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     runner_type: Literal["default"] = "default"
 
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> GPT2Config:
+        if self.embedding_dim % self.num_heads:
+            raise ValueError(
+                f"transformer_config.embedding_dim: {self.embedding_dim} given, expected a multiple of "
+                f"num_heads ({self.num_heads}); write for example embedding_dim: "
+                f"{self.num_heads * -(-self.embedding_dim // self.num_heads)}"
+            )
+        return self
+
 
 class LinearRegressionConfig(Part):
     """One linear layer, mean squared error, data made from the job's seed (tt-train's first example).
@@ -75,7 +97,7 @@ class LinearRegressionConfig(Part):
     num_features: Count = 64
     num_targets: Count = 32
     bias: bool = True
-    training_samples: Count = 100_000
+    training_samples: Annotated[Count, Field(ge=10)] = 100_000
     noise: NotNegative = 0.0
 
 
@@ -101,6 +123,25 @@ class DeviceConfig(Part):
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
     threads: Count = 1
+
+    @model_validator(mode="after")
+    def _axes_fit_the_strategies(self) -> DeviceConfig:
+        shape, axes = list(self.mesh_shape), sum(length > 1 for length in self.mesh_shape)
+        if axes == int(self.enable_ddp):
+            return self
+        if axes == 0:
+            mend = "set enable_ddp: false, or mesh_shape: [1, 8] for a LoudBox"
+        elif axes == 1:
+            mend = "set enable_ddp: true, or mesh_shape: [1, 1]"
+        else:
+            mend = (
+                f"use mesh_shape: [1, {shape[0] * shape[1]}] with enable_ddp: true "
+                "(a second strategy, tensor parallel, is not built yet)"
+            )
+        raise ValueError(
+            f"device_config.mesh_shape: {shape} given, which has {axes} axes longer than 1, but "
+            f"{int(self.enable_ddp)} parallel strategies are enabled, expected as many; {mend}"
+        )
 
     @property
     def data_parallel_size(self) -> int:
@@ -132,8 +173,17 @@ class OptimizerConfig(Part):
     beta2: Probability = 0.999
     epsilon: Positive = 1e-8
     momentum: Probability = 0.0
-    dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    dampening: Share = 0.0
     nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_has_a_momentum(self) -> OptimizerConfig:
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError(
+                f"training_config.optimizer.nesterov: true given with momentum {self.momentum} and dampening "
+                f"{self.dampening}, expected momentum above 0 and dampening 0; write for example momentum: 0.9"
+            )
+        return self
 
 
 class ScheduleConfig(Part):
@@ -143,7 +193,7 @@ class ScheduleConfig(Part):
         type: identity: constant. warmup_linear: tt-train's, 0 → lr over the warm-up, then lr → 0.01 lr.
             warmup_cosine: nanoGPT's, 0 → lr over the warm-up, then along a half cosine lr → min_lr.
         total_steps: step at which the decay ends.
-        warmup_steps: steps of the warm-up, below or equal to `total_steps`.
+        warmup_steps: steps of the warm-up, fewer than `total_steps`.
         min_lr: learning rate (not a factor) at the end of warmup_cosine.
     """
 
@@ -151,6 +201,15 @@ class ScheduleConfig(Part):
     total_steps: Count = 1000
     warmup_steps: Natural = 0
     min_lr: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> ScheduleConfig:
+        if self.type != "identity" and self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"scheduler_config.warmup_steps: {self.warmup_steps} given, expected fewer than the "
+                f"{self.total_steps} steps of the schedule; lower it or set training_config.total_steps"
+            )
+        return self
 
 
 class DataConfig(Part):
@@ -169,6 +228,17 @@ class DataConfig(Part):
     tokenizer_type: Literal["char", "bpe"] = "char"
     tokenizer_path: str | None = None
     tokenizer_sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _a_bpe_tokenizer_has_a_file(self) -> DataConfig:
+        has_file = self.tokenizer_path is not None and self.tokenizer_sha256 is not None
+        if has_file != (self.tokenizer_type == "bpe"):
+            raise ValueError(
+                f"training_config.tokenizer_path: {self.tokenizer_path or 'none'} given with tokenizer_type "
+                f"{self.tokenizer_type}, expected a tokenizer.json for bpe and none for char; "
+                "set tokenizer_path or tokenizer_type"
+            )
+        return self
 
 
 class SamplingConfig(Part):

@@ -1,0 +1,131 @@
+"""Reading a job's YAML file with all that it includes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from services.config.documents import read_document
+from services.config.job import JobConfig
+from services.config.overrides import Override, parse_overrides
+from services.config.places import find_include
+from services.config.problems import shown, unknown_key
+from services.config.resolve import resolve
+from services.config.schema import SECTIONS
+from services.errors import Refused
+
+_MODEL_SECTIONS = ("transformer_config", "linear_regression_config")
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig, list[str]]:
+    """The complete job that a training config (tt-train's format) describes.
+
+    Args:
+        path: of the YAML file.
+        overrides: settings changed from the command line, each `key=value` with a YAML value; keys are dotted
+            (`training_config.max_steps`), or their last part alone where only one setting has it (`max_steps`).
+
+    Returns:
+        The job with all paths absolute and sha256 of its data, and a line for each setting of tt-train that is
+        without effect here.
+
+    Raises:
+        Refused: for the first thing that is wrong: one line that says which field, what it has, what was expected
+            and how to mend it.
+    """
+    document = read_document(Path(path))
+    return job_from(document, folder=Path(path).absolute().parent, overrides=overrides)
+
+
+def job_from(
+    document: dict[Any, Any], *, folder: Path, overrides: Sequence[str] = ()
+) -> tuple[JobConfig, list[str]]:
+    """As `load_job`, of a document read already; `folder` is where its relative paths start. It is left as it is."""
+    changes = parse_overrides(overrides)
+    for key, value in document.items():
+        if key not in SECTIONS:
+            raise unknown_key("", key, value, SECTIONS)
+    if document.get("training_config") is None:
+        raise Refused(
+            "training_config: missing, expected the section that describes the training; give a training config, "
+            "not a model's"
+        )
+    sections = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
+    _apply(changes, sections, after_includes=False)
+    _read_includes(sections, folder)
+    _apply(changes, sections, after_includes=True)
+    return resolve(sections, folder)
+
+
+def _apply(changes: Sequence[Override], sections: dict[Any, Any], *, after_includes: bool) -> None:
+    for change in changes:
+        if change.after_includes == after_includes:
+            change.apply(sections)
+
+
+def _read_includes(sections: dict[Any, Any], folder: Path) -> None:
+    """Replace paths of included files by the sections that they hold; move what old files nest to the top."""
+    training = sections["training_config"]
+    if isinstance(training, dict):
+        for key in ("multihost_config", "transformer_config"):
+            _move_up(sections, training, key)
+        model_path = training.get("model_config")
+        if isinstance(model_path, str) and model_path:
+            _include_model(sections, model_path, folder)
+    for section in SECTIONS:
+        if section != "training_config" and isinstance(sections.get(section), str):
+            sections[section] = _section_of_file(sections[section], section, folder)
+
+
+def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str) -> None:
+    """`training_config.<key>`, a section or the path of its file, to where it stands in other files."""
+    nested = training.get(key)
+    if nested is None or nested == "":
+        return
+    if sections.get(key) is not None:
+        raise Refused(f"training_config.{key}: given beside {key}, expected one of them; remove one")
+    if not isinstance(nested, (str, dict)):
+        raise Refused(
+            f"training_config.{key}: {shown(nested)} given, expected a path or a mapping; correct it or remove it"
+        )
+    sections[key] = nested
+    del training[key]
+
+
+def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
+    field = "training_config.model_config"
+    path = find_include(text, field=field, folder=folder, kind="model_configs")
+    included = read_document(path, field)
+    for key, value in included.items():
+        if key not in (*_MODEL_SECTIONS, "multihost_config"):
+            raise unknown_key("", key, value, (*_MODEL_SECTIONS, "multihost_config"))
+    if not any(included.get(key) is not None for key in _MODEL_SECTIONS):
+        raise Refused(
+            f"{field}: {path} has no transformer_config, expected a model's config; correct the path"
+        )
+    for key in _MODEL_SECTIONS:
+        if sections.get(key) is not None:
+            raise Refused(
+                f"{field}: {shown(text)} given beside {key}, expected one of them; remove one "
+                f"(single settings are changed by --set {key}.key=value)"
+            )
+    for key, value in included.items():
+        if sections.get(key) is None:  # the job's own multihost_config goes before the model file's
+            sections[key] = value
+
+
+def _section_of_file(text: str, section: str, folder: Path) -> Any:
+    """What the file that a path names has under the section's own name."""
+    kind = (
+        section.replace("_config", "_configs")
+        .replace("transformer", "model")
+        .replace("linear_regression", "model")
+    )
+    path = find_include(text, field=section, folder=folder, kind=kind)
+    included = read_document(path, section)
+    if included.get(section) is None:
+        raise Refused(
+            f"{section}: {path} has no {section}, expected a file with that section; correct the path"
+        )
+    return included[section]

@@ -1,0 +1,204 @@
+"""What a person reads of a bad value: one line with the dotted field, the value, what was expected, how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+from collections.abc import Iterable
+from typing import Any, TypeGuard
+
+from pydantic import BaseModel, ValidationError
+
+from services.errors import Refused
+
+_LONGEST_VALUE = 60
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_attributes_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "string_type": "a text",
+    "string_unicode": "a text of valid Unicode",
+    "tuple_type": "a list",
+    "union_tag_not_found": "a mapping with model_type",
+}
+"""What pydantic's error types ask for, in words; those with a bound or a choice are put into words below."""
+
+
+class _Short(reprlib.Repr):
+    """repr that stays small however large, deep or recursive the value is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 4
+        self.maxstring = self.maxother = self.maxlong = _LONGEST_VALUE
+
+    def repr_int(self, x: int, level: int) -> str:
+        """As it is, or how long it is: Python refuses to write out very long ones."""
+        return super().repr_int(x, level) if x.bit_length() < 1024 else f"(a number of {x.bit_length()} bits)"
+
+
+def shown(value: object) -> str:
+    """A value as it would stand in YAML, on one line of printable characters, cut where it is long."""
+    if value is None or isinstance(value, (bool, str)):
+        text = json.dumps(value, ensure_ascii=False)
+    else:
+        text = _Short().repr(value)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+
+
+def dotted(*parts: object) -> str:
+    """A field's name as people write it in `--set`: `training_config.optimizer.lr`."""
+    return ".".join(
+        part if isinstance(part, str) and part.isidentifier() and part.isascii() else shown(part)
+        for part in parts
+        if part != ""
+    )
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is spelled most like this one, if any is."""
+    by_folded = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word[:100].lower(), by_folded, n=1, cutoff=0.6)
+    return by_folded[matches[0]] if matches else None
+
+
+def unknown_key(field: str, key: object, value: object, known: Iterable[str]) -> Refused:
+    """The refusal of a key that nobody reads, naming the nearest known one.
+
+    Args:
+        field: dotted name of the mapping that has it; empty at the top.
+        key: the key.
+        value: what it was given.
+        known: keys of that mapping that are read.
+    """
+    names = sorted(known)
+    near = nearest(key, names) if isinstance(key, str) else None
+    known_here = f"known here: {', '.join(names)}; rename" if names else "expected none of that name; rename"
+    hint = f"did you mean {near}? Rename" if near else known_here
+    return Refused(
+        f"{dotted(field, key)}: unknown key (value {shown(value)}), {hint} or remove it".lstrip(".")
+    )
+
+
+def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
+    """The first of pydantic's complaints about a mapping, as one line.
+
+    Args:
+        error: what pydantic raised.
+        where: dotted name of the mapping; empty at the top.
+        schema: what it was held against.
+    """
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    kind, value, context = first["type"], first["input"], first.get("ctx", {})
+    location = _location(first["loc"])
+    field = _join(where, location) or "job"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    if kind in ("extra_forbidden", "invalid_key"):
+        inner = _schema_at(schema, location[:-1])
+        known = keys_of(inner) if inner else []
+        return Refused(str(unknown_key(_join(where, location[:-1]), location[-1], value, known)) + more)
+    if kind == "missing":
+        return Refused(f"{field}: missing, expected a value; add it{more}")
+    if kind == "value_error":  # a rule across fields, worded where it is written
+        return Refused(one_line(str(context["error"])) + more)
+    if kind == "json_invalid":
+        return Refused(
+            f"{field}: not JSON ({one_line(str(context['error']))}); send what JobConfig.to_json gives"
+        )
+    mend = _mend(location, schema, value, context if kind == "literal_error" else {})
+    return Refused(
+        f"{field}: {shown(value)} given, expected {_expected(kind, context, first['msg'])}; {mend}{more}"
+    )
+
+
+def keys_of(schema: type[BaseModel]) -> list[str]:
+    """The keys of a schema as people write them."""
+    return [field.alias or name for name, field in schema.model_fields.items()]
+
+
+def one_line(text: str) -> str:
+    """Text with every run of white space (line breaks too) made one space, and nothing unprintable."""
+    flat = " ".join(text.split())
+    return flat if flat.isprintable() else ascii(flat)[1:-1]
+
+
+def _schema_at(schema: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:
+    """The schema of a mapping inside a mapping; None where a list, a union or plain values are on the way."""
+    inner: object = schema
+    for part in location:
+        field = inner.model_fields.get(str(part)) if _is_schema(inner) else None
+        inner = field.annotation if field else None
+    return inner if _is_schema(inner) else None
+
+
+def _is_schema(value: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(value, type) and issubclass(value, BaseModel)
+
+
+def _location(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Without the tag that pydantic puts after a union told apart by a key (`model.gpt2.num_heads`)."""
+    return location[:1] + location[2:] if location[:1] == ("model",) and len(location) > 1 else location
+
+
+def _join(where: str, location: Iterable[int | str]) -> str:
+    text = where
+    for part in location:
+        name = f"[{part}]" if isinstance(part, int) else dotted(part)
+        text += name if isinstance(part, int) or not text else f".{name}"
+    return text
+
+
+def _expected(kind: str, context: dict[str, Any], message: str) -> str:
+    bounds = {
+        "greater_than": ("a number above", "gt"),
+        "greater_than_equal": ("at least", "ge"),
+        "less_than": ("a number below", "lt"),
+        "less_than_equal": ("at most", "le"),
+    }
+    if kind in bounds:
+        words, key = bounds[kind]
+        return f"{words} {context[key]}"
+    if kind in ("literal_error", "union_tag_invalid"):
+        choices = str(context.get("expected") or context.get("expected_tags"))
+        return f"one of: {', '.join(_choices(choices))}"
+    if kind == "string_too_short":
+        return "a text that isn't empty"
+    if kind == "string_too_long":
+        return f"at most {context['max_length']} characters"
+    if kind == "string_pattern_mismatch":
+        return f"a text that matches {context['pattern']}"
+    return _EXPECTED.get(kind, one_line(message))
+
+
+def _choices(listed: str) -> list[str]:
+    """pydantic's `'a', 'b' or True` as words of YAML."""
+    words = listed.replace("'", "").replace(" or ", ", ").split(", ")
+    return [word.lower() if word in ("True", "False") else word for word in words]
+
+
+def _mend(
+    location: tuple[int | str, ...], schema: type[BaseModel], value: object, context: dict[str, Any]
+) -> str:
+    """How to put it right: the choice spelled most alike, else the default as an example."""
+    if isinstance(value, str) and context:
+        near = nearest(value, _choices(str(context["expected"])))
+        if near:
+            return f"did you mean {near}?"
+    name = location[0] if location else ""
+    if len(location) == 1 and isinstance(name, str) and name in schema.model_fields:
+        default = schema.model_fields[name].default
+        if isinstance(default, (bool, int, float, str)) and default != "":
+            example = default if isinstance(default, str) else shown(default)
+            return f"write for example {name}: {example}"
+    return "correct it or remove it"

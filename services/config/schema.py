@@ -1,0 +1,185 @@
+"""The sections of tt-train's YAML files as people write them, each key typed, with tt-train's defaults.
+
+A key that defaults to None was not given; `resolve` decides what that means. Keys that are without effect here, or
+not built yet, are typed too: `support` says so when they are used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from services.config.parts import Count, Name, Natural, NotNegative, Positive, Probability, Share
+
+
+class Section(BaseModel):
+    """Base of the sections: no keys beyond those named, no silent conversions, finite numbers only."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class TrainingSection(Section):
+    """`training_config`: old (flat) and new (`optimizer:`) spelling of the optimizer's settings."""
+
+    project_name: Name = "tt_train_nano_gpt"
+    model_type: Literal["gpt2", "linear_regression"] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
+    model_save_interval: Natural = 500
+    batch_size: Count = 4
+    validation_batch_size: Count | None = None
+    num_epochs: Count | None = None
+    max_steps: Count = 1000
+    steps: Count | None = None
+    total_steps: Count | None = None
+    eval_every: Natural = 200
+    gradient_accumulation_steps: Count = 1
+    model_config_path: str | None = Field(None, alias="model_config")
+    multihost_config: Any = None
+    transformer_config: dict[Any, Any] | None = None
+    data_path: Annotated[str, Field(min_length=1)] = "data/shakespeare.txt"
+    tokenizer_type: Literal["char", "bpe"] = "char"
+    tokenizer_path: str | None = None
+    scheduler_type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
+    use_clip_grad_norm: bool = False
+    clip_grad_norm_max_norm: Positive = 1.0
+    checkpoint_dir: str | None = None
+    optimizer: dict[Any, Any] | None = None
+    learning_rate: NotNegative | None = None
+    beta1: Probability | None = None
+    beta2: Probability | None = None
+    eps: Positive | None = None
+    weight_decay: NotNegative | None = None
+    weight_decay_on: Literal["all", "matrices"] | None = None
+    use_moreh_adamw: bool = False
+    use_kahan_summation: bool = False
+    use_no_op: bool = False
+    wire_dtype: Literal["float32"] = "float32"
+    accumulation: Literal["host"] = "host"
+    exact: bool = True
+
+
+class AdamWSection(Section):
+    """`training_config.optimizer` of the AdamW family; here all of them keep float32 weights and state."""
+
+    type: Literal["AdamW", "AdamWFullPrecision", "MorehAdamW", "AdamWComposite", "SGD", "SGDComposite"] = (
+        "AdamW"
+    )
+    lr: NotNegative = 1e-3
+    beta1: Probability = 0.9
+    beta2: Probability = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NotNegative = 0.01
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    amsgrad: bool = False
+    stochastic_rounding: bool = False
+    kahan_summation: bool = False
+
+
+class SGDSection(Section):
+    """`training_config.optimizer` of type SGD or SGDComposite."""
+
+    type: Literal["SGD", "SGDComposite"] = "SGD"
+    lr: NotNegative = 1e-3
+    momentum: Probability = 0.0
+    dampening: Share = 0.0
+    weight_decay: NotNegative = 0.0
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    nesterov: bool = False
+
+
+class DeviceSection(Section):
+    """`device_config`; a mesh is `[rows, columns]`, or with names `[[rows, columns], ["fsdp", "tp"]]`."""
+
+    mesh_shape: list[Any] = Field(default_factory=lambda: [1, 1])
+    device_ids: list[Natural] = Field(default_factory=list)
+    enable_ddp: bool = False
+    enable_tp: bool = False
+    enable_pp: bool = False
+    enable_cp: bool = False
+    enable_fsdp: bool = False
+    backend: Literal["auto", "ttnn", "emulator"] = "auto"
+    dtype: Literal["bfloat16", "float32"] | None = None
+    threads: Count = 1
+
+
+class MultihostSection(Section):
+    """`multihost_config`; `grpc` is what Tiermesh speaks, whatever is written."""
+
+    enabled: bool = False
+    num_workers: Natural | None = None
+    socket_type: Literal["mpi", "fabric", "grpc"] = "grpc"
+    pipeline_parallel_config: dict[Any, Any] | None = None
+
+
+class ExperimentalSection(Section):
+    """`transformer_config.experimental`."""
+
+    use_composite_layernorm: bool = False
+
+
+class TransformerSection(Section):
+    """`transformer_config`, those of Llama among them, which a GPT-2 doesn't read."""
+
+    model_type: Literal["gpt2"] = "gpt2"
+    model_path: str | None = None
+    runner_type: Literal["default"] = "default"
+    num_heads: Count = 6
+    embedding_dim: Count = 384
+    dropout_prob: Probability = 0.2
+    num_blocks: Count = 6
+    vocab_size: Count | None = None
+    max_sequence_length: Count = 128
+    weight_tying: Literal["enabled", "disabled", True, False] | None = None
+    positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
+    bias: bool = True
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    experimental: ExperimentalSection = ExperimentalSection()
+    embedding_placement: Literal["replicated", "vocab_parallel", "feature_parallel"] = "replicated"
+    intermediate_dim: Count | None = None
+    theta: Positive | None = None
+    num_groups: Count | None = None
+    rope_scaling: dict[Any, Any] | None = None
+
+
+class LinearRegressionSection(Section):
+    """`linear_regression_config`, of our own: tt-train's example has these as arguments."""
+
+    num_features: Count = 64
+    num_targets: Count = 32
+    bias: bool = True
+    training_samples: Count = 100_000
+    noise: NotNegative = 0.0
+
+
+class SchedulerSection(Section):
+    """`scheduler_config`: settings of `training_config.scheduler_type`, and those of tt-train's SpeedrunScheduler."""
+
+    warmup_steps: Natural | None = None
+    min_lr: NotNegative | None = None
+    max_lr: NotNegative | None = None
+    hold_steps: Natural = 0
+    beta1_start: Probability | None = None
+    beta1_end: Probability | None = None
+    beta1_warmup_steps: Natural = 0
+
+
+class EvalSection(Section):
+    """`eval_config`: how text is drawn; `top_k` of -1 is tt-train's word for all."""
+
+    repetition_penalty: Positive = 1.0
+    temperature: NotNegative = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "training_config": TrainingSection,
+    "device_config": DeviceSection,
+    "multihost_config": MultihostSection,
+    "transformer_config": TransformerSection,
+    "linear_regression_config": LinearRegressionSection,
+    "scheduler_config": SchedulerSection,
+    "eval_config": EvalSection,
+}
+"""What may stand at the top of a config."""
