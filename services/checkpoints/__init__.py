@@ -1,0 +1,18 @@
+"""Checkpoints: folders that hold a job at one step, complete or absent, and that Hugging Face's tools can load."""
+
+from __future__ import annotations
+
+from services.checkpoints.format import CONSTANTS_FILE, Checkpoint, CheckpointInfo, check_file_names
+from services.checkpoints.read import list_checkpoints, newest_checkpoint, read_checkpoint
+from services.checkpoints.write import write_checkpoint
+
+__all__ = [
+    "CONSTANTS_FILE",
+    "Checkpoint",
+    "CheckpointInfo",
+    "check_file_names",
+    "list_checkpoints",
+    "newest_checkpoint",
+    "read_checkpoint",
+    "write_checkpoint",
+]

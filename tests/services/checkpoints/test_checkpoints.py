@@ -1,0 +1,186 @@
+"""What is written comes back bit for bit, in files that Hugging Face's tools can load."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from services.checkpoints import (
+    CONSTANTS_FILE,
+    CheckpointInfo,
+    list_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+from services.checkpoints.tensor_file import pieces
+from services.errors import Refused
+from services.tensors.layout import Layout
+
+LAYOUT = Layout.build(
+    [
+        ("embedding", (5, 4), True, "transformer.wte.weight", False),
+        ("projection", (4, 3), True, "head.weight", True),
+        ("norm", (4,), False, "transformer.ln_f.weight", False),
+    ]
+)
+CONFIG = {"seed": 5489, "optimizer": {"lr": 1e-3}, "name": "töne"}
+CONSTANTS = {"transformer.ln_f.bias": np.zeros(4, np.float32)}
+FILES = {"config.json": b'{"model_type": "gpt2"}', "tokenizer.json": b"{}", CONSTANTS_FILE: save(CONSTANTS)}
+
+
+def any_bits(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    rng = np.random.Generator(np.random.Philox(seed))
+    return rng.integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
+
+
+def write(root: Path, step: int = 500, **changes: Any) -> CheckpointInfo:
+    arguments: dict[str, Any] = {
+        "job": "job-1",
+        "generation": 2,
+        "step": step,
+        "config_json": json.dumps(CONFIG),
+        "layout": LAYOUT,
+        "weights": any_bits(LAYOUT.elements, seed=step),
+        "optimizer_state": {"exp_avg": any_bits(LAYOUT.elements, 1), "applied": np.array([7], np.int64)},
+        "files": FILES,
+    }
+    return write_checkpoint(root, **{**arguments, **changes})
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    info = write(tmp_path / "jobs" / "job-1")
+    checkpoint = read_checkpoint(info.path)
+    assert info.path == tmp_path / "jobs" / "job-1" / "step-00000500"
+    assert (checkpoint.job, checkpoint.generation, checkpoint.step) == ("job-1", 2, 500)
+    assert checkpoint.layout == LAYOUT
+    assert checkpoint.layout.hash == LAYOUT.hash
+    assert checkpoint.weights.tobytes() == any_bits(LAYOUT.elements, 500).tobytes()
+    assert checkpoint.weights.flags.writeable
+    assert checkpoint.optimizer_state.keys() == {"exp_avg", "applied"}
+    assert checkpoint.optimizer_state["exp_avg"].tobytes() == any_bits(LAYOUT.elements, 1).tobytes()
+    assert checkpoint.optimizer_state["applied"].dtype == np.int64
+    assert checkpoint.optimizer_state["applied"].tolist() == [7]
+    assert checkpoint.files == FILES
+    assert json.loads(checkpoint.config_json) == CONFIG
+    assert checkpoint.model_sha256 == info.model_sha256
+
+
+def test_the_folder_holds_exactly_what_the_format_says(tmp_path: Path) -> None:
+    path = write(tmp_path).path
+    assert {file.name for file in path.iterdir()} == {
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        *FILES,
+    }
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000500"]
+
+
+def test_the_model_file_has_hugging_faces_names_shapes_and_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path).path / "model.safetensors"
+    weights = any_bits(LAYOUT.elements, 500)
+    tensors = load_file(path)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        "transformer.wte.weight": (5, 4),
+        "head.weight": (3, 4),
+        "transformer.ln_f.weight": (4,),
+        "transformer.ln_f.bias": (4,),
+    }
+    assert tensors["transformer.wte.weight"].tobytes() == weights[:20].tobytes()
+    assert tensors["head.weight"].tobytes() == weights[20:32].reshape(4, 3).T.tobytes()
+    assert tensors["transformer.ln_f.bias"].tolist() == [0.0] * 4
+    with safe_open(path, framework="np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_equal_weights_give_equal_model_files(tmp_path: Path) -> None:
+    weights = np.arange(LAYOUT.elements, dtype=np.float32)
+    first = write(tmp_path / "a", weights=weights)
+    second = write(tmp_path / "b", step=700, weights=weights, generation=9, job="other")
+    assert first.model_sha256 == second.model_sha256
+    # People compare runs of different releases by this hash.
+    assert first.model_sha256 == "4a901e64bdcbbce4b8f079cf28418c95e29e4392adab7c734695321bcb3bcfab"
+
+
+def test_the_optimizer_can_be_left_unread(tmp_path: Path) -> None:
+    path = write(tmp_path).path
+    (path / "optimizer.safetensors").unlink()
+    checkpoint = read_checkpoint(path, with_optimizer=False)
+    assert checkpoint.optimizer_state == {}
+    assert checkpoint.weights.tobytes() == any_bits(LAYOUT.elements, 500).tobytes()
+
+
+def test_a_checkpoint_can_be_moved_and_renamed(tmp_path: Path) -> None:
+    path = write(tmp_path).path.rename(tmp_path / "my-best-model")
+    assert read_checkpoint(path).step == 500
+
+
+def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
+    for step in (500, 0, 123_456_789, 1000):
+        write(tmp_path, step)
+    (tmp_path / "step-00000700").write_text("a file, no checkpoint")
+    (tmp_path / "step-7").mkdir()
+    names = ["step-00000000", "step-00000500", "step-00001000", "step-123456789"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == names
+    assert list_checkpoints(tmp_path / "nowhere") == []
+
+
+def test_a_step_written_again_replaces_the_folder(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, weights=any_bits(LAYOUT.elements, 77), generation=3)
+    checkpoint = read_checkpoint(tmp_path / "step-00000500")
+    assert checkpoint.generation == 3
+    assert checkpoint.weights.tobytes() == any_bits(LAYOUT.elements, 77).tobytes()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000500"]
+
+
+def test_writing_needs_room_for_one_tensor_not_for_the_model(tmp_path: Path) -> None:
+    layout = Layout.build((f"w{index}", (256, 512), True, f"w{index}", True) for index in range(16))
+    weights = np.zeros(layout.elements, np.float32)
+    tracemalloc.start()
+    write(tmp_path, layout=layout, weights=weights, optimizer_state={"exp_avg": weights}, files={})
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < weights.nbytes / 4
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../state.json", "a/b", "/etc/passwd", ".hidden", "", "state.json", "model.safetensors", "a\nb", "ü"],
+)
+def test_names_of_files_that_came_over_the_network_are_held_to_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match="expected a name of letters, digits"):
+        write(tmp_path, files={name: b"x"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensors_with_the_same_name_are_refused(tmp_path: Path) -> None:
+    tied = Layout.build([("a", (2,), True, "w", False), ("b", (2,), True, "w", False)])
+    with pytest.raises(Refused, match="layout entry b: export name w is another tensor's already"):
+        write(tmp_path, layout=tied, weights=np.zeros(4, np.float32))
+    clash = {CONSTANTS_FILE: save({"transformer.wte.weight": np.zeros(1, np.float32)})}
+    with pytest.raises(Refused, match=r"layout entry embedding: export name transformer\.wte\.weight"):
+        write(tmp_path, files=clash)
+
+
+@pytest.mark.parametrize(
+    ("constants", "text"),
+    [(b"garbage", "not a safetensors file"), (save({"c": np.zeros(1)}), "c is float64, expected float32")],
+)
+def test_a_bad_constants_file_is_refused(tmp_path: Path, constants: bytes, text: str) -> None:
+    with pytest.raises(Refused, match=f"constants.safetensors: {text}"):
+        write(tmp_path, files={CONSTANTS_FILE: constants})
+
+
+def test_pieces_are_aligned_whatever_the_order() -> None:
+    tensors = {"odd": np.ones(3, np.float32), "count": np.ones(1, np.int64)}
+    header, *data = pieces(tensors)
+    assert len(header) % 8 == 0
+    assert [len(piece) for piece in data] == [8, 12]

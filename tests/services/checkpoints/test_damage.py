@@ -1,0 +1,297 @@
+"""A checkpoint is complete or absent, whatever is cut, flipped or killed; nothing damaged is ever loaded."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.checkpoints import CheckpointInfo, newest_checkpoint, read_checkpoint, write_checkpoint
+from services.errors import Failed, Refused
+from services.tensors.layout import Layout
+
+LAYOUT = Layout.build([("a", (8, 4), True, "a", True), ("b", (4,), False, "b", False)])
+FILE_NAMES = ["config.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing handles it."""
+
+
+def write(root: Path, step: int, value: float = 1.0) -> CheckpointInfo:
+    weights = np.full(LAYOUT.elements, value, np.float32)
+    return write_checkpoint(
+        root,
+        job="job-1",
+        generation=0,
+        step=step,
+        config_json='{"seed":1}',
+        layout=LAYOUT,
+        weights=weights,
+        optimizer_state={"exp_avg": weights * 2},
+        files={"config.json": b'{"model_type": "gpt2"}'},
+    )
+
+
+def rewrite_state(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change state.json as a hand with too much knowledge would, its own checksum made good."""
+    values = json.loads((path / "state.json").read_text())
+    values.pop("sha256")
+    change(values)
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    values["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (path / "state.json").write_text(json.dumps(values))
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("intact"), 5).path
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(FILE_NAMES), st.integers(0, 10**9))
+def test_no_flipped_bit_is_loaded(intact: Path, name: str, position: int) -> None:
+    file = intact / name
+    original = file.read_bytes()
+    bit = position % (8 * len(original))
+    damaged = bytearray(original)
+    damaged[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(damaged)
+    try:
+        with pytest.raises(Refused, match=name.replace(".", r"\.")) as refusal:
+            read_checkpoint(intact)
+    finally:
+        file.write_bytes(original)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", FILE_NAMES)
+@pytest.mark.parametrize("share", [0, 0.5, 0.99])
+def test_truncated_files_are_refused(tmp_path: Path, name: str, share: float) -> None:
+    path = write(tmp_path, 5).path
+    size = (path / name).stat().st_size
+    os.truncate(path / name, int(size * share))
+    with pytest.raises(Refused, match=f"step-00000005: {name}"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", FILE_NAMES)
+def test_missing_files_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, 5).path
+    (path / name).unlink()
+    with pytest.raises(Refused, match=f"step-00000005: {name} is missing"):
+        read_checkpoint(path)
+
+
+def test_a_folder_that_is_not_there_or_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nowhere: no such folder; expected one named like step-00000500"):
+        read_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(Refused, match=r"state\.json is missing; expected a folder written by Tiermesh"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda state: state["layout"][0].update(shape=[4, 8]),
+            r"a is float32 \[4, 8\], expected float32 \[8, 4\]",
+        ),
+        (lambda state: state["layout"][1].update(export_name="c"), "b is not expected"),
+        (lambda state: state["layout"].pop(), "b is not expected"),
+        (lambda state: state["layout"][1].update(offset=31), "layout entry b: offset 31, expected 32"),
+        (lambda state: state["layout"][1].pop("name"), r"state\.json is damaged"),
+        (lambda state: state["files"].pop("model.safetensors"), r"does not name model\.safetensors"),
+        (
+            lambda state: state["files"].update({"../x": state["files"]["config.json"]}),
+            "checkpoint file '../x'",
+        ),
+        (lambda state: state.update(format=2), "format 2, this release reads 1"),
+        (lambda state: state.update(step="5"), r"state\.json is damaged"),
+    ],
+)
+def test_a_state_that_contradicts_the_files_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], text: str
+) -> None:
+    path = write(tmp_path, 5).path
+    rewrite_state(path, change)
+    with pytest.raises(Refused, match=text):
+        read_checkpoint(path)
+
+
+def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
+    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
+    for step in (0, 10, 20):
+        write(tmp_path, step, value=step)
+    checkpoint, notices = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.weights[0], notices) == (20, 20.0, [])
+
+
+def test_damaged_checkpoints_are_passed_over_and_told_of(tmp_path: Path) -> None:
+    for step in (0, 10, 20, 30):
+        write(tmp_path, step)
+    (tmp_path / "step-00000030" / "state.json").unlink()
+    os.truncate(tmp_path / "step-00000020" / "model.safetensors", 100)
+    checkpoint, notices = newest_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 10
+    assert len(notices) == 2
+    assert "step-00000030: state.json is missing" in notices[0]
+    assert "step-00000020: model.safetensors has 100 bytes, expected" in notices[1]
+    assert all(notice.endswith("; falling back to step-00000010") for notice in notices)
+
+
+def test_a_job_whose_checkpoints_are_all_damaged_does_not_start_afresh_by_itself(tmp_path: Path) -> None:
+    for step in (0, 10):
+        write(tmp_path, step)
+        os.truncate(tmp_path / f"step-{step:08d}" / "model.safetensors", 100)
+    with pytest.raises(
+        Refused, match=r"none of 2 is intact; the newest: .*step-00000010.* remove the folder"
+    ):
+        newest_checkpoint(tmp_path)
+
+
+def interrupted_writes(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, attempt: Callable[[], Any]
+) -> int:
+    """Run `attempt` once for every step it makes on the disk, failing at that step; return how many there are."""
+    real = {name: getattr(os, name) for name in ("fsync", "open", "mkdir", "rename")}
+    steps, fail_at = 0, 0
+
+    def failing(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            if steps == fail_at:
+                raise error
+            return real[name](*arguments, **options)
+
+        return call
+
+    for name in real:
+        monkeypatch.setattr(os, name, failing(name))
+    while True:
+        steps, fail_at = 0, fail_at + 1
+        try:
+            attempt()
+        except type(error):
+            continue
+        except Failed:
+            continue
+        monkeypatch.undo()
+        return fail_at - 1
+
+
+def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 10, value=10)
+
+    def attempt() -> None:
+        try:
+            write(tmp_path, 20, value=20)
+        finally:
+            checkpoint, notices = newest_checkpoint(tmp_path)
+            assert checkpoint is not None
+            assert notices == []
+            assert checkpoint.weights[0] == checkpoint.step
+            seen.add(checkpoint.step)
+
+    seen: set[int] = set()
+    assert interrupted_writes(monkeypatch, Killed(), attempt) >= 9
+    assert seen == {10, 20}
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
+
+
+def test_killed_while_replacing_a_damaged_checkpoint_an_intact_one_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 10, value=10)
+    write(tmp_path, 20, value=20)
+    os.truncate(tmp_path / "step-00000020" / "model.safetensors", 100)
+
+    def attempt() -> None:
+        try:
+            write(tmp_path, 20, value=20)
+        finally:
+            checkpoint, _ = newest_checkpoint(tmp_path)
+            assert checkpoint is not None
+            assert checkpoint.weights[0] == checkpoint.step
+
+    interrupted_writes(monkeypatch, Killed(), attempt)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
+
+
+def test_a_full_disk_fails_in_one_line_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    roots = (tmp_path / f"job-{index}" for index in itertools.count())
+
+    def attempt() -> None:
+        root = next(roots)
+        try:
+            write(root, 10)
+        except Failed as error:
+            assert str(error).endswith("step-00000010: not written: No space left on device")
+            # Only where the very last step fails is there a checkpoint, complete, that nobody was told of.
+            assert [read_checkpoint(path).step for path in root.glob("*")] in ([], [10])
+            raise
+
+    assert interrupted_writes(monkeypatch, full, attempt) >= 9
+
+
+def test_a_rename_that_fails_leaves_the_checkpoint_that_was_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 10, value=1)
+    real_rename = os.rename
+
+    def rename(source: Any, target: Any) -> None:
+        if Path(source).suffix == ".partial":
+            raise OSError(errno.EIO, "Input/output error")
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(Failed, match="not written: Input/output error"):
+        write(tmp_path, 10, value=2)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000010"]
+    assert read_checkpoint(tmp_path / "step-00000010").weights[0] == 1
+
+
+def test_the_order_on_the_disk_is_files_folder_rename_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_fsync, real_rename, order = os.fsync, os.rename, []
+
+    def fsync(descriptor: int) -> None:
+        order.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real_fsync(descriptor)
+
+    def rename(source: Any, target: Any) -> None:
+        order.append(f"{Path(source).name} -> {Path(target).name}")
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    write(tmp_path, 10)
+    assert order == [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "config.json",
+        "state.json",
+        ".step-00000010.partial",
+        ".step-00000010.partial -> step-00000010",
+        tmp_path.name,
+    ]
