@@ -111,6 +111,7 @@ def test_a_folder_that_is_not_there_or_no_checkpoint_is_refused(tmp_path: Path) 
         (lambda state: state["layout"].pop(), "b is not expected"),
         (lambda state: state["layout"][1].update(offset=31), "layout entry b: offset 31, expected 32"),
         (lambda state: state["layout"][1].pop("name"), r"state\.json is damaged"),
+        (lambda state: state["layout"][1].pop("shape"), r"state\.json is damaged"),
         (lambda state: state["files"].pop("model.safetensors"), r"does not name model\.safetensors"),
         (
             lambda state: state["files"].update({"../x": state["files"]["config.json"]}),

@@ -1,0 +1,103 @@
+"""The layout: contiguous entries, chunks that cover it once, one hash for one meaning."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tensors.kernels import BLOCK_ELEMENTS
+from services.tensors.layout import CHUNK_ELEMENTS, Entry, Layout, chunk_count, chunk_range
+
+shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
+layouts = st.lists(st.tuples(shapes, st.booleans(), st.booleans()), max_size=12).map(
+    lambda rows: Layout.build(
+        (f"p{index}", shape, decays, f"hf.{index}", transpose)
+        for index, (shape, decays, transpose) in enumerate(rows)
+    )
+)
+
+
+@given(layouts)
+def test_entries_are_contiguous_from_zero_in_the_order_given(layout: Layout) -> None:
+    offset = 0
+    for index, entry in enumerate(layout.entries):
+        assert (entry.name, entry.offset, entry.size) == (f"p{index}", offset, prod(entry.shape))
+        offset = entry.stop
+    assert layout.elements == offset
+
+
+@given(layouts)
+def test_json_there_and_back_is_the_same_layout_with_the_same_hash(layout: Layout) -> None:
+    back = Layout.from_json(json.loads(json.dumps(layout.to_json())))
+    assert back == layout
+    assert back.hash == layout.hash
+
+
+@given(layouts, layouts)
+def test_hashes_are_equal_exactly_for_equal_layouts(one: Layout, other: Layout) -> None:
+    assert (one.hash == other.hash) == (one == other)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Entry("b", (2, 3), 0, True, "hf.a"),
+        Entry("a", (3, 2), 0, True, "hf.a"),
+        Entry("a", (6,), 0, True, "hf.a"),
+        Entry("a", (2, 3), 0, False, "hf.a"),
+        Entry("a", (2, 3), 0, True, "hf.b"),
+        Entry("a", (2, 3), 0, True, "hf.a", export_transpose=True),
+    ],
+)
+def test_every_field_enters_the_hash(changed: Entry) -> None:
+    assert Layout((changed,)).hash != Layout((Entry("a", (2, 3), 0, True, "hf.a"),)).hash
+
+
+def test_a_known_layout_keeps_its_hash() -> None:
+    # Checkpoints and peers of another release are held against it: it changes only with the protocol version.
+    layout = Layout.build([("a", (2, 3), True, "hf.a", False), ("b", (3,), False, "hf.b", True)])
+    assert layout.hash == "932a9f877a1c300078354c736dcfb5be773bdf2d9e5a6fbafc302b0b6518ff96"
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ((Entry("a", (2,), 1, True, "a"),), "layout entry a: offset 1, expected 0"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 3, True, "b")), "entry b: offset 3, expected 2"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 1, True, "b")), "entry b: offset 1, expected 2"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("a", (2,), 2, True, "b")), "two entries have the same name"),
+    ],
+)
+def test_gaps_overlaps_and_twins_are_refused(entries: tuple[Entry, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Layout(entries)
+
+
+@pytest.mark.parametrize("missing", ["name", "shape", "offset", "decays", "export_name"])
+def test_json_without_a_field_is_refused(missing: str) -> None:
+    (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
+    del entry[missing]
+    with pytest.raises((TypeError, KeyError)):
+        Layout.from_json([entry])
+
+
+@given(st.integers(0, 10 * CHUNK_ELEMENTS))
+def test_chunks_cover_the_layout_once_in_order_and_all_but_the_last_are_full(elements: int) -> None:
+    ranges = [chunk_range(elements, chunk) for chunk in range(chunk_count(elements))]
+    assert [start for start, _ in ranges] == [index * CHUNK_ELEMENTS for index in range(len(ranges))]
+    assert sum(stop - start for start, stop in ranges) == elements
+    assert all(stop - start == CHUNK_ELEMENTS for start, stop in ranges[:-1])
+    assert all(start < stop for start, stop in ranges)
+
+
+def test_a_chunk_is_a_whole_number_of_blocks_of_the_norm() -> None:
+    assert CHUNK_ELEMENTS % BLOCK_ELEMENTS == 0
+
+
+def test_an_empty_layout_has_no_chunks() -> None:
+    layout = Layout(())
+    assert (layout.elements, layout.chunks) == (0, 0)
