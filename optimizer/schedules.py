@@ -30,7 +30,7 @@ def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:
     warmup = schedule.warmup_steps
     if update <= warmup:
         return update / warmup
-    progress = min(1.0, (update - warmup) / max(1, schedule.total_steps - warmup))
+    progress = min(1.0, (update - warmup) / (schedule.total_steps - warmup))
     return 1.0 - (1.0 - _LAST_FACTOR) * progress
 
 

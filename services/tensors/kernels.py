@@ -66,8 +66,3 @@ def norm(block_sums: Sequence[float] | Float64Array) -> float:
     3.11 and 3.12.
     """
     return math.sqrt(math.fsum(block_sums))
-
-
-def is_finite(values: Float32Array) -> bool:
-    """Whether all elements, [n] float32, are finite."""
-    return bool(np.isfinite(values).all())
