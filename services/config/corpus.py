@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 from services.config.parts import DataConfig
+from services.config.problems import shown_path
 from services.errors import Refused
 
 PYTHON_REFERENCE = "builtin:python-reference"
@@ -50,7 +51,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise Refused(
-            f"training_config.data_path: {data.path} is not UTF-8 at byte {error.start}; convert it to UTF-8"
+            f"training_config.data_path: {shown_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
         ) from None
 
 
@@ -70,11 +71,11 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
             continue
         except OSError as error:
             raise Refused(
-                f"training_config.{key}: {place} can't be read ({error.strerror}); make it readable"
+                f"training_config.{key}: {shown_path(place)} can't be read ({error.strerror}); make it readable"
             ) from None
         _hold(content, sha256, key, str(place), "copy the file that the job was submitted with")
         return content
-    looked = ", ".join(str(place) for place in places)
+    looked = ", ".join(shown_path(place) for place in places)
     raise Refused(
         f"training_config.{key}: no such file on this host (looked at {looked}); "
         "copy it here or give the worker its folder with --data-dir"
@@ -84,7 +85,9 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
 def _hold(content: bytes, sha256: str, key: str, place: str, mend: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
-        raise Refused(f"training_config.{key}: {place} has sha256 {found}, the job expects {sha256}; {mend}")
+        raise Refused(
+            f"training_config.{key}: {shown_path(place)} has sha256 {found}, the job expects {sha256}; {mend}"
+        )
 
 
 def scan(path: Path, field: str) -> tuple[str, int]:
@@ -102,7 +105,9 @@ def scan(path: Path, field: str) -> tuple[str, int]:
                 characters += len(decoder.decode(block))
         decoder.decode(b"", final=True)
     except OSError as error:
-        raise Refused(f"{field}: {path} can't be read ({error.strerror}); make it readable") from None
+        raise Refused(
+            f"{field}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+        ) from None
     except UnicodeDecodeError:
-        raise Refused(f"{field}: {path} is not UTF-8, expected a text; convert it") from None
+        raise Refused(f"{field}: {shown_path(path)} is not UTF-8, expected a text; convert it") from None
     return digest.hexdigest(), characters

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from services.config.problems import one_line, shown
+from services.config.problems import one_line, shown, shown_path
 from services.errors import Refused
 
 _LARGEST_BYTES = 1 << 20
@@ -60,7 +60,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except (
         Exception
     ) as error:  # PyYAML's constructors let others out: an impossible date, a number of 5,000 digits
-        raise Refused(f"{source}: not YAML ({one_line(str(error))[:200]}); correct the file") from None
+        raise Refused(f"{source}: not YAML ({one_line(str(error))[:200]}); correct it") from None
 
 
 def read_document(path: Path, field: str = "") -> dict[Any, Any]:
@@ -73,7 +73,7 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     Raises:
         Refused: if it can't be read, isn't YAML, or holds no mapping.
     """
-    source = f"{field}: {path}" if field else str(path)
+    source = f"{field}: {shown_path(path)}" if field else shown_path(path)
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)

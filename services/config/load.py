@@ -10,7 +10,7 @@ from services.config.documents import read_document
 from services.config.job import JobConfig
 from services.config.overrides import Override, parse_overrides
 from services.config.places import find_include
-from services.config.problems import shown, unknown_key
+from services.config.problems import shown, shown_path, unknown_key
 from services.config.resolve import resolve
 from services.config.schema import SECTIONS
 from services.errors import Refused
@@ -102,7 +102,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
             raise unknown_key("", key, value, (*_MODEL_SECTIONS, "multihost_config"))
     if not any(included.get(key) is not None for key in _MODEL_SECTIONS):
         raise Refused(
-            f"{field}: {path} has no transformer_config, expected a model's config; correct the path"
+            f"{field}: {shown_path(path)} has no transformer_config, expected a model's config; correct the path"
         )
     for key in _MODEL_SECTIONS:
         if sections.get(key) is not None:
@@ -126,6 +126,6 @@ def _section_of_file(text: str, section: str, folder: Path) -> Any:
     included = read_document(path, section)
     if included.get(section) is None:
         raise Refused(
-            f"{section}: {path} has no {section}, expected a file with that section; correct the path"
+            f"{section}: {shown_path(path)} has no {section}, expected a file with that section; correct the path"
         )
     return included[section]

@@ -139,8 +139,8 @@ class DeviceConfig(Part):
                 "(a second strategy, tensor parallel, is not built yet)"
             )
         raise ValueError(
-            f"device_config.mesh_shape: {shape} given, which has {axes} axes longer than 1, but "
-            f"{int(self.enable_ddp)} parallel strategies are enabled, expected as many; {mend}"
+            f"device_config.mesh_shape: {shape} given with enable_ddp: {str(self.enable_ddp).lower()}, expected as "
+            f"many parallel strategies ({int(self.enable_ddp)}) as axes longer than 1 ({axes}); {mend}"
         )
 
     @property

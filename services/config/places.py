@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from services.config.problems import shown
+from services.config.problems import shown, shown_path
 from services.errors import Refused
 
 SHIPPED_ROOT = Path(__file__).resolve().parents[2]
@@ -108,9 +108,3 @@ def _first(text: str, places: list[Path], field: str, mend: str) -> Path:
             continue
     looked = ", ".join(shown_path(place) for place in tried)
     raise Refused(f"{field}: no file {shown(text)}; looked at {looked}; {mend}")
-
-
-def shown_path(path: str | Path) -> str:
-    """A path on one line: as it is where it is printable, else escaped."""
-    text = str(path)
-    return text if text.isprintable() else ascii(text)

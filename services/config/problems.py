@@ -6,6 +6,7 @@ import difflib
 import json
 import reprlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from services.errors import Refused
 
 _LONGEST_VALUE = 60
+_LONGEST_PATH = 300
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -83,11 +85,9 @@ def unknown_key(field: str, key: object, value: object, known: Iterable[str]) ->
     """
     names = sorted(known)
     near = nearest(key, names) if isinstance(key, str) else None
-    known_here = f"known here: {', '.join(names)}; rename" if names else "expected none of that name; rename"
-    hint = f"did you mean {near}? Rename" if near else known_here
-    return Refused(
-        f"{dotted(field, key)}: unknown key (value {shown(value)}), {hint} or remove it".lstrip(".")
-    )
+    known_here = f", expected one of: {', '.join(names)}; rename" if names else "; rename"
+    hint = f", did you mean {near}? Rename" if near else known_here
+    return Refused(f"{_join(field, (dotted(key),))}: unknown key (value {shown(value)}){hint} or remove it")
 
 
 def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
@@ -110,6 +110,11 @@ def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refu
         return Refused(str(unknown_key(_join(where, location[:-1]), location[-1], value, known)) + more)
     if kind == "missing":
         return Refused(f"{field}: missing, expected a value; add it{more}")
+    if kind == "union_tag_invalid":
+        return Refused(
+            f"{field}.{context['discriminator'].strip(chr(39))}: {shown(context['tag'])} given, expected "
+            f"{_expected(kind, context, '')}; correct it{more}"
+        )
     if kind == "value_error":  # a rule across fields, worded where it is written
         return Refused(one_line(str(context["error"])) + more)
     if kind == "json_invalid":
@@ -120,6 +125,13 @@ def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refu
     return Refused(
         f"{field}: {shown(value)} given, expected {_expected(kind, context, first['msg'])}; {mend}{more}"
     )
+
+
+def shown_path(path: str | Path) -> str:
+    """A path on one line: as it is, but escaped where it is unprintable, and cut where it is very long."""
+    text = str(path)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= _LONGEST_PATH else text[: _LONGEST_PATH - 3] + "..."
 
 
 def keys_of(schema: type[BaseModel]) -> list[str]:
@@ -154,7 +166,7 @@ def _location(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
 def _join(where: str, location: Iterable[int | str]) -> str:
     text = where
     for part in location:
-        name = f"[{part}]" if isinstance(part, int) else dotted(part)
+        name = f"[{part}]" if isinstance(part, int) else part
         text += name if isinstance(part, int) or not text else f".{name}"
     return text
 

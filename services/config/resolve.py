@@ -15,7 +15,7 @@ from services.config.job import JobConfig
 from services.config.learning import resolve_optimizer, resolve_schedule, schedule_notices
 from services.config.parts import DataConfig, DeviceConfig, GPT2Config, LinearRegressionConfig, SamplingConfig
 from services.config.places import find_data
-from services.config.problems import refusal, shown
+from services.config.problems import refusal, shown, shown_path
 from services.config.schema import (
     DeviceSection,
     EvalSection,
@@ -249,7 +249,7 @@ def _hold_length(data_path: str, characters: int, window: int) -> None:
     training = int(0.9 * characters)
     if training < window + 1 or characters - training < 2:
         raise Refused(
-            f"training_config.data_path: {shown(data_path)} has {characters} characters, expected more than "
+            f"training_config.data_path: {shown(data_path)} has {characters} characters, expected at least "
             f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
             "transformer_config.max_sequence_length"
         )
@@ -269,11 +269,14 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str]:
         content = path.read_bytes()
         parsed = json.loads(content)
     except OSError as error:
-        raise Refused(f"{field}: {path} can't be read ({error.strerror}); make it readable") from None
+        raise Refused(
+            f"{field}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+        ) from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:
         raise Refused(
-            f"{field}: {path} is no tokenizer.json, expected one as Hugging Face tokenizers writes; correct the path"
+            f"{field}: {shown_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
+            "correct the path"
         )
     return str(path), hashlib.sha256(content).hexdigest()
