@@ -83,7 +83,6 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
     array, mesh = tensor.array, tensor.mesh
     if mesh is None:
         return [tensor]
-    tensor.buffer.shared = True
     tensors = []
     for row in range(mesh.shape[0]):
         for col in range(mesh.shape[1]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,12 @@ _INPUT_TYPES = {
 
 
 class Buffer:
-    """What tensors over the same elements share: whether they are allocated, and whether more than one looks."""
+    """What tensors over the same elements share: whether they are allocated."""
 
-    __slots__ = ("allocated", "shared")
+    __slots__ = ("allocated",)
 
     def __init__(self) -> None:
         self.allocated = True
-        self.shared = False
 
 
 class Tensor:
@@ -64,15 +64,9 @@ class Tensor:
         *,
         mesh_mapper: MeshMapper | None = None,
     ) -> None:
-        if not isinstance(tensor, np.ndarray) or tensor.ndim == 0 or tensor.dtype not in _INPUT_TYPES:
-            what = (
-                f"{tensor.dtype} array of rank {tensor.ndim}"
-                if isinstance(tensor, np.ndarray)
-                else type(tensor)
-            )
-            raise TypeError(
-                f"Tensor(): {what}, expected a numpy array of float32, uint32 or int32, rank 1 or more"
-            )
+        if not isinstance(tensor, np.ndarray) or tensor.dtype not in _INPUT_TYPES:
+            what = f"{tensor.dtype} array" if isinstance(tensor, np.ndarray) else type(tensor)
+            raise TypeError(f"Tensor(): {what}, expected a numpy array of float32, uint32 or int32")
         if not tensor.flags.writeable:
             raise TypeError("Tensor(): the array is read-only; copy it first")
         source = _INPUT_TYPES[tensor.dtype]
@@ -180,13 +174,12 @@ def result(like: Tensor, array: Array, dtype: DataType | None = None, layout: La
 
 def view(of: Tensor, array: Array) -> Tensor:
     """Another look at the buffer of `of`: ttnn doesn't copy here, so freeing one frees the other."""
-    of.buffer.shared = True
     return wrap(array, of.dtype, of.layout, of.mesh, of.buffer)
 
 
 def fill(output: Tensor, array: Array, op: str) -> Tensor:
     """Put `array` into the pre-allocated `output`, rounding as its dtype asks."""
-    if output.buffer.shared:
+    if not _is_sole_owner(output):
         raise RuntimeError(
             f"{op}: the output tensor shares its buffer with another tensor; allocate one of its own"
         )
@@ -197,6 +190,11 @@ def fill(output: Tensor, array: Array, op: str) -> Tensor:
     output.array = array
     output.derived = None
     return output
+
+
+def _is_sole_owner(tensor: Tensor) -> bool:
+    # The tensors over a buffer are what refers to it, beside the reference that is being looked at.
+    return sys.getrefcount(tensor.buffer) <= 2
 
 
 def check(op: str, tensor: object, *, on_device: bool = True) -> None:
@@ -231,7 +229,7 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> 
 def deallocate(tensor: Tensor, force: bool = True) -> None:
     """Free the buffer, and with it every view; without `force` only if no other tensor looks at it."""
     check("deallocate", tensor, on_device=False)
-    if force or not tensor.buffer.shared:
+    if force or _is_sole_owner(tensor):
         tensor.buffer.allocated = False
         tensor.array = np.broadcast_to(tensor.array.dtype.type(0), tensor.array.shape)
         tensor.derived = None
