@@ -1,0 +1,64 @@
+"""Corpora and tokenizers are the bytes that the job names, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from services.config import DataConfig, read_corpus, read_tokenizer
+from services.config.corpus import PYTHON_REFERENCE, builtin_text
+from services.errors import Refused
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_the_built_in_text_is_english_and_long() -> None:
+    assert len(builtin_text()) > 300_000
+    assert 'The "try" statement' in builtin_text()
+    assert builtin_text() == builtin_text()
+
+
+def test_the_built_in_text_is_held_against_its_hash() -> None:
+    data = DataConfig(path=PYTHON_REFERENCE, sha256=sha256(builtin_text().encode()))
+    assert read_corpus(data) == builtin_text()
+    with pytest.raises(Refused, match="run the Python version that the job was submitted from"):
+        read_corpus(DataConfig(path=PYTHON_REFERENCE, sha256="0" * 64))
+
+
+def test_a_file_is_read_where_it_is_or_in_the_data_folder(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("née")
+    digest = sha256("née".encode())
+    assert read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=digest)) == "née"
+    elsewhere = DataConfig(path="/of/another/host/c.txt", sha256=digest)
+    assert read_corpus(elsewhere, tmp_path) == "née"
+    with pytest.raises(
+        Refused, match=r"data_path: no such file on this host .*looked at /of/another/host/c.txt\)"
+    ):
+        read_corpus(elsewhere)
+
+
+def test_other_bytes_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_text("other")
+    with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')}, the job expects {'0' * 64}"):
+        read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256="0" * 64))
+
+
+def test_no_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c.txt").write_bytes(b"ab\xff")
+    with pytest.raises(Refused, match="is not UTF-8 at byte 2"):
+        read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=sha256(b"ab\xff")))
+
+
+def test_a_tokenizer_is_held_against_its_hash(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    fields = {
+        "path": PYTHON_REFERENCE, "sha256": "0" * 64, "tokenizer_type": "bpe",
+        "tokenizer_path": "/of/another/host/tokenizer.json",
+    }  # fmt: skip
+    assert read_tokenizer(DataConfig(**fields, tokenizer_sha256=sha256(b"{}")), tmp_path) == b"{}"
+    with pytest.raises(Refused, match="tokenizer_path"):
+        read_tokenizer(DataConfig(**fields, tokenizer_sha256="0" * 64), tmp_path)

@@ -1,0 +1,181 @@
+"""Where included files and data are looked for, by tt-train's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.config import load_job
+
+MODEL = "transformer_config: {num_heads: 2, embedding_dim: 8, num_blocks: 1, max_sequence_length: 16}\n"
+Load = Callable[..., tuple]
+Refuse = Callable[..., str]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["tiny.yaml", "model_configs/tiny.yaml", "configs/model_configs/tiny.yaml",
+     "${TT_METAL_HOME}/tt-train/configs/model_configs/tiny.yaml",
+     "$TT_METAL_RUNTIME_ROOT/tt-train/configs/model_configs/tiny.yaml"],
+)  # fmt: skip
+def test_model_files_of_tt_train_s_tree(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    write(tmp_path / "metal/tt-train/configs/model_configs/tiny.yaml", MODEL)
+    monkeypatch.setenv("TT_METAL_HOME", str(tmp_path / "metal"))
+    assert load(training_config={"model_config": named})[0].model.embedding_dim == 8
+
+
+@pytest.mark.parametrize("named", ["tiny.yaml", "model_configs/tiny.yaml", "configs/model_configs/tiny.yaml"])
+def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str) -> None:
+    """A copy of tt-train's configs/ works wherever it lies, without any variable."""
+    write(tmp_path / "copy/configs/model_configs/tiny.yaml", MODEL)
+    write(tmp_path / "copy/data/corpus.txt", "abc " * 1000)
+    job = {"training_config": {"model_config": named, "data_path": "data/corpus.txt"}}
+    path = write(tmp_path / "copy/configs/training_configs/job.yaml", yaml.safe_dump(job))
+    assert load_job(path)[0].model.embedding_dim == 8
+
+
+def test_shipped_model_files_stand_in_for_tt_train_s(load: Load) -> None:
+    """A file of tt-train works without tt-metal on the machine."""
+    for named in (
+        "model_configs/nanogpt_char.yaml",
+        "${TT_METAL_RUNTIME_ROOT}/tt-train/configs/model_configs/nanogpt_char.yaml",
+    ):
+        assert load(training_config={"model_config": named})[0].model.embedding_dim == 384
+
+
+def test_home_is_where_tt_metal_is_without_a_variable(load: Load, tmp_path: Path) -> None:
+    write(tmp_path / "home/.tt-metal/tt-train/configs/model_configs/tiny.yaml", MODEL)
+    assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 8
+
+
+def test_the_file_next_to_the_job_goes_before_all_others(load: Load, folder: Path, tmp_path: Path) -> None:
+    write(folder / "tiny.yaml", MODEL)
+    write(tmp_path / "work/tiny.yaml", MODEL.replace("8", "16"))
+    assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 8
+    (folder / "tiny.yaml").unlink()
+    assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 16
+
+
+def test_a_missing_file_is_refused_with_every_place_tried(
+    refused: Refuse, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TT_METAL_HOME", str(tmp_path / "metal"))
+    line = refused(training_config={"model_config": "gone.yaml"})
+    assert line.startswith('training_config.model_config: no file "gone.yaml"; looked at ')
+    places = (
+        "jobs",
+        "work",
+        "metal/tt-train",
+        "metal/tt-train/configs",
+        "metal/tt-train/configs/model_configs",
+    )
+    for place in places:
+        assert f"{tmp_path / place}/gone.yaml," in line
+    assert line.endswith("correct the path, or set TT_METAL_HOME")
+
+
+def test_a_variable_that_is_not_set_is_named(refused: Refuse) -> None:
+    assert "the environment variable NOWHERE_AT_ALL, which is not set" in refused(
+        training_config={"model_config": "${NOWHERE_AT_ALL}/x.yaml"}
+    )
+
+
+@pytest.mark.parametrize("named", ["a\0b.yaml", "x" * 5000, "~nobody-of-that-name/x.yaml", "\n.yaml", "."])
+def test_paths_that_no_file_can_have_are_refused(refused: Refuse, named: str) -> None:
+    assert "training_config.model_config: no file" in refused(training_config={"model_config": named})
+
+
+def test_data_is_looked_for_where_tiermesh_data_says(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "lake/poems.txt", "abc " * 1000)
+    monkeypatch.setenv("TIERMESH_DATA", str(tmp_path / "lake"))
+    job, _ = load(training_config={"data_path": "data/poems.txt"})
+    assert job.data.path == str(tmp_path / "lake/poems.txt")
+
+
+def test_missing_data_says_how_to_have_it_found(refused: Refuse) -> None:
+    line = refused(training_config={"data_path": "data/poems.txt"})
+    assert line.startswith('training_config.data_path: no file "data/poems.txt"; looked at ')
+    assert "set TIERMESH_DATA" in line
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+def test_multihost_config_inline_or_a_path_at_the_top_or_inside(
+    load: Load, folder: Path, inline: bool, nested: bool
+) -> None:
+    section = {"enabled": True, "num_workers": 3}
+    write(folder / "three.yaml", yaml.safe_dump({"multihost_config": section}))
+    value = section if inline else "three.yaml"
+    sections = {"training_config": {"multihost_config": value}} if nested else {"multihost_config": value}
+    assert load(**sections)[0].num_workers == 3
+
+
+def test_a_model_file_s_multihost_config_yields_to_the_job_s(load: Load, folder: Path) -> None:
+    write(folder / "tiny.yaml", MODEL + "multihost_config: {enabled: true, num_workers: 2}\n")
+    training = {"model_config": "tiny.yaml"}
+    assert load(training_config=training)[0].num_workers == 2
+    own = {"enabled": True, "num_workers": 5}
+    assert load(training_config=training, multihost_config=own)[0].num_workers == 5
+
+
+def test_other_sections_may_be_paths_too(load: Load, folder: Path) -> None:
+    write(folder / "mesh.yaml", "device_config: {mesh_shape: [1, 2], enable_ddp: true}")
+    assert load(device_config="mesh.yaml")[0].device.mesh_shape == (1, 2)
+
+
+def test_an_old_file_s_nested_transformer_config(folder: Path) -> None:
+    nested = yaml.safe_load(MODEL)["transformer_config"]
+    job = {"training_config": {"data_path": "corpus.txt", "transformer_config": nested}}
+    path = write(folder / "old.yaml", yaml.safe_dump(job))
+    assert load_job(path)[0].model.embedding_dim == 8
+
+
+def test_no_model_at_all_is_tt_train_s_default_and_said(folder: Path) -> None:
+    path = write(folder / "old.yaml", "training_config: {data_path: corpus.txt, model_type: gpt2}")
+    job, notices = load_job(path)
+    assert (job.model.num_blocks, job.model.embedding_dim) == (6, 384)
+    assert [notice.split(":")[0] for notice in notices] == ["training_config.model_config"]
+
+
+@pytest.mark.parametrize(
+    ("model", "sections", "line"),
+    [
+        ("device_config: {}", {}, "device_config: unknown key"),
+        ("multihost_config: {}", {}, "has no transformer_config, expected a model's config"),
+        (MODEL, {"transformer_config": {}}, "given beside transformer_config, expected one of them"),
+        (
+            "transformer_config: {num_head: 3}",
+            {},
+            "transformer_config.num_head: unknown key (value 3), did you mean",
+        ),
+        ("- 1", {}, "holds [1], expected a mapping"),
+    ],
+)
+def test_a_bad_model_file_is_refused(
+    refused: Refuse, folder: Path, model: str, sections: dict, line: str
+) -> None:
+    write(folder / "tiny.yaml", model)
+    assert line in refused(training_config={"model_config": "tiny.yaml"}, **sections)
+
+
+def test_a_section_given_twice_is_refused(refused: Refuse) -> None:
+    line = refused(training_config={"multihost_config": {}}, multihost_config={})
+    assert line.startswith("training_config.multihost_config: given beside multihost_config")
+
+
+def test_a_file_without_the_section_is_refused(refused: Refuse, folder: Path) -> None:
+    write(folder / "mesh.yaml", "devices: 8")
+    assert "mesh.yaml has no device_config" in refused(device_config="mesh.yaml")

@@ -1,0 +1,101 @@
+"""JobConfig: complete, canonical as JSON, and closed to anything else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.config import DataConfig, DeviceConfig, GPT2Config, JobConfig, LinearRegressionConfig
+from services.errors import Refused
+
+DATA = DataConfig(path="builtin:python-reference", sha256="0" * 64)
+JOB = JobConfig(model=GPT2Config(), data=DATA)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        JOB,
+        JobConfig(model=LinearRegressionConfig(num_features=3)),
+        JobConfig(model=GPT2Config(), data=DATA, batch_size=16, validation_batch_size=8, clip_grad_norm=0.1,
+                  device=DeviceConfig(mesh_shape=(1, 8), enable_ddp=True, dtype="bfloat16")),
+    ],
+)  # fmt: skip
+def test_json_gives_the_same_job_back(job: JobConfig) -> None:
+    assert JobConfig.from_json(job.to_json()) == job
+    assert JobConfig.from_json(job.to_json().encode()) == job
+
+
+def test_equal_jobs_give_equal_text_whatever_the_order_of_keys() -> None:
+    shuffled = json.dumps(dict(reversed(json.loads(JOB.to_json()).items())), indent=2)
+    assert JobConfig.from_json(shuffled).to_json() == JOB.to_json()
+
+
+def test_micro_batches_are_those_of_all_workers() -> None:
+    job = JOB.model_copy(update={"num_workers": 3, "gradient_accumulation_steps": 4, "batch_size": 5})
+    assert (job.micro_batches, job.sequences_per_step) == (12, 60)
+
+
+@pytest.mark.parametrize(("shape", "size"), [((1, 8), 8), ((8, 1), 8), ((1, 2), 2)])
+def test_data_parallel_is_over_the_one_axis_longer_than_one(shape: tuple[int, int], size: int) -> None:
+    assert DeviceConfig(mesh_shape=shape, enable_ddp=True).data_parallel_size == size
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": -1}, "seed: -1 given, expected at least 0"),
+        ({"colour": "red"}, 'colour: unknown key (value "red")'),
+        ({"batch_size": "4"}, 'batch_size: "4" given, expected a whole number'),
+        ({"batch_size": True}, "batch_size: true given, expected a whole number"),
+        ({"model": {"model_type": "llama"}}, 'model.model_type: "llama" given'),
+        ({"model": {"model_type": "gpt2", "num_heads": 0}}, "model.num_heads: 0 given"),
+        ({"model": {"model_type": "gpt2", "num_heads": 5}}, "transformer_config.embedding_dim: 384 given"),
+        ({"data": None}, "training_config.data_path: none given"),
+        ({"device": {"mesh_shape": [1, 8]}}, "device_config.mesh_shape: [1, 8] given"),
+        ({"optimizer": {"nesterov": True}}, "training_config.optimizer.nesterov: true given"),
+        (
+            {"schedule": {"type": "warmup_cosine", "warmup_steps": 1000}},
+            "scheduler_config.warmup_steps: 1000",
+        ),
+        ({"schedule": {"type": "warmup_cosine", "min_lr": 1.0}}, "scheduler_config.min_lr: 1.0"),
+        ({"name": "two\nlines"}, "training_config.project_name"),
+        ({"wire_dtype": "bfloat16"}, 'wire_dtype: "bfloat16" given'),
+    ],
+)
+def test_what_a_client_sends_is_held_to_the_same_rules(change: dict[str, object], named: str) -> None:
+    fields = {**json.loads(JOB.to_json()), **change}
+    with pytest.raises(Refused) as caught:
+        JobConfig.from_json(json.dumps(fields))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(sorted(JobConfig.model_fields)) | st.text(max_size=8), PLAIN, max_size=5)
+)
+def test_any_json_is_a_job_or_refused_in_one_line(fields: dict[str, object]) -> None:
+    for text in (json.dumps(fields), json.dumps({**json.loads(JOB.to_json()), **fields})):
+        try:
+            JobConfig.from_json(text)
+        except Refused as error:
+            assert str(error).isprintable()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=30))
+def test_any_bytes_are_refused_in_one_line(content: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        JobConfig.from_json(content)
+    assert str(caught.value).isprintable()

@@ -1,0 +1,84 @@
+"""`--set key=value`: dotted or short, applied to what the job and its includes say."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.config.load import job_from
+
+Load = Callable[..., tuple]
+Refuse = Callable[..., str]
+
+
+def test_dotted_keys_and_short_ones(load: Load) -> None:
+    job, _ = load(
+        "training_config.max_steps=7", "batch_size=2", "optimizer.type=SGD", "lr=0.5", "num_blocks=1",
+        "multihost_config.enabled=true", "num_workers=3",
+    )  # fmt: skip
+    assert (job.steps, job.batch_size, job.optimizer.type, job.optimizer.lr) == (7, 2, "sgd", 0.5)
+    assert (job.model.num_blocks, job.num_workers) == (1, 3)
+
+
+def test_the_last_of_two_wins(load: Load) -> None:
+    assert load("max_steps=7", "max_steps=8")[0].steps == 8
+
+
+def test_values_are_yaml(load: Load) -> None:
+    job, _ = load("mesh_shape=[1, 2]", "enable_ddp=true", "project_name=a=b", "lr=1e-2")
+    assert (job.device.mesh_shape, job.name, job.optimizer.lr) == ((1, 2), "a=b", 0.01)
+
+
+def test_included_files_are_overridden(load: Load, folder: Path) -> None:
+    (folder / "tiny.yaml").write_text("transformer_config: {num_heads: 2, embedding_dim: 8}")
+    training = {"model_config": "tiny.yaml"}
+    job, _ = load("num_heads=4", training_config=training)
+    assert (job.model.num_heads, job.model.embedding_dim) == (4, 8)
+
+
+def test_which_file_is_included_can_be_overridden(load: Load, folder: Path) -> None:
+    (folder / "tiny.yaml").write_text("transformer_config: {num_heads: 2, embedding_dim: 8}")
+    (folder / "other.yaml").write_text("transformer_config: {num_heads: 2, embedding_dim: 16}")
+    job, _ = load("training_config.model_config=other.yaml", training_config={"model_config": "tiny.yaml"})
+    assert job.model.embedding_dim == 16
+
+
+def test_the_document_itself_is_left_as_it_is(folder: Path) -> None:
+    document = {
+        "training_config": {"data_path": "corpus.txt", "optimizer": {"lr": 0.1}},
+        "transformer_config": {},
+    }
+    before = copy.deepcopy(document)
+    job, _ = job_from(document, folder=folder, overrides=["lr=0.2", "num_blocks=1", "num_workers=2"])
+    assert job.optimizer.lr == 0.2
+    assert document == before
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("max_steps", '--set "max_steps": expected key=value'),
+        ("=3", '--set "=3": expected key=value'),
+        ("max_step=3", '--set "max_step": no setting has this name; did you mean max_steps?'),
+        ("zzz=3", "write it in full"),
+        (
+            "bias=false",
+            "several settings have this name; write transformer_config.bias or linear_regression_config.bias",
+        ),
+        ("training_config=3", "names a whole section"),
+        (
+            "training_config.max_stepz=3",
+            "training_config.max_stepz: unknown key (value 3), did you mean max_steps?",
+        ),
+        ("max_steps=[1", '--set "max_steps=[1": line 1'),
+        ("max_steps=", "training_config.max_steps: null given, expected a whole number"),
+        ("data_path.x=3", 'training_config.data_path is "corpus.txt", expected a mapping'),
+        ("max_steps=0x" + "f" * 9000, "training_config.max_steps: (a number of 36000 bits) given"),
+        ("max_steps=" + "9" * 9000, "not YAML"),
+    ],
+)
+def test_a_bad_override_is_refused(refused: Refuse, override: str, line: str) -> None:
+    assert line in refused(override)
