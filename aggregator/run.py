@@ -6,7 +6,6 @@ chunks are merged and passed on; the optimizer commits and its new weights come 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -142,7 +141,7 @@ class Run:
             self._forget_progress()
             self.dispatch(now)
             return
-        layout = Layout.from_json(json.loads(standing.layout_json))
+        layout = Layout.loads(standing.layout_json)
         self._layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
         for member in list(self._members.values()):
             if member.ready and member.layout_hash != self._layout_hash:

@@ -87,7 +87,7 @@ class StepSum:
     # ---- what has arrived ----
 
     def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
-        """A chunk of an assignment's node came in, with the node's losses if it is the first of its lease."""
+        """A chunk of an assignment's node came in, with the node's losses if it is chunk 0."""
         losses = list(losses)
         if len(losses) == assignment.node.count:
             self._losses.update(enumerate(losses, assignment.node.first))

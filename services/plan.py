@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.config import JobConfig
 
 PROTOCOL_VERSION = 1
 WINDOW_CHUNKS = 16
@@ -36,3 +40,14 @@ class JobPlan:
     def checkpoints_at(self, step: int) -> bool:
         """Whether the weights after `step` updates become a checkpoint."""
         return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)
+
+
+def plan_of(config: JobConfig) -> JobPlan:
+    """The shape in steps of a complete job."""
+    return JobPlan(
+        steps=config.steps,
+        micro_batches=config.micro_batches,
+        evaluate_every=config.evaluate_every,
+        checkpoint_every=config.checkpoint_every,
+        exact=config.exact,
+    )

@@ -45,15 +45,13 @@ class HeldLease:
         lease: as granted.
         queue: chunks to send, in the agreed order.
         ready_from: chunks from this one to the last are in place.
-        losses: of the node's micro-batches.
-        told_losses: whether they went with a chunk.
+        losses: of the node's micro-batches, once the last chunk to be sent, chunk 0, is in place.
     """
 
     lease: pb.Lease
     queue: list[int]
     ready_from: int
     losses: tuple[float, ...] = ()
-    told_losses: bool = False
 
 
 @dataclass
@@ -257,7 +255,6 @@ class WorkerCore:
             return
         wanted = {*held.queue, *from_ranges(order.chunks, self.job.chunks)}
         held.queue = sorted(wanted, reverse=held.lease.phase == pb.TRAIN)
-        held.told_losses = False
 
     def _drop_lease(self, lease: int) -> None:
         if self.leases.pop(lease, None) is not None:
@@ -323,9 +320,8 @@ class WorkerCore:
             elements=stop - start,
             dtype=FLOAT32,
         )
-        if not held.told_losses:
+        if chunk == 0:
             header.losses.extend(held.losses)
-            held.told_losses = True
         return header
 
     # ---- weights ----

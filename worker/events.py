@@ -76,11 +76,11 @@ class Described:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """The node's sum is in place from this chunk to the last; `losses` of its micro-batches, in order."""
+    """The node's sum is in place from this chunk to the last; with chunk 0 the losses of its micro-batches."""
 
     lease: int
     chunk: int
-    losses: tuple[float, ...]
+    losses: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

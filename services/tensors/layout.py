@@ -88,8 +88,16 @@ class Layout:
     @cached_property
     def hash(self) -> str:
         """sha256 of the canonical JSON form: the same for two processes that mean the same parameters."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(self.dumps().encode()).hexdigest()
+
+    def dumps(self) -> str:
+        """As canonical JSON text."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def loads(cls, text: str) -> Layout:
+        """From what `dumps` gave (TypeError, ValueError on anything else)."""
+        return cls.from_json(json.loads(text))
 
     def to_json(self) -> list[dict[str, Any]]:
         """As plain JSON values."""

@@ -1,0 +1,123 @@
+"""The job service: what people and tools ask of a cluster."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import grpc
+
+from aggregator.events import CancelAsked, Submitted
+from protos import jobs_pb2 as jobs
+from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
+from protos.jobs_pb2_grpc import JobsServicer as GeneratedServicer
+from services.config import JobConfig
+from services.errors import Failed, Refused
+from services.plan import plan_of
+
+if TYPE_CHECKING:
+    from aggregator.service import AggregatorService
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
+
+
+class JobsServicer(GeneratedServicer):
+    """Serves `tiermesh.Jobs`."""
+
+    def __init__(self, service: AggregatorService) -> None:
+        self._service = service
+
+    async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:  # noqa: N802
+        """Queue a job; when this answers, the job survives kill -9."""
+        try:
+            config = JobConfig.from_json(request.spec_json)
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        job = jobs.Job(
+            id=time.strftime("%m%d-%H%M%S-") + secrets.token_hex(2),
+            name=request.name or config.name,
+            submitted_seconds=time.time(),
+        )
+        self._service.feed(Submitted(job, config.to_json(), plan_of(config)))
+        return self._service.core.records[job.id].job
+
+    async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:  # noqa: N802
+        """All jobs, oldest first."""
+        records = self._service.core.records.values()
+        return jobs.ListReply(jobs=[record.job for record in records])
+
+    async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:  # noqa: N802
+        """One job as it is now."""
+        return await self._job(request.job, context)
+
+    async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:  # noqa: N802
+        """Cancel a queued or running job."""
+        job = await self._job(request.job, context)
+        if job.state in ENDED:
+            state = jobs.JobState.Name(job.state).lower()
+            text = f"job {job.id} is {state} already; only queued and running jobs can be cancelled"
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
+        self._service.feed(CancelAsked(job.id))
+        return await self._job(request.job, context)
+
+    async def Watch(  # noqa: N802
+        self, request: jobs.JobRequest, context: Context
+    ) -> AsyncIterator[jobs.JobEvent]:
+        """The job as it is, then each change; ends with the job."""
+        job = await self._job(request.job, context)
+        with self._service.journal.subscription(job.id) as events:
+            yield jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
+            while job.state not in ENDED:
+                event = await events.get()
+                job = event.job
+                yield event
+
+    async def Logs(  # noqa: N802
+        self, request: jobs.LogsRequest, context: Context
+    ) -> AsyncIterator[jobs.LogLine]:
+        """The job's log so far, and with `follow` until it ends."""
+        job = await self._job(request.job, context)
+        with self._service.journal.subscription(job.id) as events:
+            for line in self._service.journal.read(job.id):
+                yield line
+            while request.follow and (job.state not in ENDED or not events.empty()):
+                event = await events.get()
+                job = event.job
+                yield jobs.LogLine(seconds=event.seconds, text=event.text)
+
+    async def Download(  # noqa: N802
+        self, request: jobs.DownloadRequest, context: Context
+    ) -> AsyncIterator[FilePart]:
+        """A checkpoint, file by file."""
+        job = await self._job(request.job, context)
+        ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
+        try:
+            async for part in self._service.link.read_checkpoint(ask):
+                yield part
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.NOT_FOUND, str(refused))
+        except Failed as failed:
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(failed))
+        except grpc.aio.AioRpcError as error:
+            await _abort(context, error.code(), error.details() or "")
+
+    async def Status(  # noqa: N802
+        self, request: jobs.StatusRequest, context: Context
+    ) -> jobs.ClusterStatus:
+        """The cluster as it is now."""
+        return self._service.core.status(time.monotonic())
+
+    async def _job(self, job: str, context: Context) -> jobs.Job:
+        record = self._service.core.records.get(job)
+        if record is None:
+            known = ", ".join(list(self._service.core.records)[-5:]) or "none"
+            await _abort(context, grpc.StatusCode.NOT_FOUND, f"no job {job!r}; the newest are: {known}")
+        return record.job
+
+
+async def _abort(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(code, text)
+    raise AssertionError("abort raises")

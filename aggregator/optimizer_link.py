@@ -1,0 +1,249 @@
+"""The aggregator's link to its optimizer: over gRPC (3-tier) or in the same process (2-tier).
+
+Both call back on the event loop, never from within a call to them: the aggregator's core is never entered twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.events import Ordered
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
+from services.errors import Failed
+from services.plan import PROTOCOL_VERSION
+from services.security import Security
+from services.server import open_channel
+from services.streams import HELLO_SECONDS, INCARNATION_KEY, Backoff, Mailbox, raise_status, until_first_ends
+from services.tensors.kernels import Float32Array
+from services.tensors.wire import pack, serialize
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+@dataclass(frozen=True)
+class LinkEvents:
+    """What a link tells, on the event loop."""
+
+    connected: Callable[[str], None]  # the optimizer's name
+    lost: Callable[[str], None]  # why
+    message: Callable[[OptimizerBody], None]
+    weights: Callable[[bytes], None]  # a message of the data plane
+
+
+class OptimizerLink(Protocol):
+    """What the aggregator's service needs of a link."""
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+
+    def tell(self, body: OptimizerOrder) -> None:
+        """Send an order."""
+
+    def prepare(self, header: ChunkHeader, values: Float32Array) -> Any:
+        """Make a chunk ready to be sent; called on the kernel thread."""
+
+    def send(self, prepared: Any) -> None:
+        """Send what `prepare` made; called on the event loop."""
+
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
+        """An async iterator over the file parts of a checkpoint."""
+
+
+class LocalOptimizer:
+    """An engine in this process."""
+
+    def __init__(self, engine: OptimizerEngine, *, name: str, epoch: int, events: LinkEvents) -> None:
+        self._engine = engine
+        self._epoch = epoch
+        self._events = events
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
+        self._refused: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self) -> None:
+        """Hand weights over as they come.
+
+        Raises:
+            Failed: the engine refused this aggregator.
+        """
+        outlet = Outlet(
+            say=lambda body: _later(self._loop, self._events.message, body),
+            refuse=lambda reason: self._refused.set_exception(Failed(reason)),
+            wake=self._wake.set,
+        )
+        self._engine.connect(self._hello, outlet)
+        self._events.connected(self._engine.name)
+        await until_first_ends(self._take_weights(), _wait(self._refused))
+
+    async def _take_weights(self) -> None:
+        while True:
+            self._wake.clear()
+            message = await self._engine.next_weights()
+            if message is None:
+                await self._wake.wait()
+            else:
+                self._events.weights(message)
+
+    def tell(self, body: OptimizerOrder) -> None:
+        """Send an order."""
+        _later(self._loop, self._order, body)
+
+    def _order(self, body: OptimizerOrder) -> None:
+        self._engine.feed(Ordered(self._epoch, body))
+        self._wake.set()
+
+    def prepare(self, header: ChunkHeader, values: Float32Array) -> tuple[ChunkHeader, Float32Array]:
+        """Nothing to do: the engine takes the array as it is."""
+        return header, values
+
+    def send(self, prepared: tuple[ChunkHeader, Float32Array]) -> None:
+        """Send what `prepare` made."""
+        _later(self._loop, self._engine.chunk, *prepared)
+
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
+        """The file parts of a checkpoint."""
+        return self._engine.store.parts(request)
+
+
+class RemoteOptimizer:
+    """An optimizer on another host: control and data on a connection each, opened again when they break."""
+
+    def __init__(
+        self, address: str, security: Security, *, name: str, incarnation: str, epoch: int, events: LinkEvents
+    ) -> None:
+        self._address = address
+        self._security = security
+        self._epoch = epoch
+        self._incarnation = incarnation
+        self._events = events
+        self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
+        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
+        self._up = False
+        self._control: grpc.aio.Channel | None = None
+        self._hello = pb.Hello(
+            protocol=PROTOCOL_VERSION,
+            role="aggregator",
+            name=name,
+            incarnation=incarnation,
+            epoch_seen=epoch,
+            shard_count=1,
+        )
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled."""
+        backoff = Backoff()
+        said = ""
+        while True:
+            try:
+                await self._attend(backoff)
+                reason = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except asyncio.TimeoutError:
+                reason = f"no Hello within {HELLO_SECONDS:g} s"
+            reason = f"{self._address}: {reason}"
+            if self._up:
+                self._up = False
+                self._events.lost(reason)
+            elif reason != said:
+                self._events.lost(reason)
+            if reason != said:
+                log.warning("optimizer %s; trying again", reason)
+                said = reason
+            await backoff.wait()
+
+    async def _attend(self, backoff: Backoff) -> None:
+        control = open_channel(self._address, self._security, own_connection=True)
+        data = open_channel(self._address, self._security, own_connection=True)
+        async with control, data:
+            attend = control.stream_stream(
+                "/tiermesh.Optimizer/Attend",
+                request_serializer=pb.OptimizerCommand.SerializeToString,
+                response_deserializer=pb.OptimizerMessage.FromString,
+            )()
+            await attend.write(seal(pb.OptimizerCommand, self._epoch, self._hello))
+            answer = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
+            hello = unseal(answer) if isinstance(answer, pb.OptimizerMessage) else None
+            if not isinstance(hello, pb.Hello):
+                await raise_status(attend)
+                return
+            exchange = data.stream_stream("/tiermesh.Optimizer/Exchange")(
+                metadata=((INCARNATION_KEY, self._incarnation),)
+            )
+            self._orders, self._chunks = Mailbox(), asyncio.Queue()
+            self._up, self._control = True, control
+            backoff.reset()
+            log.info("optimizer %s at %s", hello.name, self._address)
+            self._events.connected(hello.name)
+            try:
+                await until_first_ends(
+                    self._take_messages(attend),
+                    self._send_orders(attend),
+                    self._take_weights(exchange),
+                    self._send_chunks(exchange),
+                )
+            finally:
+                self._control = None
+
+    async def _take_messages(self, attend: Any) -> None:
+        while isinstance(message := await attend.read(), pb.OptimizerMessage):
+            body = unseal(message)
+            if body is not None and message.epoch == self._epoch:
+                self._events.message(body)  # type: ignore[arg-type]  # the envelope carries no other
+        await raise_status(attend)
+
+    async def _send_orders(self, attend: Any) -> None:
+        while True:
+            await attend.write(await self._orders.take())
+
+    async def _take_weights(self, exchange: Any) -> None:
+        while isinstance(message := await exchange.read(), bytes):
+            self._events.weights(message)
+        await raise_status(exchange)
+
+    async def _send_chunks(self, exchange: Any) -> None:
+        while True:
+            await exchange.write(await self._chunks.get())
+
+    def tell(self, body: OptimizerOrder) -> None:
+        """Send an order; dropped while the link is down: it is asked anew when it is up."""
+        if self._up:
+            self._orders.put(seal(pb.OptimizerCommand, self._epoch, body))
+
+    def prepare(self, header: ChunkHeader, values: Float32Array) -> bytes:
+        """The chunk as a message of the data plane."""
+        header.incarnation = self._incarnation
+        return serialize(pack(header, header.index, values))
+
+    def send(self, prepared: bytes) -> None:
+        """Send what `prepare` made; dropped while the link is down: the optimizer lists what it misses."""
+        if self._up:
+            self._chunks.put_nowait(prepared)
+
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
+        """The file parts of a checkpoint (Failed: the optimizer is not connected)."""
+        if self._control is None:
+            raise Failed(f"optimizer {self._address} is not connected; try again when it is")
+        return self._control.unary_stream(
+            "/tiermesh.Optimizer/ReadCheckpoint",
+            request_serializer=pb.ReadCheckpointRequest.SerializeToString,
+            response_deserializer=pb.FilePart.FromString,
+        )(request)
+
+
+def _later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    loop.call_soon(call, *arguments)
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future

@@ -1,0 +1,358 @@
+"""The aggregator's service: carries out what its core decides; serves workers (`tiermesh.Cluster`) and people.
+
+All state is touched on the event loop alone; sums happen on the reduction's kernel thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from aggregator import events as ev
+from aggregator.core import AggregatorCore, Clock, Record
+from aggregator.jobs_service import JobsServicer
+from aggregator.journal import Journal
+from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer
+from aggregator.queue import Queue
+from aggregator.reduction import Reduction
+from aggregator.sessions import Sessions, WorkerSession
+from optimizer.engine import OptimizerEngine
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import QUEUED, JobEvent
+from protos.jobs_pb2_grpc import add_JobsServicer_to_server
+from protos.tensors_pb2 import ChunkHeader
+from services.config import JobConfig
+from services.envelope import OptimizerBody, unseal
+from services.errors import Refused
+from services.metrics import AggregatorMetrics, OptimizerMetrics
+from services.plan import plan_of
+from services.process import describe
+from services.security import Security
+from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
+from services.tensors.kernels import Float32Array
+from services.tensors.wire import check, deserialize
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class AggregatorService:
+    """One aggregator."""
+
+    service_names = ("tiermesh.Cluster", "tiermesh.Jobs")
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        state_dir: Path,
+        optimizer: str | None,
+        security: Security,
+        metrics: AggregatorMetrics,
+        record: Path | None = None,
+        heartbeat_seconds: float = 2.0,
+    ) -> None:
+        self.name = name
+        self.metrics = metrics
+        self._state_dir = state_dir
+        self._optimizer = optimizer
+        self._security = security
+        self._record = record
+        self._heartbeat_seconds = heartbeat_seconds
+        self._incarnation = uuid.uuid4().hex
+        self._engine: OptimizerEngine | None = None
+        self._weights: dict[int, bytes] = {}
+        self._step_seconds: float | None = None  # when the step before was committed
+        self._failed: asyncio.Future[None]
+        self.core: AggregatorCore
+        self.journal: Journal
+        self.link: OptimizerLink
+        self._queue: Queue
+        self._reduction: Reduction
+        self._sessions: Sessions
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Take up the state folder under a new epoch.
+
+        Raises:
+            Refused: the state folder can't be used.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._failed = self._loop.create_future()
+        self._queue = Queue(self._state_dir / "queue.sqlite")
+        epoch = self._queue.raise_epoch()
+        records = [
+            Record(job, spec_json, plan_of(JobConfig.from_json(spec_json)), fingerprint)
+            for job, spec_json, fingerprint in self._queue.jobs()
+        ]
+        self.journal = Journal(self._state_dir / "logs")
+        self.core = AggregatorCore(
+            name=self.name,
+            epoch=epoch,
+            records=records,
+            heartbeat_seconds=self._heartbeat_seconds,
+            tiers=3 if self._optimizer else 2,
+        )
+        self._sessions = Sessions(epoch)
+        self._reduction = Reduction(self._forward, self._fail_later)
+        self.link = self._make_link(epoch)
+        self.metrics.epoch(epoch)
+        log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
+
+    def _make_link(self, epoch: int) -> OptimizerLink:
+        events = LinkEvents(
+            connected=lambda name: self.feed(ev.OptimizerConnected(name)),
+            lost=lambda reason: self.feed(ev.OptimizerLost(reason)),
+            message=self._optimizer_said,
+            weights=self._weights_arrived,
+        )
+        if self._optimizer:
+            return RemoteOptimizer(
+                self._optimizer,
+                self._security,
+                name=self.name,
+                incarnation=self._incarnation,
+                epoch=epoch,
+                events=events,
+            )
+        self._engine = OptimizerEngine(
+            name=self.name,
+            incarnation=self._incarnation,
+            state_dir=self._state_dir,
+            metrics=OptimizerMetrics(self.metrics.registry),
+        )
+        return LocalOptimizer(self._engine, name=self.name, epoch=epoch, events=events)
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until something that must not fail has failed."""
+        await until_first_ends(self.link.run(), self._tick(), _wait(self._failed))
+
+    async def stop(self) -> None:
+        """End all streams and threads; a checkpoint that is being written is finished first."""
+        self._sessions.close_all("the aggregator stops")
+        self._reduction.close()
+        if self._engine is not None:
+            await self._loop.run_in_executor(None, self._engine.close)
+        self._queue.close()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds / 2)
+            self.feed(ev.Ticked())
+            self._sessions.tell_all(pb.Heartbeat())
+            self.metrics.workers_connected(len(self.core.members))
+            queued = sum(record.job.state == QUEUED for record in self.core.records.values())
+            self.metrics.queue_length(queued)
+
+    def _fail_later(self, error: Exception) -> None:
+        """From another thread: end the service with this error."""
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        log.error("%s", describe(error))
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    # ---- the core ----
+
+    def feed(self, event: ev.Input, values: Float32Array | None = None, message: bytes = b"") -> None:
+        """Give the core an input and carry out what it decides.
+
+        Args:
+            event: what happened.
+            values: of the gradient chunk that just arrived.
+            message: of the weights chunk that just arrived, as it came.
+        """
+        clock = Clock(time.monotonic(), time.time())
+        sums: list[ev.Keep | ev.Drop | ev.DropAll | ev.Merge | ev.Forward] = []
+        try:
+            for effect in self.core.handle(event, clock):
+                match effect:
+                    case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
+                        sums.append(effect)
+                    case ev.StoreWeights():
+                        self._weights[effect.header.index] = message
+                    case _:
+                        self._carry_out(effect, clock)
+        except Exception as error:  # a core or disk that failed leaves no state to go on with
+            self._fail(error)
+            return
+        if sums:
+            self._reduction.submit(sums, values)
+        self._sessions.wake_all()
+
+    def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
+        match effect:
+            case ev.ToWorker():
+                session = self._sessions.get(effect.session)
+                if session is not None:
+                    session.tell(effect.body)
+            case ev.ToOptimizer():
+                self.link.tell(effect.body)
+            case ev.Note():
+                self._publish(effect, clock)
+            case ev.SaveJob():
+                self._queue.save(effect.job, effect.spec_json, effect.fingerprint)
+            case ev.CloseWorker():
+                session = self._sessions.get(effect.session)
+                if session is not None:
+                    session.mailbox.close(effect.reason)
+
+    def _publish(self, note: ev.Note, clock: Clock) -> None:
+        event = JobEvent(
+            job=note.job,
+            seconds=clock.unix_seconds,
+            kind=note.kind,
+            text=note.text,
+            grad_norm=note.grad_norm,
+            learning_rate=note.learning_rate,
+        )
+        self.journal.publish(event)
+        log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
+        if note.kind == "step" and note.job.HasField("loss"):
+            seconds = clock.monotonic_seconds - (self._step_seconds or clock.monotonic_seconds)
+            self.metrics.step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
+        self._step_seconds = clock.monotonic_seconds if note.kind == "step" else None
+        if note.kind == "evaluation":
+            self.metrics.evaluated(note.job.id, note.job.validation_loss)
+
+    def _optimizer_said(self, body: OptimizerBody) -> None:
+        if isinstance(body, pb.Commit):
+            self.metrics.committed(body.job, applied=body.applied)
+        self.feed(ev.FromOptimizer(body))
+
+    def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
+        """On the kernel thread: a sum is finished."""
+        self._loop.call_soon_threadsafe(self.link.send, self.link.prepare(header, values))
+
+    def _weights_arrived(self, message: bytes) -> None:
+        try:
+            chunk = deserialize(message)
+            elements = self.core.expected_elements(chunk.header.job)
+            if elements is None:
+                return
+            check(chunk, elements)
+        except (Refused, ValueError) as refused:
+            log.warning("refused weights of the optimizer: %s", refused)
+            return
+        self.feed(ev.WeightsArrived(chunk.header), message=message)
+
+    # ---- workers ----
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """For the server; the data stream is given and taken as raw messages."""
+        cluster = grpc.method_handlers_generic_handler(
+            "tiermesh.Cluster",
+            {
+                "Attend": grpc.stream_stream_rpc_method_handler(
+                    self._attend, pb.WorkerMessage.FromString, pb.WorkerCommand.SerializeToString
+                ),
+                "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+            },
+        )
+        collected = _Handlers()
+        add_JobsServicer_to_server(JobsServicer(self), collected)  # type: ignore[no-untyped-call]  # generated
+        return [cluster, *collected.handlers]
+
+    async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        hello = await self._hello(context)
+        session = self._sessions.open(hello.incarnation)
+        reason = "its control stream ended"
+        try:
+            self.feed(ev.WorkerConnected(session.number, hello))
+            await until_first_ends(self._take_messages(session, context), self._tell(session, context))
+        except LinkClosed as closed:
+            reason = str(closed)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        finally:
+            session.mailbox.close(reason)
+            self._sessions.close(session.number)
+            self.feed(ev.WorkerLost(session.number, reason))
+
+    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            first = None
+        hello = unseal(first) if isinstance(first, pb.WorkerMessage) else None
+        if not isinstance(hello, pb.Hello):
+            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise AssertionError  # abort raises
+        return hello
+
+    async def _take_messages(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        while isinstance(message := await context.read(), pb.WorkerMessage):
+            body = unseal(message)
+            if body is not None:
+                self.feed(ev.FromWorker(session.number, message.epoch, body))  # type: ignore[arg-type]
+
+    async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await context.write(await session.mailbox.take())
+
+    async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        session = self._sessions.of_incarnation(str(incarnation))
+        if session is None:
+            text = f"worker incarnation {incarnation!r} does not attend; open Attend first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        reason = "its data stream ended"
+        self.feed(ev.ExchangeOpened(session.number))
+        try:
+            await until_first_ends(self._receive(session, context), self._send(session, context))
+        except (Refused, ValueError) as refused:
+            reason = f"refused a chunk: {refused}"
+            log.warning("worker session %d: %s", session.number, reason)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        finally:
+            session.mailbox.close(reason)
+
+    async def _receive(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while isinstance(message := await context.read(), bytes):
+            chunk = deserialize(message)
+            elements = self.core.expected_elements(chunk.header.job)
+            if elements is None or chunk.header.epoch != self.core.epoch:
+                continue  # of a job that is over, or for a former aggregator
+            check(chunk, elements)
+            self.metrics.received(chunk.header.job, len(message))
+            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk.values())
+
+    async def _send(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            session.wake.clear()
+            header = self.core.next_weights(session.number)
+            if header is None:
+                await session.wake.wait()
+                continue
+            message = self._weights[header.index]
+            await context.write(message)
+            self.metrics.sent(header.job, len(message))
+
+
+class _Handlers:
+    """Takes what generated code registers with a server."""
+
+    def __init__(self) -> None:
+        self.handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Collect."""
+        self.handlers.extend(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """The same handlers again, in the form that only gRPC's own server can take."""
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future

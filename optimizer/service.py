@@ -1,0 +1,189 @@
+"""The optimizer's gRPC service: one aggregator at a time attends and exchanges tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.events import Ordered
+from protos import cluster_pb2 as pb
+from services.envelope import seal, unseal
+from services.errors import Refused
+from services.metrics import OptimizerMetrics
+from services.plan import PROTOCOL_VERSION
+from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, Mailbox, until_first_ends
+from services.tensors.wire import check, deserialize
+
+log = logging.getLogger("tiermesh.optimizer")
+
+
+class AggregatorLink:
+    """The aggregator that attends now."""
+
+    def __init__(self, hello: pb.Hello) -> None:
+        self.incarnation = hello.incarnation
+        self.epoch = hello.epoch_seen
+        self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
+        self.wake = asyncio.Event()
+        self.outlet = Outlet(
+            say=lambda body: self.mailbox.put(seal(pb.OptimizerMessage, self.epoch, body)),
+            refuse=self.mailbox.close,
+            wake=self.wake.set,
+        )
+
+
+class OptimizerService:
+    """Serves `tiermesh.Optimizer` around an engine."""
+
+    service_names = ("tiermesh.Optimizer",)
+
+    def __init__(
+        self, *, name: str, state_dir: Path, metrics: OptimizerMetrics, record: Path | None = None
+    ) -> None:
+        self.name = name
+        self._state_dir = state_dir
+        self._metrics = metrics
+        self._record = record
+        self._incarnation = uuid.uuid4().hex
+        self._link: AggregatorLink | None = None
+        self.engine: OptimizerEngine
+
+    async def start(self) -> None:
+        """Open the state folder."""
+        self.engine = OptimizerEngine(
+            name=self.name,
+            incarnation=self._incarnation,
+            state_dir=self._state_dir,
+            metrics=self._metrics,
+        )
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """End the link; finish a checkpoint that is being written."""
+        if self._link is not None:
+            self._link.mailbox.close("the optimizer stops")
+        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """For the server; the data stream is given and taken as raw messages."""
+        return [
+            grpc.method_handlers_generic_handler(
+                "tiermesh.Optimizer",
+                {
+                    "Attend": grpc.stream_stream_rpc_method_handler(
+                        self._attend, pb.OptimizerCommand.FromString, pb.OptimizerMessage.SerializeToString
+                    ),
+                    "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+                    "ReadCheckpoint": grpc.unary_stream_rpc_method_handler(
+                        self._read_checkpoint,
+                        pb.ReadCheckpointRequest.FromString,
+                        pb.FilePart.SerializeToString,
+                    ),
+                },
+            )
+        ]
+
+    async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        hello = await self._hello(context)
+        link = AggregatorLink(hello)
+        if self._link is not None:
+            self._link.mailbox.close(f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over")
+        answer = pb.Hello(
+            protocol=PROTOCOL_VERSION,
+            role="optimizer",
+            name=self.name,
+            incarnation=self._incarnation,
+            shard_count=1,
+        )
+        link.mailbox.put(seal(pb.OptimizerMessage, hello.epoch_seen, answer))
+        self._link = link
+        self.engine.connect(hello, link.outlet)
+        log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
+        try:
+            await until_first_ends(self._take_orders(context), self._say(link, context))
+        except LinkClosed as closed:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(closed))
+        finally:
+            self.engine.disconnect(link.outlet)
+            if self._link is link:
+                self._link = None
+            log.info("aggregator %s has left", hello.name)
+
+    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            first = None
+        hello = unseal(first) if isinstance(first, pb.OptimizerCommand) else None
+        if not isinstance(hello, pb.Hello):
+            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise AssertionError  # abort raises
+        return hello
+
+    async def _take_orders(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while isinstance(command := await context.read(), pb.OptimizerCommand):
+            body = unseal(command)
+            if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
+                self.engine.feed(Ordered(command.epoch, body))  # type: ignore[arg-type]
+                self._wake()
+
+    def _wake(self) -> None:
+        if self._link is not None:
+            self._link.wake.set()
+
+    async def _say(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await context.write(await link.mailbox.take())
+
+    async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        link = self._link
+        if link is None or link.incarnation != incarnation:
+            text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        try:
+            await until_first_ends(self._receive(context), self._send(link, context))
+        except (Refused, ValueError) as refused:
+            log.warning("refused a chunk of aggregator %s: %s", incarnation, refused)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        finally:
+            link.mailbox.close("the data stream ended")
+
+    async def _receive(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while isinstance(message := await context.read(), bytes):
+            chunk = deserialize(message)
+            elements = self.engine.core.expected_elements(chunk.header.job)
+            if elements is None:
+                continue  # of a job that is over
+            check(chunk, elements)
+            self.engine.chunk(chunk.header, chunk.values())
+
+    async def _send(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            link.wake.clear()
+            message = await self.engine.next_weights()
+            if message is None:
+                await link.wake.wait()
+            else:
+                await context.write(message)
+
+    async def _read_checkpoint(
+        self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.FilePart]:
+        try:
+            async for part in self.engine.store.parts(request):
+                yield part
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(refused))

@@ -1,0 +1,110 @@
+"""What both ends of a long-lived gRPC stream need: a bounded mailbox, and reading and writing side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from services.errors import TiermeshError
+
+HELLO_SECONDS = 10.0
+"""Whoever connects must say hello within this time, and is answered within it."""
+MAILBOX_LENGTH = 4096
+"""Control messages that may wait for a peer to read; one that reads none for longer is cut off."""
+INCARNATION_KEY = "tiermesh-incarnation"
+"""gRPC metadata by which a data stream names the process that attends on the control stream."""
+
+Message = TypeVar("Message")
+
+
+class LinkClosed(TiermeshError):
+    """A link is over; the text says why."""
+
+
+class Mailbox(Generic[Message]):
+    """Messages on their way out of the event loop, in order; at most `MAILBOX_LENGTH`."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Message] = asyncio.Queue(MAILBOX_LENGTH)
+        self._closed: str | None = None
+        self._closing = asyncio.Event()
+
+    def put(self, message: Message) -> None:
+        """Append a message; closes the mailbox when the peer has stopped reading."""
+        if self._closed is not None:
+            return
+        try:
+            self._queue.put_nowait(message)
+        except asyncio.QueueFull:
+            self.close(f"the peer left {MAILBOX_LENGTH} messages unread")
+
+    def close(self, reason: str) -> None:
+        """After what waits already, `take` raises LinkClosed with this reason."""
+        if self._closed is None:
+            self._closed = reason
+            self._closing.set()
+
+    async def take(self) -> Message:
+        """The next message.
+
+        Raises:
+            LinkClosed: the mailbox is closed and empty.
+        """
+        if self._queue.empty() and self._closed is None:
+            getting = asyncio.ensure_future(self._queue.get())
+            closing = asyncio.ensure_future(self._closing.wait())
+            try:
+                await asyncio.wait((getting, closing), return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    return getting.result()
+            finally:
+                getting.cancel()
+                closing.cancel()
+        if not self._queue.empty():
+            return self._queue.get_nowait()
+        raise LinkClosed(self._closed or "closed")
+
+
+async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run side by side until one returns or raises; end the others; raise what it raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Backoff:
+    """Waiting times between attempts: doubling, with full jitter, up to a limit."""
+
+    def __init__(self, first_seconds: float = 0.2, most_seconds: float = 5.0) -> None:
+        self._first_seconds = first_seconds
+        self._most_seconds = most_seconds
+        self._next_seconds = first_seconds
+
+    def reset(self) -> None:
+        """The last attempt went well."""
+        self._next_seconds = self._first_seconds
+
+    async def wait(self) -> None:
+        """Wait before the next attempt."""
+        seconds = self._next_seconds * random.uniform(0.5, 1.0)
+        self._next_seconds = min(2 * self._next_seconds, self._most_seconds)
+        await asyncio.sleep(seconds)
+
+
+async def raise_status(call: Any) -> None:
+    """Raise how a client's stream ended (AioRpcError), unless it ended well."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(
+            code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        )

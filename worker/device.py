@@ -1,0 +1,256 @@
+"""The thread on which everything of the mesh happens, one task after the other.
+
+The event loop hands in what the core decided; the thread tells of it with inputs for the core. A lease that is dropped
+is given up between two micro-batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mesh.device import Mesh, open_mesh
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.config import JobConfig
+from services.errors import TiermeshError
+from services.metrics import WorkerMetrics
+from services.process import describe
+from services.tensors.kernels import Float32Array
+from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
+from worker import events as ev
+from worker.node_sum import NodeSum
+from worker.step import TrainingStep
+
+log = logging.getLogger("tiermesh.worker")
+
+
+class BuiltStep:
+    """A job on the mesh, and the weights on their way to it."""
+
+    def __init__(self, job: str, step: TrainingStep, mesh: Mesh) -> None:
+        self.job = job
+        self.step = step
+        self.mesh = mesh
+        self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
+        self._arrived: set[int] = set()
+        self._version = (0, 0)
+        self._next_entry = 0
+        self._complete_to = 0
+
+    def load(self, header: ChunkHeader, values: Float32Array) -> None:
+        """Take a chunk of weights; every parameter that it completes goes onto the mesh."""
+        version = (header.generation, header.step)
+        if version != self._version:
+            self._version, self._next_entry, self._complete_to = version, 0, 0
+            self._arrived.clear()
+        layout = self.step.layout
+        start, stop = chunk_range(layout.elements, header.index)
+        self._weights[start:stop] = values
+        self._arrived.add(header.index)
+        while self._complete_to < layout.elements and self._complete_to // CHUNK_ELEMENTS in self._arrived:
+            self._complete_to = chunk_range(layout.elements, self._complete_to // CHUNK_ELEMENTS)[1]
+        while self._next_entry < len(layout.entries):
+            entry = layout.entries[self._next_entry]
+            if entry.stop > self._complete_to:
+                return
+            self.step.load(self._next_entry, self._weights[entry.offset : entry.stop])
+            self._next_entry += 1
+
+    def close(self) -> None:
+        """Free the mesh."""
+        self.step.close()
+        self.mesh.close()
+
+
+class DeviceThread:
+    """Builds jobs, loads weights, and fulfils leases.
+
+    Args:
+        tell: takes inputs for the core; called on the device thread.
+        data_dir: where corpora and tokenizers are looked for if they are not where the job says.
+        metrics: of this worker.
+    """
+
+    def __init__(
+        self, tell: Callable[[ev.Input], None], data_dir: Path | None, metrics: WorkerMetrics
+    ) -> None:
+        self._tell = tell
+        self._data_dir = data_dir
+        self._metrics = metrics
+        self._thread = ThreadPoolExecutor(1, "device")
+        self._built: BuiltStep | None = None
+        self._sums: dict[int, Float32Array] = {}
+        self._dropped: set[int] = set()
+
+    # ---- called on the event loop ----
+
+    def carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
+        """Queue what the core decided; `values` of the weights chunk that just arrived."""
+        match effect:
+            case ev.Load():
+                assert values is not None
+                self._submit(self._load, effect.header, values)
+            case ev.FinishLoad():
+                self._submit(self._finish_load, effect)
+            case ev.Perform():
+                self._submit(self._perform, effect.lease)
+            case ev.DropLease():
+                self._dropped.add(effect.lease)
+                self._submit(self._forget, effect.lease)
+            case ev.Build():
+                self._submit(self._build, effect)
+            case ev.DropJob():
+                self._submit(self._drop_job)
+
+    def values(self, lease: int, chunk: int) -> Float32Array | None:
+        """A chunk of a lease's sum, a view; None if the lease has been dropped."""
+        values = self._sums.get(lease)
+        if values is None:
+            return None
+        start, stop = chunk_range(values.size, chunk)
+        return values[start:stop]
+
+    def close(self) -> None:
+        """Give up what is being computed, free the mesh, end the thread."""
+        self._dropped.update(self._sums)
+        self._thread.submit(self._drop_job)
+        self._thread.shutdown()
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._thread.submit(_logged, work, *arguments)
+
+    # ---- on the device thread ----
+
+    def _build(self, effect: ev.Build) -> None:
+        self._drop_job()
+        try:
+            config = JobConfig.from_json(effect.spec_json)
+            mesh = _open(config)
+            try:
+                step = TrainingStep(config, mesh, self._data_dir)
+            except BaseException:
+                mesh.close()
+                raise
+        except Exception as error:
+            self._tell(ev.BuildFailed(effect.job, _reason(error)))
+            return
+        self._built = BuiltStep(effect.job, step, mesh)
+        self._tell(
+            ev.Built(
+                job=effect.job,
+                layout_hash=step.layout.hash,
+                elements=step.layout.elements,
+                evaluation_batches=step.evaluation_batches,
+                tokens_per_micro_batch=step.tokens_per_micro_batch,
+                fingerprint=step.fingerprint(),
+            )
+        )
+
+    def _drop_job(self) -> None:
+        self._sums.clear()
+        if self._built is not None:
+            self._built.close()
+            self._built = None
+
+    def _load(self, header: ChunkHeader, values: Float32Array) -> None:
+        if self._built is not None and self._built.job == header.job:
+            self._built.load(header, values)
+
+    def _finish_load(self, effect: ev.FinishLoad) -> None:
+        if self._built is not None and self._built.job == effect.job:
+            self._metrics.holds(effect.job, effect.step)
+            self._tell(ev.Loaded(effect.job, effect.generation, effect.step))
+
+    def _forget(self, lease: int) -> None:
+        self._sums.pop(lease, None)
+        self._dropped.discard(lease)
+
+    def _perform(self, lease: pb.Lease) -> None:
+        built = self._built
+        if built is None or built.job != lease.job or lease.lease in self._dropped:
+            return
+        try:
+            if lease.phase == pb.TRAIN:
+                self._train(built.step, lease)
+            elif lease.phase == pb.EVALUATE:
+                self._evaluate(built.step, lease)
+            else:
+                self._initialise(built.step, lease)
+        except Exception as error:
+            log.error("lease %d: %s", lease.lease, describe(error))
+            self._tell(ev.LeaseFailed(lease.lease, _reason(error)))
+
+    def _initialise(self, step: TrainingStep, lease: pb.Lease) -> None:
+        self._sums[lease.lease] = step.initial_weights()
+        self._tell(ev.Described(lease.lease, step.layout.dumps(), step.checkpoint_files()))
+
+    def _train(self, step: TrainingStep, lease: pb.Lease) -> None:
+        losses: list[float] = []
+        elements = step.layout.elements
+        told = -(-elements // CHUNK_ELEMENTS)
+
+        def ready(offset: int) -> None:
+            nonlocal told
+            chunk = -(-offset // CHUNK_ELEMENTS)
+            if chunk < told and offset > 0:
+                told = chunk
+                self._tell(ev.NodeReady(lease.lease, chunk))
+
+        started = time.perf_counter()
+        total = NodeSum(elements, lease.count, ready)
+        for index in range(lease.first, lease.first + lease.count):
+            if lease.lease in self._dropped:
+                return
+            last = index == lease.first + lease.count - 1
+
+            def compute(
+                out: Float32Array, done: Callable[[int], None], index: int = index, last: bool = last
+            ) -> float:
+                if last:
+                    self._sums[lease.lease] = out
+                return step.micro_batch(lease.step, index, out, done)
+
+            losses.append(total.add_leaf(compute))
+        seconds = time.perf_counter() - started
+        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses)))
+        tokens = lease.count * step.tokens_per_micro_batch
+        self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._tell(ev.LeaseComputed(lease.lease, seconds, tokens))
+
+    def _evaluate(self, step: TrainingStep, lease: pb.Lease) -> None:
+        losses = []
+        for index in range(lease.first, lease.first + lease.count):
+            if lease.lease in self._dropped:
+                return
+            total, tokens = step.evaluate(index)
+            losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
+        self._tell(ev.LeaseEvaluated(lease.lease, tuple(losses)))
+
+
+def _open(config: JobConfig) -> Mesh:
+    device = config.device
+    return open_mesh(
+        device.mesh_shape,
+        backend=device.backend,
+        dtype=device.dtype,
+        enable_ddp=device.enable_ddp,
+        enable_tp=device.enable_tp,
+    )
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, TiermeshError) else describe(error)
+
+
+def _logged(work: Callable[..., None], *arguments: Any) -> None:
+    try:
+        work(*arguments)
+    except Exception as error:  # nobody waits for this future
+        log.exception("%s", describe(error))

@@ -1,0 +1,210 @@
+"""The worker's service: keeps the streams to its aggregator up, and carries out what its core decides.
+
+The core and all bookkeeping run on the event loop; the mesh on the device thread; checksums and copies of outgoing
+chunks on a thread of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.envelope import seal, unseal
+from services.errors import Refused
+from services.metrics import WorkerMetrics
+from services.security import Security
+from services.server import open_channel
+from services.streams import (
+    HELLO_SECONDS,
+    INCARNATION_KEY,
+    Backoff,
+    LinkClosed,
+    Mailbox,
+    raise_status,
+    until_first_ends,
+)
+from services.tensors.kernels import Float32Array
+from services.tensors.wire import check, deserialize, pack, serialize
+from worker import events as ev
+from worker.core import WorkerCore
+from worker.device import DeviceThread
+
+log = logging.getLogger("tiermesh.worker")
+
+DEAF_HEARTBEATS = 6
+"""An aggregator that is silent for that many heartbeats is taken for dead, and looked for anew."""
+
+
+class WorkerService:
+    """One worker."""
+
+    service_names: tuple[str, ...] = ()
+
+    def __init__(
+        self, *, name: str, aggregator: str, security: Security, data_dir: Path | None, metrics: WorkerMetrics
+    ) -> None:
+        self.name = name
+        self._aggregator = aggregator
+        self._security = security
+        self._data_dir = data_dir
+        self._metrics = metrics
+        self._incarnation = uuid.uuid4().hex
+        self._core = WorkerCore(name=name)
+        self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
+        self._wake = asyncio.Event()
+        self._sender = ThreadPoolExecutor(1, "send")
+        self._heartbeat_seconds = 1.0
+        self._heard_seconds = 0.0
+
+    # ---- life ----
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """A worker serves health and reflection only."""
+        return []
+
+    async def start(self) -> None:
+        """Make the device thread ready."""
+        self._loop = asyncio.get_running_loop()
+        self._device = DeviceThread(self._tell, self._data_dir, self._metrics)
+
+    async def stop(self) -> None:
+        """Give up what is being computed and free the mesh."""
+        self._mailbox.close("the worker stops")
+        await self._loop.run_in_executor(None, self._device.close)
+        self._sender.shutdown(cancel_futures=True)
+
+    async def run(self) -> None:
+        """Work for the aggregator until cancelled, looking for it anew when it is gone."""
+        backoff = Backoff()
+        said = ""
+        while True:
+            try:
+                await self._attend(backoff)
+                reason = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+            except asyncio.TimeoutError:
+                reason = f"no Welcome within {HELLO_SECONDS:g} s"
+            except LinkClosed as closed:
+                reason = str(closed)
+            self._feed(ev.Disconnected())
+            self._metrics.connected(False)
+            if reason != said:
+                log.warning("aggregator %s: %s; trying again", self._aggregator, reason)
+                said = reason
+            await backoff.wait()
+
+    async def _attend(self, backoff: Backoff) -> None:
+        control = open_channel(self._aggregator, self._security, own_connection=True)
+        data = open_channel(self._aggregator, self._security, own_connection=True)
+        async with control, data:
+            self._mailbox = Mailbox()
+            self._feed(ev.Connected())
+            attend = control.stream_stream(
+                "/tiermesh.Cluster/Attend",
+                request_serializer=pb.WorkerMessage.SerializeToString,
+                response_deserializer=pb.WorkerCommand.FromString,
+            )()
+            hello = self._core.hello(self._incarnation, {})
+            await attend.write(seal(pb.WorkerMessage, self._core.epoch, hello))
+            first = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
+            welcome = unseal(first) if isinstance(first, pb.WorkerCommand) else None
+            if not isinstance(first, pb.WorkerCommand) or not isinstance(welcome, pb.Welcome):
+                await raise_status(attend)
+                return
+            log.info("works for aggregator %s at %s, epoch %d", welcome.name, self._aggregator, first.epoch)
+            self._heartbeat_seconds, self._heard_seconds = welcome.heartbeat_seconds, time.monotonic()
+            self._feed(ev.Ordered(first.epoch, welcome))
+            self._metrics.connected(True)
+            backoff.reset()
+            exchange = data.stream_stream("/tiermesh.Cluster/Exchange")(
+                metadata=((INCARNATION_KEY, self._incarnation),)
+            )
+            await until_first_ends(
+                self._take_orders(attend),
+                self._say(attend),
+                self._take_weights(exchange),
+                self._send_chunks(exchange),
+                self._keep_in_touch(),
+            )
+
+    # ---- the core ----
+
+    def _feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
+        for effect in self._core.handle(event):
+            if isinstance(effect, ev.Say):
+                self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, effect.body))
+            else:
+                self._device.carry_out(effect, values)
+        self._wake.set()
+
+    def _tell(self, event: ev.Input) -> None:
+        """From the device thread."""
+        self._loop.call_soon_threadsafe(self._feed, event)
+
+    # ---- control ----
+
+    async def _take_orders(self, attend: Any) -> None:
+        while isinstance(command := await attend.read(), pb.WorkerCommand):
+            self._heard_seconds = time.monotonic()
+            body = unseal(command)
+            if isinstance(body, pb.Leave):
+                log.info("job %s: %s", body.job, body.reason)
+            if body is not None:
+                self._feed(ev.Ordered(command.epoch, body))  # type: ignore[arg-type]
+        await raise_status(attend)
+
+    async def _say(self, attend: Any) -> None:
+        while True:
+            await attend.write(await self._mailbox.take())
+
+    async def _keep_in_touch(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
+            silent = time.monotonic() - self._heard_seconds
+            if silent > DEAF_HEARTBEATS * self._heartbeat_seconds:
+                raise LinkClosed(f"silent for {silent:.1f} s")
+
+    # ---- data ----
+
+    async def _take_weights(self, exchange: Any) -> None:
+        while isinstance(message := await exchange.read(), bytes):
+            built = self._core.job.built if self._core.job else None
+            if built is None:
+                continue  # of a job that is over
+            try:
+                chunk = deserialize(message)
+                check(chunk, built.elements)
+            except (Refused, ValueError) as refused:
+                raise LinkClosed(f"refused weights: {refused}") from None
+            self._metrics.received(chunk.header.job, len(message))
+            self._feed(ev.WeightsArrived(chunk.header), chunk.values())
+        await raise_status(exchange)
+
+    async def _send_chunks(self, exchange: Any) -> None:
+        while True:
+            self._wake.clear()
+            header = self._core.next_chunk()
+            if header is None:
+                await self._wake.wait()
+                continue
+            values = self._device.values(header.lease, header.index)
+            if values is None:
+                continue  # dropped on the device thread before the core was told
+            message = await self._loop.run_in_executor(self._sender, self._message, header, values)
+            await exchange.write(message)
+            self._metrics.sent(header.job, len(message))
+
+    def _message(self, header: ChunkHeader, values: Float32Array) -> bytes:
+        header.incarnation = self._incarnation
+        return serialize(pack(header, header.index, values))
