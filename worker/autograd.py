@@ -213,7 +213,8 @@ class Tape:
         result, gradients, backward = self._records.pop()
         if result.value is None:
             raise ValueError("a recorded value does not enter the loss")
-        for gradient, summand in zip(gradients, backward(result.value), strict=True):
+        # Last input first, so that a weight's bias, behind it in the layout, is final before it.
+        for gradient, summand in reversed(list(zip(gradients, backward(result.value), strict=True))):
             if gradient is None:
                 continue
             if summand is None:

@@ -24,7 +24,7 @@ def build_model(
         mesh: to run on.
 
     Raises:
-        Refused: sizes that can't be.
+        Refused: sizes that the device library has no kernels for.
     """
     if isinstance(config, GPT2Config):
         return GPT2(config, vocabulary, mesh)

@@ -30,7 +30,7 @@ class GPT2:
         mesh: to run on.
 
     Raises:
-        Refused: sizes that the device library has no kernels for, or heads that don't divide the width.
+        Refused: a sequence length that the device library has no kernel for.
     """
 
     def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
@@ -175,11 +175,6 @@ def sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
 
 
 def _check(config: GPT2Config) -> None:
-    if config.embedding_dim % config.num_heads:
-        raise Refused(
-            f"transformer_config.num_heads: {config.num_heads} does not divide embedding_dim "
-            f"{config.embedding_dim}; choose a number of heads that does"
-        )
     if config.max_sequence_length % 32:
         raise Refused(
             f"transformer_config.max_sequence_length: {config.max_sequence_length}, expected a multiple of 32 "
