@@ -1,0 +1,160 @@
+"""The aggregator's job service as a command sees it: plain calls, every wait limited, errors in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from cli.options import Target
+from protos import cluster_pb2, jobs_pb2
+from protos.jobs_pb2_grpc import JobsStub
+from services.errors import Failed, Refused, TiermeshError
+from services.server import open_channel
+
+_BAD_INPUT = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+
+Reply = TypeVar("Reply", bound=Message)
+
+
+class Unreachable(Failed):
+    """The aggregator can't be reached, for now."""
+
+
+class JobsClient:
+    """Calls to one aggregator; an async context manager.
+
+    Raises, from every call:
+        Refused: what the aggregator says is wrong with the request.
+        Unreachable: there is no connection.
+        Failed: no answer in time, or any other trouble.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.address = target.address
+        self._timeout_seconds = target.timeout_seconds
+        self._with_tls = target.security.tls
+        self._channel = open_channel(target.address, target.security)
+        self._stub = JobsStub(self._channel)
+
+    async def __aenter__(self) -> JobsClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def submit(self, name: str, spec_json: str) -> jobs_pb2.Job:
+        """Queue a job; returns it with its id."""
+        return await self._ask("Submit", jobs_pb2.SubmitRequest(name=name, spec_json=spec_json), jobs_pb2.Job)
+
+    async def jobs(self) -> list[jobs_pb2.Job]:
+        """All jobs, oldest first."""
+        return list((await self._ask("List", jobs_pb2.ListRequest(), jobs_pb2.ListReply)).jobs)
+
+    async def job(self, job: str) -> jobs_pb2.Job:
+        """One job."""
+        return await self._ask("Get", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+
+    async def cancel(self, job: str) -> jobs_pb2.Job:
+        """Cancel a job; returns it as it is then."""
+        return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
+
+    async def status(self) -> jobs_pb2.ClusterStatus:
+        """The cluster: workers, optimizer, what is waited for."""
+        return await self._ask("Status", jobs_pb2.StatusRequest(), jobs_pb2.ClusterStatus)
+
+    async def watch(self, job: str) -> AsyncGenerator[jobs_pb2.JobEvent, None]:
+        """The job as it is, then each change, until it ends. Events may be far apart: keepalive limits the wait."""
+        request = jobs_pb2.JobRequest(job=job)
+        async for event in self._stream("Watch", request, jobs_pb2.JobEvent, first_only=True):
+            yield event
+
+    async def logs(self, job: str, *, follow: bool) -> AsyncGenerator[jobs_pb2.LogLine, None]:
+        """Lines of the job's log so far and, with `follow`, those to come until it ends."""
+        request = jobs_pb2.LogsRequest(job=job, follow=follow)
+        limited = None if follow else self._timeout_seconds
+        async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
+            yield line
+
+    async def download(self, job: str, step: int | None) -> AsyncGenerator[cluster_pb2.FilePart, None]:
+        """The files of a complete checkpoint, piece by piece; of the newest if `step` is None."""
+        request = jobs_pb2.DownloadRequest(job=job, step=step or 0, newest=step is None)
+        async for part in self._stream(
+            "Download", request, cluster_pb2.FilePart, limit_seconds=self._timeout_seconds
+        ):
+            yield part
+
+    async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        try:
+            answer = await getattr(self._stub, method)(request, timeout=self._timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise self._explain(method, error) from None
+        assert isinstance(answer, reply)
+        return answer
+
+    async def _stream(
+        self,
+        method: str,
+        request: Message,
+        reply: type[Reply],
+        *,
+        first_only: bool = False,
+        limit_seconds: float | None = None,
+    ) -> AsyncGenerator[Reply, None]:
+        """Messages of a stream; each, or with `first_only` the first, must come within the limit."""
+        call = getattr(self._stub, method)(request)
+        limit = self._timeout_seconds if first_only else limit_seconds
+        try:
+            while True:
+                message = await asyncio.wait_for(call.read(), limit)
+                if message is grpc.aio.EOF:
+                    return
+                assert isinstance(message, reply)
+                yield message
+                limit = None if first_only else limit_seconds
+        except grpc.aio.AioRpcError as error:
+            raise self._explain(method, error) from None
+        except asyncio.TimeoutError:
+            raise self._no_answer(method) from None
+        finally:
+            call.cancel()
+
+    def _no_answer(self, method: str) -> Failed:
+        return Failed(
+            f"aggregator {self.address}: no answer to {method} within {self._timeout_seconds:g} s; look at its log, or "
+            "wait longer with --timeout-seconds"
+        )
+
+    def _explain(self, method: str, error: grpc.aio.AioRpcError) -> TiermeshError:
+        code, details = error.code(), " ".join((error.details() or "").split())
+        if code in _BAD_INPUT:
+            return Refused(details)
+        connected = self._channel.get_state() == grpc.ChannelConnectivity.READY
+        if code == grpc.StatusCode.UNAVAILABLE and not connected:
+            how = "over TLS" if self._with_tls else "without TLS"
+            reason = details.rpartition("last error: ")[2]
+            return Unreachable(
+                f"aggregator {self.address}: can't be reached {how} ({reason}); is it running there? Start one with "
+                "`tiermesh aggregator`, or name another with --aggregator HOST:PORT"
+            )
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return self._no_answer(method)
+        if code == grpc.StatusCode.UNIMPLEMENTED:
+            return Refused(
+                f"aggregator {self.address}: knows no {method}; is it an aggregator, and of this version?"
+            )
+        return Failed(f"aggregator {self.address}: {method}: {code.name.lower()}: {details}")

@@ -1,0 +1,69 @@
+"""`tiermesh worker`, `aggregator`, `optimizer`: one role daemon in the foreground."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import (
+    AGGREGATOR_ADDRESS,
+    ANY_PORT,
+    OPTIMIZER_ADDRESS,
+    daemon_options,
+    option,
+    path_option,
+)
+
+
+@click.command()
+@option("--aggregator", default=AGGREGATOR_ADDRESS, metavar="HOST:PORT", help="The aggregator to work for.")
+@path_option("--data-dir", help="Where corpora are that aren't at the path which a job names.")
+@daemon_options(ANY_PORT)
+def worker(*, aggregator: str, data_dir: Path | None, daemon: dict[str, Any]) -> int:
+    """Run a worker: it computes gradients on this host's mesh."""
+    from worker.daemon import WorkerOptions, run
+
+    return run(WorkerOptions(aggregator=aggregator, data_dir=data_dir, **daemon))
+
+
+@click.command()
+@option(
+    "--optimizer", metavar="HOST:PORT", help="The optimizer (3-tier); without it, it runs inside (2-tier)."
+)
+@path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
+@option("--heartbeat-seconds", type=float, default=5.0, help="Peers silent for three of these are lost.")
+@path_option("--record", help="Record what the core sees and does here, for replay.")
+@daemon_options(AGGREGATOR_ADDRESS)
+def aggregator(
+    *,
+    optimizer: str | None,
+    state_dir: Path,
+    heartbeat_seconds: float,
+    record: Path | None,
+    daemon: dict[str, Any],
+) -> int:
+    """Run an aggregator: jobs are submitted to it, workers attend it."""
+    from aggregator.daemon import AggregatorOptions, run
+
+    return run(
+        AggregatorOptions(
+            state_dir=state_dir,
+            optimizer=optimizer,
+            record=record,
+            heartbeat_seconds=heartbeat_seconds,
+            **daemon,
+        )
+    )
+
+
+@click.command()
+@path_option("--state-dir", default=Path(".tiermesh/optimizer"), help="Checkpoints.")
+@path_option("--record", help="Record what the core sees and does here, for replay.")
+@daemon_options(OPTIMIZER_ADDRESS)
+def optimizer(*, state_dir: Path, record: Path | None, daemon: dict[str, Any]) -> int:
+    """Run an optimizer: it holds the master weights and writes checkpoints."""
+    from optimizer.daemon import OptimizerOptions, run
+
+    return run(OptimizerOptions(state_dir=state_dir, record=record, **daemon))

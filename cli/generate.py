@@ -1,0 +1,60 @@
+"""Text from a trained model's checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cli.output import Output
+from services.errors import Refused
+from services.process import single_threaded_blas
+
+
+def is_language_model(checkpoint: Path) -> bool:
+    """Whether a checkpoint is of a model that text can be drawn from: it has a tokenizer."""
+    return (checkpoint / "tokenizer.json").is_file()
+
+
+def generated(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:
+    """Draw text, shown as it comes; returns it without the prompt.
+
+    Args:
+        checkpoint: folder.
+        prompt: what the text continues.
+        output: where it is shown.
+        settings: of `worker.generate.generate`.
+
+    Raises:
+        Refused: no readable checkpoint of a language model, or settings out of range.
+    """
+    single_threaded_blas()
+    from worker.generate import generate
+
+    pieces = []
+    for piece in generate(checkpoint, prompt, **settings):
+        output.write(piece)
+        pieces.append(piece)
+    output.say("")
+    return "".join(pieces)
+
+
+def run(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> None:
+    """Print the prompt and its continuation."""
+    folder = _checkpoint_folder(checkpoint)
+    output.write(prompt)
+    text = generated(folder, prompt, output, **settings)
+    output.result({"checkpoint": str(folder), "prompt": prompt, "text": text})
+
+
+def _checkpoint_folder(path: Path) -> Path:
+    """The checkpoint that a path means: itself or, of a folder of checkpoints, the newest."""
+    from services.checkpoints import list_checkpoints
+
+    if (path / "state.json").is_file():
+        return path
+    found = list_checkpoints(path)
+    if not found:
+        raise Refused(
+            f"{path}: no checkpoint; give a folder like step-00000500, or one that has such folders"
+        )
+    return found[-1]

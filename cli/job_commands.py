@@ -1,0 +1,132 @@
+"""`tiermesh local`, and the commands that talk to an aggregator: submit, jobs, status, logs, cancel, download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.options import Command, Target, client_options, option, output_options, path_option
+from cli.output import Output
+
+
+def job_config(command: Command) -> Command:
+    """The config file of a job, and `--set`."""
+    command = option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a setting of the config; repeatable.",
+    )(command)
+    return click.argument("path", metavar="JOB.yaml", type=click.Path(path_type=Path))(command)
+
+
+@click.command()
+@job_config
+@option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
+@option(
+    "--tiers", type=click.Choice(["2", "3"]), default="3", help="2: the optimizer runs inside the aggregator."
+)
+@path_option("--state-dir", default=Path(".tiermesh/local"), help="Queue, checkpoints and logs.")
+@option("--resume", is_flag=True, help="Continue the unfinished job of the state dir, as it was submitted.")
+@option(
+    "--sample-tokens", type=click.IntRange(min=0), default=200, help="Generate this much text at the end."
+)
+@option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
+@output_options
+def local(
+    *,
+    path: Path,
+    overrides: tuple[str, ...],
+    workers: int,
+    tiers: str,
+    state_dir: Path,
+    resume: bool,
+    sample_tokens: int,
+    log_level: str,
+    output: Output,
+) -> None:
+    """Run a job on a cluster of daemons on this machine, to its end."""
+    from cli.local import LocalOptions, run
+
+    run(
+        LocalOptions(path, overrides, workers, int(tiers), state_dir, resume, sample_tokens, log_level),
+        output,
+    )
+
+
+@click.command()
+@job_config
+@option("--follow", is_flag=True, help="Show the job to its end.")
+@client_options
+def submit(*, path: Path, overrides: tuple[str, ...], follow: bool, target: Target, output: Output) -> None:
+    """Queue a job and print its id."""
+    import asyncio
+
+    from cli.jobs import read_job
+    from cli.jobs import submit as run
+
+    asyncio.run(run(target, read_job(path, overrides, output), output, follow_it=follow))
+
+
+@click.command()
+@client_options
+def jobs(*, target: Target, output: Output) -> None:
+    """List the jobs, oldest first."""
+    import asyncio
+
+    from cli.jobs import list_jobs
+
+    asyncio.run(list_jobs(target, output))
+
+
+@click.command()
+@click.argument("job", required=False)
+@client_options
+def status(*, job: str | None, target: Target, output: Output) -> None:
+    """Show the cluster or, given its id, a job."""
+    import asyncio
+
+    from cli.jobs import cluster_status, job_status
+
+    asyncio.run(cluster_status(target, output) if job is None else job_status(target, job, output))
+
+
+@click.command()
+@click.argument("job")
+@option("--follow", is_flag=True, help="Go on with new lines until the job ends.")
+@client_options
+def logs(*, job: str, follow: bool, target: Target, output: Output) -> None:
+    """Print the log of a job."""
+    import asyncio
+
+    from cli.jobs import show_logs
+
+    asyncio.run(show_logs(target, job, output, follow_it=follow))
+
+
+@click.command()
+@click.argument("job")
+@client_options
+def cancel(*, job: str, target: Target, output: Output) -> None:
+    """Cancel a job, queued or running."""
+    import asyncio
+
+    from cli.jobs import cancel as run
+
+    asyncio.run(run(target, job, output))
+
+
+@click.command()
+@click.argument("job")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@option("--step", type=click.IntRange(min=0), help="Of the checkpoint; the newest if left out.")
+@client_options
+def download(*, job: str, folder: Path, step: int | None, target: Target, output: Output) -> None:
+    """Fetch a checkpoint of a job into DIR/step-XXXXXXXX, verified."""
+    import asyncio
+
+    from cli.download import download as run
+
+    asyncio.run(run(target, job, folder, step, output))

@@ -1,0 +1,177 @@
+"""What the commands do that talk to an aggregator's job service."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.client import JobsClient, Unreachable
+from cli.options import Target
+from cli.output import Output, clock, job_fields, job_line, state_name
+from cli.progress import ProgressView
+from protos import jobs_pb2
+from services.errors import Failed
+
+if TYPE_CHECKING:
+    from services.config import JobConfig
+
+PATIENCE_SECONDS = 60.0
+"""Following a job outlives a restart of its aggregator that takes no longer than this."""
+
+_RETRY_SECONDS = 1.0
+ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
+
+
+def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
+    """The complete job of a config file; notices are said.
+
+    Raises:
+        Refused: for the first thing that is wrong with it.
+    """
+    from services.config import load_job
+
+    config, notices = load_job(path, overrides)
+    for notice in notices:
+        output.warn(notice)
+    return config
+
+
+async def submit(target: Target, config: JobConfig, output: Output, *, follow_it: bool) -> None:
+    """Queue a job, print its id and, with `follow_it`, show it to its end.
+
+    Raises:
+        Failed: followed, it failed or was cancelled.
+    """
+    async with JobsClient(target) as client:
+        job = await client.submit(config.name, config.to_json())
+        if not follow_it:
+            output.say(job.id)
+            output.result(job_fields(job))
+            return
+        with ProgressView(output) as view:
+            view.say(f"job {job.id}")
+            job = await follow(client, job.id, view)
+    output.say(job_line(job))
+    if job.checkpoint:
+        output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
+    output.result(job_fields(job))
+    raise_unless_succeeded(job)
+
+
+async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.Job:
+    """Show a job until it has ended, over restarts of the aggregator.
+
+    Raises:
+        Failed: the aggregator stays away for longer than PATIENCE_SECONDS.
+    """
+    heard = time.monotonic()
+    while True:
+        try:
+            async with contextlib.aclosing(client.watch(job)) as events:
+                async for event in events:
+                    heard = time.monotonic()
+                    view.update(event)
+                    if event.job.state in ENDED:
+                        return event.job
+            lost: Failed = Failed(
+                f"aggregator {client.address}: ended the events of job {job} before it ended"
+            )
+        except Unreachable as error:
+            lost = error
+        silent = time.monotonic() - heard
+        if silent > PATIENCE_SECONDS:
+            raise Failed(f"{lost}; waited {silent:.0f} s for events of job {job}, which may go on without us")
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
+    """Raise Failed, with the reason, for a job that failed or was cancelled."""
+    if job.state != jobs_pb2.SUCCEEDED:
+        raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
+
+
+async def list_jobs(target: Target, output: Output) -> None:
+    """Print all jobs, oldest first."""
+    async with JobsClient(target) as client:
+        jobs = await client.jobs()
+    for job in jobs:
+        output.say(job_line(job))
+    if not jobs:
+        output.say("no jobs yet; submit one with: tiermesh submit JOB.yaml")
+    output.result({"jobs": [job_fields(job) for job in jobs]})
+
+
+async def job_status(target: Target, job: str, output: Output) -> None:
+    """Print one job, a field a line."""
+    async with JobsClient(target) as client:
+        fields = job_fields(await client.job(job))
+    for name, value in fields.items():
+        if value is not None:
+            shown = (
+                clock(value) if name in ("submitted_seconds", "started_seconds", "ended_seconds") else value
+            )
+            output.say(f"{name.removesuffix('_seconds'):<18} {shown}")
+    output.result(fields)
+
+
+async def cluster_status(target: Target, output: Output) -> None:
+    """Print the cluster: tiers, optimizer, workers, the running job and what it waits for."""
+    async with JobsClient(target) as client:
+        status = await client.status()
+    output.say(f"aggregator {target.address}: {status.tiers}-tier, epoch {status.epoch}")
+    output.say(f"optimizer: {status.optimizer}")
+    output.say(
+        f"running: {status.running_job or 'no job'}" + (f", {status.waiting}" if status.waiting else "")
+    )
+    for worker in status.workers:
+        output.say(
+            f"worker {worker.name}: {worker.state}{f' ({worker.detail})' if worker.detail else ''}, weights of step "
+            f"{worker.step}, {worker.micro_batches_per_second:.1f} micro-batches/s, heard "
+            f"{worker.seconds_since_heard:.1f} s ago"
+        )
+    if not status.workers:
+        output.say("no workers; start one with: tiermesh worker --aggregator HOST:PORT")
+    output.result(
+        {
+            "epoch": status.epoch,
+            "tiers": status.tiers,
+            "optimizer": status.optimizer,
+            "running_job": status.running_job or None,
+            "waiting": status.waiting or None,
+            "workers": [
+                {
+                    "name": worker.name,
+                    "incarnation": worker.incarnation,
+                    "state": worker.state,
+                    "detail": worker.detail or None,
+                    "generation": worker.generation,
+                    "step": worker.step,
+                    "seconds_since_heard": worker.seconds_since_heard,
+                    "micro_batches_per_second": worker.micro_batches_per_second,
+                }
+                for worker in status.workers
+            ],
+        }
+    )
+
+
+async def show_logs(target: Target, job: str, output: Output, *, follow_it: bool) -> None:
+    """Print the lines of a job's log."""
+    lines = 0
+    async with JobsClient(target) as client, contextlib.aclosing(client.logs(job, follow=follow_it)) as log:
+        async for line in log:
+            output.say(f"{clock(line.seconds)}  {line.text}")
+            lines += 1
+    output.result({"job": job, "lines": lines})
+
+
+async def cancel(target: Target, job: str, output: Output) -> None:
+    """Cancel a job."""
+    async with JobsClient(target) as client:
+        cancelled = await client.cancel(job)
+    output.say(job_line(cancelled))
+    output.result(job_fields(cancelled))

@@ -1,0 +1,212 @@
+"""`tiermesh local`: a whole cluster on this machine, real daemons as processes, one job run to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.client import JobsClient
+from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
+from cli.options import Target
+from cli.output import Output, job_fields, job_line
+from cli.processes import Daemon, stop_all
+from cli.progress import ProgressView
+from protos import jobs_pb2
+from services.errors import Failed, Refused
+from services.security import Security
+
+_ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """What `tiermesh local` is told.
+
+    Attributes:
+        job: config file.
+        overrides: `key=value` settings on top of it.
+        workers: number of worker daemons; how they share a step does not change its result.
+        tiers: 2: the optimizer runs inside the aggregator; 3: as a daemon of its own.
+        state_dir: queue, checkpoints, logs.
+        resume: continue the unfinished job of `state_dir` instead of submitting one.
+        sample_tokens: length of the sample of generated text at the end; 0 for none.
+        log_level: of the daemons' logs.
+    """
+
+    job: Path
+    overrides: tuple[str, ...]
+    workers: int
+    tiers: int
+    state_dir: Path
+    resume: bool
+    sample_tokens: int
+    log_level: str
+
+
+def run(options: LocalOptions, output: Output) -> None:
+    """Run the job to its end and print how it ended.
+
+    Raises:
+        Refused: the config is wrong, or the state dir is in use or has an unfinished job.
+        Failed: the job failed or was cancelled, a daemon that it needs ended, or it was interrupted.
+    """
+    config = None if options.resume else read_job(options.job, options.overrides, output)
+    logs = options.state_dir / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(
+            f"--state-dir {options.state_dir}: can't be made ({error.strerror}); give another"
+        ) from None
+    with _locked(options.state_dir):
+        submission = (config.name, config.to_json()) if config else None
+        started = time.monotonic()
+        job = asyncio.run(_run(options, submission, output))
+        seconds = time.monotonic() - started
+        output.say(job_line(job))
+        sample = _sample(Path(job.checkpoint), options, output) if job.checkpoint else None
+    if job.checkpoint:
+        output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
+    output.result(
+        {**job_fields(job), "seconds": round(seconds, 3), "state_dir": str(options.state_dir), "text": sample}
+    )
+    raise_unless_succeeded(job)
+
+
+async def _run(options: LocalOptions, submission: tuple[str, str] | None, output: Output) -> jobs_pb2.Job:
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+    assert main is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, main.cancel)
+    job: jobs_pb2.Job | None = None
+    try:
+        async with _cluster(options, output) as (target, daemons), JobsClient(target) as client:
+            job = await _take_up(client, options, submission)
+            with ProgressView(output) as view:
+                view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
+                return await _follow_while_alive(client, job, daemons, view)
+    except asyncio.CancelledError:
+        if job is None:
+            raise Failed("interrupted before the job was submitted") from None
+        raise Failed(
+            f"interrupted: job {job.id} is unfinished; continue it with: {_resume_command(options)}"
+        ) from None
+
+
+@asynccontextmanager
+async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple[Target, list[Daemon]]]:
+    """The daemons, ready; stopped when the context ends."""
+    daemons: list[Daemon] = []
+    state, logs = options.state_dir, options.state_dir / "logs"
+
+    async def start(role: str, name: str, *arguments: str) -> Daemon:
+        daemon = await Daemon.start(role, name, logs, [*arguments, "--log-level", options.log_level])
+        daemons.append(daemon)
+        return daemon
+
+    try:
+        to_optimizer: list[str] = []
+        if options.tiers == 3:
+            optimizer = await start("optimizer", "optimizer", "--state-dir", str(state / "optimizer"))
+            await optimizer.ready()
+            to_optimizer = ["--optimizer", optimizer.address]
+        aggregator = await start(
+            "aggregator", "aggregator", "--state-dir", str(state / "aggregator"), *to_optimizer
+        )
+        await aggregator.ready()
+        workers = [
+            await start("worker", f"worker-{number}", "--aggregator", aggregator.address)
+            for number in range(1, options.workers + 1)
+        ]
+        await asyncio.gather(*(worker.ready() for worker in workers))
+        output.say(
+            f"{options.tiers}-tier cluster: "
+            + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
+        )
+        yield Target(aggregator.address, Security(), _ANSWER_SECONDS), daemons
+    finally:
+        await asyncio.shield(stop_all(daemons))
+
+
+async def _take_up(
+    client: JobsClient, options: LocalOptions, submission: tuple[str, str] | None
+) -> jobs_pb2.Job:
+    """The job to follow: submitted now or, with `resume`, the unfinished one."""
+    unfinished = [job for job in await client.jobs() if job.state not in ENDED]
+    if submission is None:
+        if not unfinished:
+            raise Refused(
+                f"--resume: no unfinished job in {options.state_dir}; leave out --resume to start one, or give the "
+                "--state-dir of the one you mean"
+            )
+        return unfinished[0]
+    if unfinished:
+        raise Refused(
+            f"--state-dir {options.state_dir}: job {unfinished[0].id} ({unfinished[0].name}) is unfinished at step "
+            f"{unfinished[0].step} of {unfinished[0].steps}; continue it with --resume, or give another --state-dir"
+        )
+    return await client.submit(*submission)
+
+
+async def _follow_while_alive(
+    client: JobsClient, job: jobs_pb2.Job, daemons: list[Daemon], view: ProgressView
+) -> jobs_pb2.Job:
+    """Follow the job; a worker may die as long as another lives, the other roles may not.
+
+    Raises:
+        Failed: naming the daemon that ended, and its log.
+    """
+    following = asyncio.ensure_future(follow(client, job.id, view))
+    ends = {asyncio.ensure_future(daemon.ended()): daemon for daemon in daemons}
+    try:
+        while not following.done():
+            await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            for end in [end for end in ends if end.done() and not following.done()]:
+                daemon = ends.pop(end)
+                if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
+                    raise Failed(daemon.obituary())
+                view.say(f"{daemon.obituary()}; the job goes on with the other workers")
+        return following.result()
+    finally:
+        for task in (following, *ends):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Failed, Refused):
+            await following
+
+
+def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | None:
+    """Print and return generated text of a language model; None for other models."""
+    from cli.generate import generated, is_language_model
+
+    if not options.sample_tokens or not is_language_model(checkpoint):
+        return None
+    output.say(f"a sample of {options.sample_tokens} tokens:")
+    return generated(checkpoint, "\n", output, max_new_tokens=options.sample_tokens, temperature=0.8)
+
+
+@contextmanager
+def _locked(state_dir: Path) -> Iterator[None]:
+    """Hold the state dir against a second `local`."""
+    with (state_dir / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"--state-dir {state_dir}: in use by another `tiermesh local`; wait for it, or give another"
+            ) from None
+        yield
+
+
+def _resume_command(options: LocalOptions) -> str:
+    return (
+        f"tiermesh local {options.job} --resume --state-dir {options.state_dir} --tiers {options.tiers} "
+        f"--workers {options.workers}"
+    )

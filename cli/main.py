@@ -1,0 +1,98 @@
+"""The `tiermesh` command: its sub-commands, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+# gRPC's own lines on standard error would stand between ours; it reads this when imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import click
+
+from cli.daemon_commands import aggregator, optimizer, worker
+from cli.job_commands import cancel, download, jobs, local, logs, status, submit
+from cli.model_commands import generate, validate
+from cli.output import Output
+from services.errors import Refused, TiermeshError
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+
+class _InOrder(click.Group):
+    """Lists its commands in the order in which they were added."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="tiermesh")
+def tiermesh() -> None:
+    """Train models on a cluster of Tenstorrent LoudBoxes.
+
+    Options can also be given as environment variables TIERMESH_<NAME> or in a YAML file (--config); flags
+    win. Exit code 0: done, 1: failed, 2: refused.
+    """
+
+
+for command in (
+    local,
+    worker,
+    aggregator,
+    optimizer,
+    submit,
+    jobs,
+    status,
+    logs,
+    cancel,
+    download,
+    generate,
+    validate,
+):
+    tiermesh.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code. Errors are one line on standard error, and JSON with `--json`."""
+    # Known before the rest is read, so that what is wrong with that is told as JSON too.
+    output = Output(as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
+    try:
+        code = tiermesh.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="tiermesh",
+            standalone_mode=False,
+            obj=output,
+        )
+        sys.stdout.flush()
+    except click.ClickException as error:
+        hint = (
+            f"; see {error.ctx.command_path} --help"
+            if isinstance(error, click.UsageError) and error.ctx
+            else ""
+        )
+        return _report(f"{' '.join(error.format_message().split())}{hint}", REFUSED, output)
+    except (click.Abort, KeyboardInterrupt):
+        return _report("interrupted", FAILED, output)
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except TiermeshError as error:
+        return _report(str(error), REFUSED if isinstance(error, Refused) else FAILED, output)
+    except Exception as error:
+        from services.process import describe
+
+        return _report(describe(error), FAILED, output)
+    return code if isinstance(code, int) else DONE
+
+
+def _report(text: str, code: int, output: Output) -> int:
+    print(f"tiermesh: {text}", file=sys.stderr, flush=True)
+    if not output.has_result:
+        output.result({"error": text, "exit_code": code})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

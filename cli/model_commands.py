@@ -1,0 +1,71 @@
+"""`tiermesh generate` and `tiermesh validate`: what needs no cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli.job_commands import job_config
+from cli.options import option, output_options
+from cli.output import Output
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@option("--prompt", default="\n", show_default="an empty line", help="What the text continues.")
+@option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Length of the continuation.")
+@option(
+    "--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the likeliest token each time."
+)
+@option("--top-k", type=click.IntRange(min=0), default=0, help="Only that many likeliest tokens; 0: all.")
+@option(
+    "--top-p",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=1.0,
+    help="Likeliest tokens up to this probability.",
+)
+@option(
+    "--repetition-penalty",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    help="Above 1: repeat less.",
+)
+@option("--seed", type=click.IntRange(min=0), default=0, help="Of the draws.")
+@output_options
+def generate(
+    *,
+    checkpoint: Path,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    repetition_penalty: float,
+    seed: int,
+    output: Output,
+) -> None:
+    """Generate text with a trained model. CHECKPOINT is a folder step-XXXXXXXX, or one that has such folders."""
+    from cli.generate import run
+
+    run(
+        checkpoint,
+        prompt,
+        output,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+
+
+@click.command()
+@job_config
+@output_options
+def validate(*, path: Path, overrides: tuple[str, ...], output: Output) -> None:
+    """Check a job's config as far as that goes without a cluster."""
+    from cli.validate import run
+
+    run(path, overrides, output)

@@ -1,0 +1,92 @@
+"""What a command says: text for people, and with `--json` one object on the last line of standard output."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protos import jobs_pb2
+
+
+class Output:
+    """Where a command's words go.
+
+    Attributes:
+        as_json: whether the result goes to standard output as JSON; words for people then go to standard
+            error.
+        has_result: whether the result was given already.
+    """
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.has_result = False
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def write(self, text: str) -> None:
+        """Text for people, without an end of line."""
+        print(text, end="", file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def warn(self, text: str) -> None:
+        """A line for people that is not part of the result."""
+        print(text, file=sys.stderr, flush=True)
+
+    def result(self, fields: dict[str, Any]) -> None:
+        """The result for machines; nothing without `--json`."""
+        self.has_result = True
+        if self.as_json:
+            print(json.dumps(fields, ensure_ascii=False), flush=True)
+
+
+def state_name(job: jobs_pb2.Job) -> str:
+    """`queued`, `running`, `succeeded`, `failed` or `cancelled`."""
+    from protos import jobs_pb2
+
+    return str(jobs_pb2.JobState.Name(job.state)).lower()
+
+
+def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
+    """A job as JSON values; what isn't known yet is null."""
+    return {
+        "job": job.id,
+        "name": job.name,
+        "state": state_name(job),
+        "phase": job.phase or None,
+        "detail": job.detail or None,
+        "step": job.step,
+        "steps": job.steps,
+        "loss": job.loss if job.HasField("loss") else None,
+        "validation_loss": job.validation_loss if job.HasField("validation_loss") else None,
+        "validation_step": job.validation_step if job.HasField("validation_loss") else None,
+        "checkpoint": job.checkpoint or None,
+        "checkpoint_step": job.checkpoint_step if job.checkpoint else None,
+        "model_sha256": job.model_sha256 or None,
+        "tokens_per_second": job.tokens_per_second,
+        "generation": job.generation,
+        "submitted_seconds": job.submitted_seconds or None,
+        "started_seconds": job.started_seconds or None,
+        "ended_seconds": job.ended_seconds or None,
+    }
+
+
+def job_line(job: jobs_pb2.Job) -> str:
+    """A job in one line for people."""
+    parts = [f"{job.id}  {state_name(job):<9}  step {job.step}/{job.steps}"]
+    if job.HasField("loss"):
+        parts.append(f"loss {job.loss:.4f}")
+    if job.HasField("validation_loss"):
+        parts.append(f"validation loss {job.validation_loss:.4f} at step {job.validation_step}")
+    parts.append(job.name)
+    if job.detail:
+        parts.append(f"({job.detail})")
+    return "  ".join(parts)
+
+
+def clock(unix_seconds: float) -> str:
+    """A time of day for people."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_seconds))

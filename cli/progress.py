@@ -1,0 +1,107 @@
+"""How far a job is: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cli.output import Output, clock, state_name
+
+if TYPE_CHECKING:
+    from protos import jobs_pb2
+
+PLAIN_SECONDS = 5.0
+"""Without a terminal, steps are told at most this often."""
+
+
+class ProgressView:
+    """Shows the events of one job; a context manager."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        console = Console(stderr=output.as_json, highlight=False)
+        self._bar = (
+            Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=console,
+                expand=True,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = self._bar.add_task("queued", total=1, figures="", start=False) if self._bar else None
+        self._started: tuple[float, int] | None = None
+        self._told_seconds = 0.0
+
+    def __enter__(self) -> ProgressView:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, event: jobs_pb2.JobEvent) -> None:
+        """Show an event."""
+        job = event.job
+        if self._started is None and job.step < job.steps and state_name(job) == "running":
+            self._started = (time.monotonic(), job.step)
+        if self._bar and self._task is not None:
+            if self._started:
+                self._bar.start_task(self._task)
+            self._bar.update(
+                self._task,
+                description=job.phase or state_name(job),
+                completed=job.step,
+                total=max(job.steps, 1),
+                figures=_figures(job),
+            )
+        if event.kind != "step":
+            if event.text:
+                self.say(f"{clock(event.seconds)}  {event.text}")
+        elif not self._bar and self._due(job):
+            self.say(
+                f"{clock(event.seconds)}  step {job.step}/{job.steps}  {_figures(job)}  {self._left(job)}"
+            )
+
+    def say(self, text: str) -> None:
+        """A line beside the bar."""
+        if self._bar:
+            self._bar.console.print(text, markup=False, soft_wrap=True)
+        else:
+            self._output.say(text)
+
+    def _due(self, job: jobs_pb2.Job) -> bool:
+        now = time.monotonic()
+        if now - self._told_seconds < PLAIN_SECONDS and job.step != job.steps:
+            return False
+        self._told_seconds = now
+        return True
+
+    def _left(self, job: jobs_pb2.Job) -> str:
+        """Time left by the mean pace since the first event."""
+        if self._started is None or job.step <= self._started[1]:
+            return ""
+        seconds, first = time.monotonic() - self._started[0], self._started[1]
+        left = round(seconds / (job.step - first) * (job.steps - job.step))
+        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d} left"
+
+
+def _figures(job: jobs_pb2.Job) -> str:
+    figures = []
+    if job.HasField("loss"):
+        figures.append(f"loss {job.loss:.4f}")
+    if job.tokens_per_second:
+        figures.append(f"{job.tokens_per_second:,.0f} tokens/s")
+    return "  ".join(figures)

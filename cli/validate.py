@@ -1,0 +1,39 @@
+"""What can be said of a job's config without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cli.jobs import read_job
+from cli.output import Output
+
+
+def run(path: Path, overrides: Sequence[str], output: Output) -> None:
+    """Check a job's config, its data and its mesh, and say what the job would be.
+
+    Raises:
+        Refused: for the first thing that is wrong.
+    """
+    from mesh.axes import parallel_axes
+
+    config = read_job(path, overrides, output)
+    device = config.device
+    parallel_axes(device.mesh_shape, enable_ddp=device.enable_ddp, enable_tp=device.enable_tp)
+    fields: dict[str, Any] = {
+        "name": config.name,
+        "model": config.model.model_type,
+        "steps": config.steps,
+        "micro_batches": config.micro_batches,
+        "batch_size": config.batch_size,
+        "sequences_per_step": config.sequences_per_step,
+        "mesh_shape": list(device.mesh_shape),
+        "optimizer": config.optimizer.type,
+        "schedule": config.schedule.type,
+        "data": config.data.path if config.data else None,
+    }
+    for name, value in fields.items():
+        output.say(f"{name:<18} {value}")
+    output.say("nothing wrong found")
+    output.result({"valid": True, **fields})

@@ -1,0 +1,117 @@
+"""The daemon around a role's service: opens its ports, says that it serves, runs it, stops it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from services import logs, process
+from services.metrics import start_metrics
+from services.security import Security
+from services.server import start_server
+
+log = logging.getLogger("tiermesh")
+
+GRACE_SECONDS = 5.0
+"""Calls that are open when a daemon stops may take this long to end."""
+
+
+@dataclass(frozen=True)
+class DaemonOptions:
+    """What every role is told.
+
+    Attributes:
+        name: stable name of this role on this host, for people.
+        listen: `HOST:PORT` of its gRPC server; port 0 for any free one.
+        metrics_listen: `HOST:PORT` of its `/metrics`; port 0 for any free one.
+        security: certificates, or that plain text is wanted.
+        log_level: lowest level shown.
+        log_format: text, or json for one object a line.
+        ready_file: where to write, as JSON, name, process id and ports once it serves.
+        exit_with_parent: stop when standard input ends.
+    """
+
+    name: str
+    listen: str
+    metrics_listen: str
+    security: Security
+    log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
+    ready_file: Path | None = None
+    exit_with_parent: bool = False
+
+
+class Service(Protocol):
+    """A role's service: what moves bytes, keeps time and persists effects."""
+
+    @property
+    def service_names(self) -> tuple[str, ...]:
+        """Full names of the gRPC services that it offers."""
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Their handlers."""
+
+    async def start(self) -> None:
+        """Take up what is on disk; after it, calls are answered."""
+
+    async def run(self) -> None:
+        """Work until there is a reason to end: returns or raises it."""
+
+    async def stop(self) -> None:
+        """Finish what is under way, tell peers, close files."""
+
+
+def run_role(
+    role: str, options: DaemonOptions, build: Callable[[], tuple[Service, CollectorRegistry]]
+) -> int:
+    """Run a role until it ends or is told to stop.
+
+    Args:
+        role: for the log.
+        options: as the command line gave them.
+        build: imports and makes the service and names the registry of its metrics; called once memory and threads
+            are set up, which must be before numpy is imported.
+
+    Returns:
+        Exit code: 0 ended or stopped as asked, 2 refused, 1 anything else.
+    """
+    logs.configure(options.log_level, options.log_format)
+    tuned = process.tune_allocator()
+    process.single_threaded_blas()
+    log.debug("allocator %s", "tuned" if tuned else "left as it is")
+
+    async def serve() -> None:
+        service, registry = build()
+        server = await start_server(
+            options.listen, options.security, service.handlers(), service.service_names
+        )
+        try:
+            metrics_port = start_metrics(options.metrics_listen, registry, options.security)
+            await service.start()
+            server.set_serving(True)
+            log.info(
+                "%s %s serves on port %d, metrics on port %d", role, options.name, server.port, metrics_port
+            )
+            if options.ready_file:
+                ready = {
+                    "role": role,
+                    "name": options.name,
+                    "pid": os.getpid(),
+                    "port": server.port,
+                    "metrics_port": metrics_port,
+                }
+                process.write_ready_file(options.ready_file, ready)
+            await service.run()
+        finally:
+            server.set_serving(False)
+            await service.stop()
+            await server.stop(GRACE_SECONDS)
+
+    return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)

@@ -1,0 +1,45 @@
+"""The worker's daemon: its options, and the service made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from services.daemon import DaemonOptions, Service, run_role
+from services.metrics import WorkerMetrics
+from services.security import split_address
+
+
+@dataclass(frozen=True)
+class WorkerOptions(DaemonOptions):
+    """What a worker is told.
+
+    Attributes:
+        aggregator: `HOST:PORT` of the aggregator that it works for.
+        data_dir: where it looks for corpora and tokenizers that aren't at the path which the job names.
+    """
+
+    aggregator: str = field(kw_only=True)
+    data_dir: Path | None = field(default=None, kw_only=True)
+
+
+def run(options: WorkerOptions) -> int:
+    """Run a worker until it is told to stop; returns the exit code."""
+
+    def build() -> tuple[Service, CollectorRegistry]:
+        from worker.service import WorkerService
+
+        split_address("--aggregator", options.aggregator)
+        metrics = WorkerMetrics()
+        service = WorkerService(
+            name=options.name,
+            aggregator=options.aggregator,
+            security=options.security,
+            data_dir=options.data_dir,
+            metrics=metrics,
+        )
+        return service, metrics.registry
+
+    return run_role("worker", options, build)
