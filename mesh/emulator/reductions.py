@@ -9,16 +9,28 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.tensor import Tensor, check, result
-from mesh.emulator.types import FLOATING
+from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
 
 
-def sum(input_tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def sum(
+    input_tensor: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
     """The sum over `dim` (all dimensions if None); float32 inside, rounded once."""
     total, _ = _total("sum", input_tensor, dim, keepdim)
     return result(input_tensor, total)
 
 
-def mean(input_tensor: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+def mean(
+    input_tensor: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
     """The mean over `dim` (all dimensions if None); float32 inside, rounded once."""
     total, count = _total("mean", input_tensor, dim, keepdim)
     return result(input_tensor, total * np.float32(1.0 / count))

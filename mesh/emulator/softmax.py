@@ -38,7 +38,13 @@ def softmax(
     return result(input_tensor, out.reshape(input_tensor.array.shape))
 
 
-def moreh_softmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor, dim: int) -> Tensor:
+def moreh_softmax_backward(
+    output_tensor: Tensor,
+    output_grad_tensor: Tensor,
+    dim: int,
+    *,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
     """`y * (dy - sum(y * dy))`, y the softmax. Shapes must be equal (ttnn doesn't look; here RuntimeError)."""
     op = "moreh_softmax_backward"
     y, dy = _operands(op, output_tensor, output_grad_tensor, dim)
@@ -53,7 +59,9 @@ def moreh_softmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor, di
     return result(output_tensor, _unflatten(out, output_tensor, output_grad_tensor))
 
 
-def moreh_logsoftmax(input_tensor: Tensor, dim: int) -> Tensor:
+def moreh_logsoftmax(
+    input_tensor: Tensor, dim: int, *, compute_kernel_config: WormholeComputeKernelConfig | None = None
+) -> Tensor:
     """Log-softmax over the last dimension."""
     check_tiled("moreh_logsoftmax", input_tensor)
     _check_unsigned("moreh_logsoftmax", dim)

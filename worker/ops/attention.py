@@ -35,7 +35,7 @@ def causal_attention(
     # Scaling the queries costs less than scaling the scores, of which there are more.
     q = tt.multiply(q, scale)
     scores = tt.add(tt.matmul(q, k, transpose_b=True, compute_kernel_config=kernel), mask.value)
-    weights = tt.softmax(scores, dim=-1, numeric_stable=True)
+    weights = tt.softmax(scores, dim=-1, numeric_stable=True, compute_kernel_config=kernel)
     del scores
     kept = weights if seed is None else masked(mesh, weights, probability, seed)
     value = merge(mesh, tt.matmul(kept, v, compute_kernel_config=kernel))
@@ -45,7 +45,7 @@ def causal_attention(
         dkept = tt.matmul(dy, v, transpose_b=True, compute_kernel_config=kernel)
         dv = tt.matmul(kept, dy, transpose_a=True, compute_kernel_config=kernel)
         dweights = dkept if seed is None else masked(mesh, dkept, probability, seed)
-        dscores = tt.moreh_softmax_backward(weights, dweights, 3)
+        dscores = tt.moreh_softmax_backward(weights, dweights, 3, compute_kernel_config=kernel)
         dq = tt.multiply(tt.matmul(dscores, k, compute_kernel_config=kernel), scale)
         dk = tt.matmul(dscores, q, transpose_a=True, compute_kernel_config=kernel)
         return merge_qkv(mesh, dq, dk, dv), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.autograd import Tape, Tensor, Variable
+from worker.ops.precision import accurate
 
 
 def add(tape: Tape, x: Variable, y: Variable) -> Variable:
@@ -26,12 +27,14 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
     tokens, width = positions.value.shape[2], flat[3]
     folded = [flat[2] // tokens, 1, tokens, width]
     value = tt.reshape(tt.add(tt.reshape(x.value, folded), positions.value), flat)
+    kernel = accurate(tape.mesh)
     positions_wanted = positions.requires_grad
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
         if not positions_wanted:
             return gradient, None
-        return gradient, tt.sum(tt.reshape(gradient, folded), dim=0, keepdim=True)
+        summed = tt.sum(tt.reshape(gradient, folded), dim=0, keepdim=True, compute_kernel_config=kernel)
+        return gradient, summed
 
     return tape.record(value, (x, positions), backward)
 

@@ -49,6 +49,7 @@ def linear(
         dweight = tt.matmul(left, right, transpose_a=True, compute_kernel_config=kernel)
         if bias_shape is None:
             return dx, dweight
-        return dx, dweight, tt.reshape(tt.sum(gradient, dim=2, keepdim=True), bias_shape)
+        dbias = tt.sum(gradient, dim=2, keepdim=True, compute_kernel_config=kernel)
+        return dx, dweight, tt.reshape(dbias, bias_shape)
 
     return tape.record(value, (x, weight) if bias is None else (x, weight, bias), backward)

@@ -4,6 +4,7 @@ is given (a token's share in the mean), and read back as they are for evaluation
 from __future__ import annotations
 
 from worker.autograd import Tape, Tensor, Variable
+from worker.ops.precision import accurate
 
 
 def cross_entropy(tape: Tape, logits: Variable, targets: Variable, classes: Variable) -> Variable:
@@ -21,7 +22,9 @@ def cross_entropy(tape: Tape, logits: Variable, targets: Variable, classes: Vari
     mesh = tape.mesh
     tt = mesh.tt
     targets_value, classes_value = targets.value, classes.value
-    log_probabilities = tt.moreh_logsoftmax(tt.typecast(logits.value, tt.float32), 3)
+    log_probabilities = tt.moreh_logsoftmax(
+        tt.typecast(logits.value, tt.float32), 3, compute_kernel_config=accurate(mesh)
+    )
     value = tt.neg(tt.gather(log_probabilities, 3, targets_value))
 
     def backward(weight: float) -> tuple[Tensor | None, ...]:
@@ -47,7 +50,7 @@ def squared_error(tape: Tape, predictions: Variable, targets: Variable) -> Varia
     tt = mesh.tt
     columns = predictions.value.shape[3]
     difference = tt.subtract(tt.typecast(predictions.value, tt.float32), targets.value)
-    value = tt.mean(tt.square(difference), dim=3, keepdim=True)
+    value = tt.mean(tt.square(difference), dim=3, keepdim=True, compute_kernel_config=accurate(mesh))
 
     def backward(weight: float) -> tuple[Tensor | None, ...]:
         return tt.typecast(tt.multiply(difference, 2 * weight / columns), mesh.dtype), None

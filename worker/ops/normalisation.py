@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.autograd import Parameter, Tape, Tensor, Variable
+from worker.ops.precision import accurate
 
 EPSILON = 1e-5
 """Added to the variance, as in GPT-2 (the device library's own default, 1e-12, is lost in bfloat16)."""
@@ -25,6 +26,7 @@ def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None 
     """
     mesh = tape.mesh
     tt = mesh.tt
+    kernel = accurate(mesh)
     x_value, gain_value = x.value, gain.value
     shape = list(x_value.shape)
     if gain.shape != (shape[3],) or (bias is not None and bias.shape != gain.shape):
@@ -42,6 +44,7 @@ def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None 
         None if bias is None else bias.value,
         mean=output(shape[:3]),
         rstd=output(shape[:3]),
+        compute_kernel_config=kernel,
     )
     parameter_shape = list(gain.mesh_shape)
 
@@ -56,6 +59,7 @@ def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None 
             input_grad=output(shape),
             gamma_grad=output(parameter_shape),
             beta_grad=None if bias is None else output(parameter_shape),
+            compute_kernel_config=kernel,
         )
         return tuple(gradients[:2] if bias is None else gradients)
 
