@@ -101,12 +101,15 @@ class AggregatorCore:
             waiting=self.waits_for(),
         )
         for member in self.members.values():
-            computing = self.run is not None and self.run.is_computing(member)
+            if self.run is None:
+                doing = "connected"
+            else:
+                doing = "computing" if self.run.is_computing(member) else member.describe()
             status.workers.append(
                 MemberStatus(
                     name=member.name,
                     incarnation=member.incarnation,
-                    state="computing" if computing else member.describe(),
+                    state=doing,
                     detail=member.unfit,
                     generation=member.holds.generation if member.holds else 0,
                     step=member.holds.step if member.holds else 0,

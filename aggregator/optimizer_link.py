@@ -18,11 +18,19 @@ from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
-from services.errors import Failed
+from services.errors import Failed, Refused
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
 from services.server import open_channel
-from services.streams import HELLO_SECONDS, INCARNATION_KEY, Backoff, Mailbox, raise_status, until_first_ends
+from services.streams import (
+    HELLO_SECONDS,
+    INCARNATION_KEY,
+    Backoff,
+    LinkClosed,
+    Mailbox,
+    raise_status,
+    until_first_ends,
+)
 from services.tensors.kernels import Float32Array
 from services.tensors.wire import pack, serialize
 
@@ -36,7 +44,9 @@ class LinkEvents:
     connected: Callable[[str], None]  # the optimizer's name
     lost: Callable[[str], None]  # why
     message: Callable[[OptimizerBody], None]
-    weights: Callable[[bytes], None]  # a message of the data plane
+    weights: Callable[
+        [bytes], None
+    ]  # a message of the data plane; raises Refused or ValueError if it is damaged
 
 
 class OptimizerLink(Protocol):
@@ -151,6 +161,10 @@ class RemoteOptimizer:
                 reason = error.details() or error.code().name
             except asyncio.TimeoutError:
                 reason = f"no Hello within {HELLO_SECONDS:g} s"
+            except (Refused, ValueError) as refused:
+                reason = f"refused its weights: {refused}"
+            except LinkClosed as closed:
+                reason = str(closed)
             reason = f"{self._address}: {reason}"
             if self._up:
                 self._up = False

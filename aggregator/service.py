@@ -67,7 +67,9 @@ class AggregatorService:
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
         self._weights: dict[int, bytes] = {}
-        self._step_seconds: float | None = None  # when the step before was committed
+        self._stepped_seconds: float | None = (
+            None  # when the step before was committed, if nothing came between
+        )
         self._failed: asyncio.Future[None]
         self.core: AggregatorCore
         self.journal: Journal
@@ -217,9 +219,9 @@ class AggregatorService:
         self.journal.publish(event)
         log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
         if note.kind == "step" and note.job.HasField("loss"):
-            seconds = clock.monotonic_seconds - (self._step_seconds or clock.monotonic_seconds)
+            seconds = clock.monotonic_seconds - self._stepped_seconds if self._stepped_seconds else None
             self.metrics.step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
-        self._step_seconds = clock.monotonic_seconds if note.kind == "step" else None
+        self._stepped_seconds = clock.monotonic_seconds if note.kind == "step" else None
         if note.kind == "evaluation":
             self.metrics.evaluated(note.job.id, note.job.validation_loss)
 
@@ -233,15 +235,11 @@ class AggregatorService:
         self._loop.call_soon_threadsafe(self.link.send, self.link.prepare(header, values))
 
     def _weights_arrived(self, message: bytes) -> None:
-        try:
-            chunk = deserialize(message)
-            elements = self.core.expected_elements(chunk.header.job)
-            if elements is None:
-                return
-            check(chunk, elements)
-        except (Refused, ValueError) as refused:
-            log.warning("refused weights of the optimizer: %s", refused)
-            return
+        chunk = deserialize(message)
+        elements = self.core.expected_elements(chunk.header.job)
+        if elements is None:
+            return  # of a job that is over
+        check(chunk, elements)
         self.feed(ev.WeightsArrived(chunk.header), message=message)
 
     # ---- workers ----

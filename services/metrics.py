@@ -134,11 +134,12 @@ class AggregatorMetrics(_RoleMetrics):
     def _unlabelled(self, name: str, text: str) -> Gauge:
         return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
 
-    def step(self, job: str, *, step: int, loss: float, seconds: float) -> None:
-        """Record a finished step: updates so far, mean loss, how long it took."""
+    def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
+        """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""
         self._step.labels(job, self.role).set(step)
         self._loss.labels(job, self.role).set(loss)
-        self._step_seconds.labels(job, self.role).observe(seconds)
+        if seconds is not None:
+            self._step_seconds.labels(job, self.role).observe(seconds)
 
     def committed(self, job: str, *, applied: bool) -> None:
         """Count a decided step."""

@@ -87,6 +87,7 @@ class DeviceThread:
         self._thread = ThreadPoolExecutor(1, "device")
         self._built: BuiltStep | None = None
         self._sums: dict[int, Float32Array] = {}
+        self._leases: set[int] = set()  # handed in and not dropped yet
         self._dropped: set[int] = set()
 
     # ---- called on the event loop ----
@@ -100,8 +101,10 @@ class DeviceThread:
             case ev.FinishLoad():
                 self._submit(self._finish_load, effect)
             case ev.Perform():
+                self._leases.add(effect.lease.lease)
                 self._submit(self._perform, effect.lease)
             case ev.DropLease():
+                self._leases.discard(effect.lease)
                 self._dropped.add(effect.lease)
                 self._submit(self._forget, effect.lease)
             case ev.Build():
@@ -119,7 +122,7 @@ class DeviceThread:
 
     def close(self) -> None:
         """Give up what is being computed, free the mesh, end the thread."""
-        self._dropped.update(self._sums)
+        self._dropped.update(self._leases)
         self._thread.submit(self._drop_job)
         self._thread.shutdown()
 
