@@ -91,18 +91,19 @@ class WorkerCore:
         self._welcome = False
         self._out: list[Effect] = []
 
-    def hello(self, incarnation: str, fingerprint: dict[str, str]) -> pb.Hello:
+    def hello(self, incarnation: str) -> pb.Hello:
         """What this worker says first on a new connection."""
+        built = self.job.built if self.job else None
         return pb.Hello(
             protocol=PROTOCOL_VERSION,
             role="worker",
             name=self.name,
             incarnation=incarnation,
             epoch_seen=self.epoch,
-            layout_hash=self.job.built.layout_hash if self.job and self.job.built else "",
+            layout_hash=built.layout_hash if built else "",
             shard_index=0,
             shard_count=1,
-            fingerprint=fingerprint,
+            fingerprint=built.fingerprint if built else {},
         )
 
     def next_chunk(self) -> ChunkHeader | None:

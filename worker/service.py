@@ -114,7 +114,7 @@ class WorkerService:
                 request_serializer=pb.WorkerMessage.SerializeToString,
                 response_deserializer=pb.WorkerCommand.FromString,
             )()
-            hello = self._core.hello(self._incarnation, {})
+            hello = self._core.hello(self._incarnation)
             await attend.write(seal(pb.WorkerMessage, self._core.epoch, hello))
             first = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
             welcome = unseal(first) if isinstance(first, pb.WorkerCommand) else None
