@@ -1,0 +1,224 @@
+"""The aggregator's virtual service: carries out its core's effects on symbolic payloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aggregator import events as ev
+from aggregator.core import AggregatorCore, Clock
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.tensors.tree import Node
+from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
+from tests.simulation.process import Process, Queue
+from tests.simulation.truth import Sum, merged, must
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+HEARTBEAT_SECONDS = 5.0
+
+
+class AggregatorShell(Process):
+    """One life of the aggregator's process."""
+
+    def __init__(self, world: World, epoch: int) -> None:
+        super().__init__(world, f"aggregator-{epoch}")
+        self.epoch = epoch
+        self.core: AggregatorCore = world.make_core(
+            AggregatorCore,
+            name="aggregator",
+            epoch=epoch,
+            records=world.disk.records(),
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            tiers=world.scenario.tiers,
+        )
+        self.kept: dict[tuple[int, Node], Any] = {}
+        self.reopened = 0
+        self._weights: dict[int, tuple[tuple[int, int], int]] = {}
+        self._sessions: dict[int, Link] = {}
+        self._last_session = 0
+        self._optimizer: Link | None = None
+        self._kernel = Queue(self)
+        self.tick()
+        self.dial()
+
+    # ---- the core ----
+
+    def feed(self, event: ev.Input, payload: Any = None) -> None:
+        """Give the core an input and carry out what it decides."""
+        if not self.alive:
+            return
+        now = self.world.loop.now
+        for effect in self.effects(self.core.handle, event, Clock(now, 1e9 + now)):
+            self._carry_out(effect, payload)
+        for link in self._sessions.values():
+            self.pump(link)
+
+    def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
+        kept = self.kept
+        match effect:
+            case ev.Keep():
+                kept[effect.chunk, effect.node] = payload
+                self._hold_bound()
+            case ev.Merge():
+                left, right = kept.pop((effect.chunk, effect.left)), kept.pop((effect.chunk, effect.right))
+                must((effect.chunk, effect.parent) not in kept, f"{effect} overwrites a kept sum")
+                kept[effect.chunk, effect.parent] = merged(left, right, effect.parent)
+            case ev.Forward():
+                payload = kept.pop((effect.header.index, effect.node))
+                self._kernel.submit(self.world.rng.random() * 0.004, self._forward, effect.header, payload)
+            case ev.Drop():
+                kept.pop((effect.chunk, effect.node))
+            case ev.DropAll():
+                kept.clear()
+            case ev.StoreWeights():
+                header = effect.header
+                self._weights[header.index] = ((header.generation, header.step), payload)
+            case ev.ToWorker():
+                link = self._sessions.get(effect.session)
+                if link is not None:
+                    link.down_control.send(self.epoch, effect.body)
+            case ev.ToOptimizer():
+                if self._optimizer is not None:
+                    self._optimizer.up_control.send(self.epoch, effect.body)
+            case ev.CloseWorker():
+                link = self._sessions.pop(effect.session, None)
+                if link is not None:
+                    link.close(effect.reason)
+            case ev.SaveJob():
+                self.world.disk.save(effect)
+            case ev.Note():
+                self.world.noted(effect)
+
+    def _hold_bound(self) -> None:
+        """No more sums than leases times window, but for those that the optimizer lost with its link."""
+        run = self.core.run
+        assert run is not None
+        if run.sum is not None:
+            bound = len(run.sum.assignments) * (min(WINDOW_CHUNKS, run.chunks) + self.world.lost_in_flight)
+            must(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
+
+    def hold_consistency(self) -> None:
+        """The payloads kept are those that the core believes in."""
+        run = self.core.run
+        held: set[tuple[int, Node]] = set()
+        if run is not None and run.sum is not None:
+            held = {(chunk, node) for chunk, nodes in run.sum.coverage._held.items() for node in nodes}
+        must(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
+
+    def _forward(self, header: ChunkHeader, payload: Any) -> None:
+        if self._optimizer is not None:
+            self._optimizer.up_data.send(header, payload)
+
+    def tick(self) -> None:
+        """Time goes by."""
+        self.feed(ev.Ticked())
+        if self.alive:
+            self.hold_consistency()
+            self.later(HEARTBEAT_SECONDS / 2, self.tick)
+
+    # ---- workers ----
+
+    def accept(self, link: Link, hello: pb.Hello) -> None:
+        """A worker says hello on a new connection."""
+        self._sessions[link.session] = link
+        self.feed(ev.WorkerConnected(link.session, hello))
+
+    def new_session(self) -> int:
+        """A number for a new connection."""
+        self._last_session += 1
+        return self._last_session
+
+    def worker_said(self, link: Link, epoch: int, body: Any) -> None:
+        """A control message of a worker arrived."""
+        if not self.alive:
+            return
+        if isinstance(body, pb.Hello):
+            self.accept(link, body)
+        else:
+            self.feed(ev.FromWorker(link.session, epoch, body))
+
+    def worker_sent(self, link: Link, header: ChunkHeader | None, payload: Any) -> None:
+        """A worker's data stream opened (no header), or brought a chunk."""
+        if not self.alive:
+            return
+        if header is None:
+            self.feed(ev.ExchangeOpened(link.session))
+            return
+        elements = self.core.expected_elements(header.job)
+        if header.kind == INITIAL_WEIGHTS or elements is not None:
+            self.feed(ev.ChunkArrived(link.session, header), payload)
+
+    def worker_lost(self, link: Link, reason: str) -> None:
+        """A worker's connection is down."""
+        self._sessions.pop(link.session, None)
+        self.feed(ev.WorkerLost(link.session, reason))
+
+    def pump(self, link: Link) -> None:
+        """Send a worker the weights that it may be sent."""
+        while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
+            header = self.core.next_weights(link.session)
+            if header is None:
+                return
+            version, content = self._weights[header.index]
+            must(
+                version == (header.generation, header.step),
+                f"weights of {version} are kept as chunk {header.index}, {header.generation, header.step} are to be sent",
+            )
+            link.down_data.send(header, content)
+
+    # ---- the optimizer ----
+
+    def dial(self) -> None:
+        """Connect to the optimizer, again and again."""
+        optimizer = self.world.optimizer
+        local = self.world.scenario.tiers == 2
+        if optimizer is None or not optimizer.alive:
+            self.later(0.2 + self.world.rng.random(), self.dial)
+            return
+        link = Link(self.world, 0, local=local)
+        link.connect(
+            up_control=lambda epoch, body: optimizer.ordered(link, epoch, body),
+            up_data=lambda header, payload: optimizer.received(link, header, payload),
+            down_control=lambda epoch, body: self.optimizer_said(link, epoch, body),
+            down_data=lambda header, payload: self.optimizer_sent(link, header, payload),
+            lost_above=lambda reason: optimizer.link_lost(link),
+            lost_below=lambda reason: self.optimizer_lost(link, reason),
+            ends=(optimizer, self),
+        )
+        self.world.links.append(link)
+        hello = pb.Hello(
+            protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=self.epoch, shard_count=1
+        )
+        link.up_control.send(self.epoch, hello)
+
+    def optimizer_said(self, link: Link, epoch: int, body: Any) -> None:
+        """A control message of the optimizer arrived."""
+        if not self.alive:
+            return
+        if is_end(epoch):
+            link.closed(body)
+        elif isinstance(body, pb.Hello):
+            self._optimizer = link
+            self.feed(ev.OptimizerConnected(body.name))
+        elif epoch == self.epoch:
+            self.feed(ev.FromOptimizer(body))
+
+    def optimizer_sent(self, link: Link, header: ChunkHeader, payload: Any) -> None:
+        """A chunk of weights arrived."""
+        if self.alive:
+            if self.core.expected_elements(header.job) is not None:
+                self.feed(ev.WeightsArrived(header), payload)
+            if link.ends[0].alive:
+                link.ends[0].pump(link)
+
+    def optimizer_lost(self, link: Link, reason: str) -> None:
+        """The link to the optimizer is down."""
+        if not self.alive:
+            return
+        if self._optimizer is link:
+            self._optimizer = None
+            self.feed(ev.OptimizerLost(reason))
+        self.later(0.1 + self.world.rng.random() ** 2 * 3, self.dial)

@@ -1,0 +1,189 @@
+"""The optimizer's virtual service: tensors are tuples of integers, its disk the world's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from optimizer import events as ev
+from optimizer.core import OptimizerCore
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from tests.simulation.links import CHUNKS_IN_FLIGHT, Link
+from tests.simulation.process import Process, Queue
+from tests.simulation.truth import SimulatedJob, must, updated
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Tensors:
+    """What the optimizer holds of a job."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.job = job
+        self.weights: list[int] = [0] * job.chunks
+        self.staged: dict[int, Any] = {}
+
+
+class OptimizerShell(Process):
+    """One life of the optimizer's process."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, f"optimizer-{number}")
+        self.core: OptimizerCore = world.make_core(OptimizerCore, name="optimizer")
+        self.tensors: Tensors | None = None
+        self._link: Link | None = None
+        self._kernel = Queue(self)
+        self._disk = Queue(self)
+
+    # ---- the link ----
+
+    def ordered(self, link: Link, epoch: int, body: Any) -> None:
+        """A control message of an aggregator arrived."""
+        if not self.alive:
+            return
+        if isinstance(body, pb.Hello):
+            answer = pb.Hello(role="optimizer", name="optimizer", shard_count=1)
+            if self._link is not None and self._link is not link:
+                self._link.close("another aggregator has taken over")
+            link.down_control.send(epoch, answer)
+            self._link = link
+            self.feed(ev.Connected(body))
+        elif link is self._link:
+            self.feed(ev.Ordered(epoch, body))
+
+    def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
+        """A chunk arrived."""
+        if link is self._link and self.core.expected_elements(header.job) is not None:
+            self.feed(ev.ChunkArrived(header), payload)
+
+    def link_lost(self, link: Link) -> None:
+        """The link to the aggregator is down."""
+        if link is self._link:
+            self._link = None
+            self.feed(ev.Disconnected())
+
+    def pump(self, link: Link) -> None:
+        """Send the weights that may be sent."""
+        if not self.alive or link is not self._link:
+            return
+        while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
+            header = self.core.next_weights()
+            if header is None:
+                return
+            assert self.tensors is not None
+            content = self.tensors.weights[header.index]
+            expected = self.tensors.job.weights[header.step][header.index]
+            must(content == expected, f"weights sent as {header} are not those of step {header.step}")
+            link.down_data.send(header, content)
+
+    # ---- the core ----
+
+    def feed(self, event: ev.Input, payload: Any = None) -> None:
+        """Give the core an input and carry out what it decides."""
+        if not self.alive:
+            return
+        for effect in self.effects(self.core.handle, event):
+            self._carry_out(effect, payload)
+        if self._link is not None:
+            self.pump(self._link)
+
+    def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
+        random = self.world.rng.random
+        tensors = self.tensors
+        match effect:
+            case ev.Stage() | ev.StoreInitial():
+                assert tensors is not None
+                staged = tensors.staged
+                must(effect.chunk not in staged, f"chunk {effect.chunk} staged twice")
+                staged[effect.chunk] = payload
+                if isinstance(effect, ev.StoreInitial):
+                    tensors.weights[effect.chunk] = payload
+            case ev.Measure():
+                self._kernel.submit(random() * 0.004, self._measure, tensors, effect)
+            case ev.Update():
+                self.world.committed(self, effect)
+                assert tensors is not None
+                for chunk in range(tensors.job.chunks):
+                    self._kernel.submit(random() * 0.004, self._update, tensors, effect, chunk)
+            case ev.Say():
+                if self._link is not None:
+                    self._link.down_control.send(self.core.epoch, effect.body)
+            case ev.Snapshot():
+                self._kernel.submit(random() * 0.004, self._snapshot, tensors, effect)
+            case ev.Refuse():
+                if self._link is not None:
+                    self._link.close(effect.reason)
+                    self._link = None
+            case ev.SaveGeneration():
+                must(
+                    effect.generation > self.world.disk.generations.get(effect.job, 0),
+                    f"generation {effect.generation} was given out before",
+                )
+                self.world.disk.generations[effect.job] = effect.generation
+            case ev.Load():
+                self._disk.submit(random() * 0.5, self._load, effect)
+            case ev.Allocate():
+                self.tensors = Tensors(self.world.jobs[effect.job])
+                elements = self.tensors.job.elements
+                self.feed(ev.Allocated(effect.job, effect.layout_json, elements))
+            case ev.DropJob():
+                self.tensors = None
+
+    # ---- slow work ----
+
+    def _load(self, effect: ev.Load) -> None:
+        job = self.world.jobs[effect.job]
+        generation = self.world.disk.generations.get(job.id, 0)
+        found = self.world.disk.newest_checkpoint(job.id)
+        if found is None:
+            self.feed(ev.Loaded(job.id, job.plan, generation))
+            return
+        written, weights = found
+        self.feed(ev.Loaded(job.id, job.plan, generation, job.layout_json, job.elements, written))
+        opened = self.core.open_job
+        if opened is not None and opened.job == job.id:
+            self.tensors = Tensors(job)
+            self.tensors.weights = list(weights)
+
+    def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
+        job = tensors.job
+        must(job.id == effect.job, f"{effect} while {job.id} is open")
+        for chunk in range(job.chunks):
+            expected = job.sum_of(chunk, effect.step)
+            must(tensors.staged.get(chunk) == expected, f"staged {tensors.staged.get(chunk)}, expected {expected}")
+        must(len(tensors.staged) == job.chunks, f"staged {sorted(tensors.staged)}")
+        tensors.staged.clear()
+        step = effect.step
+        self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step)))
+
+    def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
+        before = tensors.weights[chunk]
+        job = tensors.job
+        must(before == job.weights[effect.step][chunk], f"{effect} of other weights than those of its step")
+        if effect.applied:
+            tensors.weights[chunk] = updated(before, job.keys[effect.step])
+        self.feed(ev.Updated(effect.job, effect.step, chunk))
+
+    def _snapshot(self, tensors: Tensors, effect: ev.Snapshot) -> None:
+        job = tensors.job
+        weights = tuple(tensors.weights)
+        must(weights == job.weights[effect.step], f"{effect} of other weights than those of its step")
+        if not effect.step:
+            tensors.staged.clear()
+        chance = self.world.rng.random()
+        self._disk.submit(3.0 if chance > 0.97 else chance * 0.3, self._write, effect, weights)
+
+    def _write(self, effect: ev.Snapshot, weights: tuple[int, ...]) -> None:
+        if effect.step == self.world.jobs[effect.job].full_disk_at:
+            self.feed(ev.Broke(effect.job, "disk full"))
+            return
+        written = pb.CheckpointWritten(
+            job=effect.job,
+            generation=effect.generation,
+            step=effect.step,
+            path=f"{effect.job}/step-{effect.step:08d}",
+            model_sha256=f"{hash(weights):x}",
+        )
+        self.world.disk.write_checkpoint(written, weights)
+        self.feed(ev.Saved(written))

@@ -1,0 +1,69 @@
+"""What the virtual processes have in common: they die, between any two effects, and are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Core = TypeVar("Core")
+
+
+class Process:
+    """One process life around one core.
+
+    Attributes:
+        alive: False from its death on; what comes to it then is lost.
+        doomed_after: effects that it still carries out before it dies; None: it is healthy.
+    """
+
+    def __init__(self, world: World, title: str) -> None:
+        self.world = world
+        self.title = title
+        self.alive = True
+        self.doomed_after: int | None = None
+
+    def effects(self, handle: Callable[..., list[Any]], *inputs: Any) -> Iterator[Any]:
+        """The core's effects of an input, one by one, as long as the process lives."""
+        if self.world.tracing:
+            self.world.trace(self.title, "<-", inputs[0])
+        for effect in handle(*inputs):
+            if self.doomed_after is not None:
+                self.doomed_after -= 1
+                if self.doomed_after < 0:
+                    self.world.trace(self.title, "!!", "dies")
+                    self.die()
+            if not self.alive:
+                return
+            if self.world.tracing:
+                self.world.trace(self.title, "->", effect)
+            yield effect
+
+    def die(self) -> None:
+        """End at once."""
+        self.alive = False
+        self.world.died(self)
+
+    def later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call so much later, if the process still lives."""
+        self.world.loop.after(seconds, self._if_alive, call, arguments)
+
+    def _if_alive(self, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if self.alive:
+            call(*arguments)
+
+
+class Queue:
+    """A thread with one queue: tasks take random time and happen in order."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._free_at = 0.0
+
+    def submit(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
+        """Call when what was submitted before and `seconds` of work are done."""
+        now = self._process.world.loop.now
+        self._free_at = max(self._free_at, now) + seconds
+        self._process.later(self._free_at - now, call, *arguments)

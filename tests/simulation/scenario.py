@@ -1,0 +1,78 @@
+"""What a seed means: jobs, speeds, and how much goes wrong."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from services.plan import JobPlan
+from tests.simulation.truth import SimulatedJob
+
+STEPS = 200
+"""Steps of a seed's jobs in all, at least."""
+
+
+@dataclass
+class Scenario:
+    """One simulated run.
+
+    Attributes:
+        tiers: 2 or 3.
+        jobs: in order of submission.
+        workers: how many names there are.
+        control_seconds, data_seconds: typical delays of messages.
+        repeat_control, repeat_chunks: how likely a message comes twice.
+        copies_messages: messages go through bytes, so that no two processes share one.
+        faults: how many there will be.
+        odd_worker: a worker whose fingerprint differs tries to take part.
+    """
+
+    tiers: int
+    jobs: list[SimulatedJob]
+    workers: int
+    control_seconds: float
+    data_seconds: float
+    repeat_control: float
+    repeat_chunks: float
+    copies_messages: bool
+    faults: int
+    odd_worker: bool
+
+    @classmethod
+    def of(cls, seed: int, rng: random.Random) -> Scenario:
+        """The scenario of a seed."""
+        wide = rng.random() < 0.03  # more chunks than a window holds
+        chunks = rng.randint(17, 24) if wide else rng.choice((1, 1, 1, 2, 2, 3, 4, 5))
+        workers = rng.randint(1, 2) if wide else rng.choice((1, 2, 2, 3, 3, 4, 5))
+        jobs = [_job(rng, 0, STEPS, chunks, 3 if wide else 9)]
+        for number in range(1, rng.choice((1, 1, 2, 3))):
+            job = _job(rng, number, rng.randint(2, 20), rng.randint(1, 3), 4)
+            job.submitted_seconds = rng.random() * 60
+            if rng.random() < 0.5:
+                job.cancelled_seconds = job.submitted_seconds + rng.random() * 60
+            elif rng.random() < 0.1:
+                job.full_disk_at = rng.choice((0, job.plan.steps))
+            jobs.append(job)
+        slow = rng.choice((0.002, 0.005, 0.02))
+        return cls(
+            tiers=rng.choice((2, 3, 3)),
+            jobs=jobs,
+            workers=workers,
+            control_seconds=rng.choice((0.002, slow)),
+            data_seconds=slow,
+            repeat_control=rng.choice((0.0, 0.01)),
+            repeat_chunks=rng.choice((0.0, 0.02)),
+            copies_messages=seed % 16 == 0,
+            faults=rng.choice((0, 4, 8, 12, 20)),
+            odd_worker=len(jobs) == 1 and rng.random() < 0.1,
+        )
+
+
+def _job(rng: random.Random, number: int, steps: int, chunks: int, most_micro_batches: int) -> SimulatedJob:
+    plan = JobPlan(
+        steps=steps,
+        micro_batches=rng.randint(1, most_micro_batches),
+        evaluate_every=rng.choice((0, 7, 20, 50)),
+        checkpoint_every=rng.choice((3, 5, 8, 13)),
+    )
+    return SimulatedJob(number, plan, chunks, rng.randint(0, 9), 0.0)

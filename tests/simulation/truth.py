@@ -1,0 +1,119 @@
+"""What an undisturbed run of a job gives. Payloads of the simulation are small values that can be held against it.
+
+A chunk of weights is one integer. A gradient is a `Sum`: which node of the reduction tree, which chunk, and a key of the
+weights (all chunks of them) and the step that it was computed from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protos.cluster_pb2 import BatchLoss
+from services.plan import JobPlan
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.tensors.tree import Node, children
+
+
+class SimulationFailed(AssertionError):
+    """Something that must hold did not."""
+
+
+def must(condition: object, text: str) -> None:
+    """Fail with `text` unless the condition holds."""
+    if not condition:
+        raise SimulationFailed(text)
+
+
+class Sum(NamedTuple):
+    """The gradient of one chunk, summed over the micro-batches in `mask`."""
+
+    node: Node
+    mask: int
+    chunk: int
+    key: int
+
+
+def node_sum(node: Node, chunk: int, key: int) -> Sum:
+    """What a worker computes."""
+    return Sum(node, ((1 << node.count) - 1) << node.first, chunk, key)
+
+
+def merged(left: Sum, right: Sum, parent: Node) -> Sum:
+    """The sum of two siblings, held to be siblings of the same chunk, step and weights."""
+    must(children(parent) == (left.node, right.node), f"{left} + {right} is not a node of the tree: {parent}")
+    must(left.key == right.key and left.chunk == right.chunk, f"added unlike sums: {left} + {right}")
+    must(not left.mask & right.mask, f"micro-batch counted twice: {left} + {right}")
+    return Sum(parent, left.mask | right.mask, left.chunk, left.key)
+
+
+def key_of(number: int, step: int, weights: tuple[int, ...]) -> int:
+    """Names the gradient of a step of job `number` at these weights."""
+    return hash((number, step, weights))
+
+
+def updated(weights: int, key: int) -> int:
+    """A chunk of weights after an update with the gradient of that key."""
+    return hash((weights, key))
+
+
+@dataclass
+class SimulatedJob:
+    """One job, with what must come of it.
+
+    Attributes:
+        number: from 0.
+        plan: its shape.
+        chunks: of its layout.
+        evaluation_batches: of its held-out split.
+        submitted_seconds: when a person submits it.
+        cancelled_seconds: when somebody cancels it; None: never.
+        full_disk_at: its checkpoint of that step can't be written; None: all can.
+    """
+
+    number: int
+    plan: JobPlan
+    chunks: int
+    evaluation_batches: int
+    submitted_seconds: float
+    cancelled_seconds: float | None = None
+    full_disk_at: int | None = None
+
+    def __post_init__(self) -> None:
+        self.id = f"job-{self.number}"
+        self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
+        self.layout = Layout.build([("weight", (self.elements,), True, "weight", False)])
+        self.layout_json = self.layout.dumps()
+        self.root = Node(0, self.plan.micro_batches)
+        self.full_mask = (1 << self.plan.micro_batches) - 1
+        self.applied = [hash((self.number, step, 5)) % 23 != 0 for step in range(self.plan.steps)]
+        self.weights = [tuple(hash((self.number, chunk)) for chunk in range(self.chunks))]
+        self.keys: list[int] = []
+        for step, applied in enumerate(self.applied):
+            before = self.weights[-1]
+            key = key_of(self.number, step, before)
+            self.keys.append(key)
+            self.weights.append(tuple(updated(each, key) for each in before) if applied else before)
+
+    def sum_of(self, chunk: int, step: int) -> Sum:
+        """The whole gradient of a step."""
+        return Sum(self.root, self.full_mask, chunk, self.keys[step])
+
+    def loss(self, step: int, micro_batch: int) -> float:
+        """Loss of a micro-batch."""
+        return (self.keys[step] % 1009) / 7 + micro_batch / 3
+
+    def step_loss(self, step: int) -> float:
+        """Mean loss of a step."""
+        count = self.plan.micro_batches
+        return math.fsum(self.loss(step, index) for index in range(count)) / count
+
+    def batch_loss(self, weights: tuple[int, ...], index: int) -> BatchLoss:
+        """Loss of a held-out batch."""
+        return BatchLoss(index=index, sum=(hash((weights, index)) % 1009) / 7, tokens=10 + index)
+
+    def validation_loss(self, step: int) -> float:
+        """Loss over the held-out split at the weights after `step` updates."""
+        losses = [self.batch_loss(self.weights[step], index) for index in range(self.evaluation_batches)]
+        return math.fsum(each.sum for each in losses) / sum(each.tokens for each in losses)

@@ -1,0 +1,264 @@
+"""A worker's virtual service: its mesh is a dict of chunks, its device takes one task after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.tensors.tree import Node
+from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
+from tests.simulation.network import Pipe
+from tests.simulation.process import Process
+from tests.simulation.truth import SimulatedJob, key_of, must, node_sum
+from worker import events as ev
+from worker.core import WorkerCore
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+Task = Iterator[float]
+"""Work of the device: yields how long each piece takes."""
+
+
+class HeldSum:
+    """What the shell keeps of a lease.
+
+    Attributes:
+        key: of weights and step; None until it is computed, and for a lease that has no gradient.
+        ready_from: chunks from this one on are in place.
+        dropped: the core wants no more of it.
+    """
+
+    def __init__(self, lease: pb.Lease) -> None:
+        self.lease = lease
+        self.key: int | None = None
+        self.ready_from = 1 << 30
+        self.dropped = False
+
+
+class WorkerShell(Process):
+    """One life of a worker's process."""
+
+    def __init__(self, world: World, name: str, incarnation: int, fingerprint: str) -> None:
+        super().__init__(world, f"{name}.{incarnation}")
+        self.name = name
+        self.core = WorkerCore(name=name)
+        self.hang_seconds = 0.0
+        self._incarnation = f"{name}-{incarnation}"
+        self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
+        self._seconds = 0.01 * 2 ** world.rng.randint(0, 3)
+        self._link: Link | None = None
+        self._job: SimulatedJob | None = None
+        self._mesh: dict[int, tuple[tuple[int, int], int]] = {}
+        self._sums: dict[int, HeldSum] = {}
+        self._loaded: tuple[int, int] = (0, -1)
+        self._tasks: deque[Task] = deque()
+        self._busy = False
+        self._events = Pipe(world.loop, world.rng, self._from_device, seconds=0.001)
+        self.dial()
+        self._beat()
+
+    # ---- the link ----
+
+    def dial(self) -> None:
+        """Connect to the aggregator, again and again."""
+        aggregator = self.world.aggregator
+        if aggregator is None or not aggregator.alive:
+            self.later(0.2 + self.world.rng.random(), self.dial)
+            return
+        link = self._link = Link(self.world, aggregator.new_session())
+        link.connect(
+            up_control=lambda epoch, body: aggregator.worker_said(link, epoch, body),
+            up_data=lambda header, payload: self._up_arrived(link, aggregator, header, payload),
+            down_control=lambda epoch, body: self.ordered(link, epoch, body),
+            down_data=lambda header, payload: self.received(link, aggregator, header, payload),
+            lost_above=lambda reason: aggregator.worker_lost(link, reason),
+            lost_below=lambda reason: self.link_lost(link, reason),
+            ends=(aggregator, self),
+        )
+        self.world.links.append(link)
+        self.feed(ev.Connected())
+        hello = self.core.hello(self._incarnation)
+        link.up_control.send(0, hello)
+
+    def ordered(self, link: Link, epoch: int, body: Any) -> None:
+        """An order arrived."""
+        if not self.alive or link is not self._link:
+            return
+        if is_end(epoch):
+            link.closed(body)
+            return
+        self.feed(ev.Ordered(epoch, body))
+        if isinstance(body, pb.Welcome) and self.alive:
+            link.up_data.send(None, None)
+
+    def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
+        """A chunk of weights arrived."""
+        if self.alive and link is self._link:
+            self.feed(ev.WeightsArrived(header), payload)
+            if aggregator.alive:
+                aggregator.pump(link)
+
+    def _up_arrived(self, link: Link, aggregator: Any, header: ChunkHeader | None, payload: Any) -> None:
+        aggregator.worker_sent(link, header, payload)
+        self.pump()
+
+    def link_lost(self, link: Link, reason: str) -> None:
+        """The link is down."""
+        if self.alive and link is self._link:
+            self._link = None
+            self.feed(ev.Disconnected())
+            self.later(0.1 + self.world.rng.random() ** 2 * 3, self.dial)
+
+    def _beat(self) -> None:
+        if self._link is not None:
+            self._link.up_control.send(self.core.epoch, pb.Heartbeat())
+        self.later(5.0, self._beat)
+
+    def pump(self) -> None:
+        """Send the chunks that may be sent."""
+        link = self._link
+        if link is None or not self.alive:
+            return
+        while link.up and link.up_data.in_flight < CHUNKS_IN_FLIGHT:
+            header = self.core.next_chunk()
+            if header is None:
+                return
+            held = self._sums.get(header.lease)
+            must(held is not None, f"{header} of a lease that is not kept")
+            assert held is not None and self._job is not None
+            if header.kind == INITIAL_WEIGHTS:
+                link.up_data.send(header, self._job.weights[0][header.index])
+                continue
+            assert held.key is not None
+            must(header.index >= held.ready_from, f"chunk {header.index} is sent before it is computed")
+            node = Node(held.lease.first, held.lease.count)
+            link.up_data.send(header, node_sum(node, header.index, held.key))
+
+    # ---- the core ----
+
+    def feed(self, event: ev.Input, payload: Any = None) -> None:
+        """Give the core an input and carry out what it decides."""
+        if not self.alive:
+            return
+        for effect in self.effects(self.core.handle, event):
+            self._carry_out(effect, payload)
+        self.pump()
+
+    def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
+        match effect:
+            case ev.Load():
+                self._do(self._load(effect.header, payload))
+            case ev.FinishLoad():
+                self._do(self._finish_load(effect))
+            case ev.Perform():
+                held = self._sums[effect.lease.lease] = HeldSum(effect.lease)
+                self._do(self._perform(held))
+            case ev.DropLease():
+                self._sums.pop(effect.lease).dropped = True
+            case ev.Say():
+                if self._link is not None:
+                    self._link.up_control.send(self.core.epoch, effect.body)
+            case ev.Build():
+                self._do(self._build(effect))
+            case ev.DropJob():
+                self._do(self._drop())
+
+    # ---- the device ----
+
+    def _do(self, task: Task) -> None:
+        self._tasks.append(task)
+        if not self._busy:
+            self._work()
+
+    def _work(self) -> None:
+        self._busy = True
+        while self._tasks:
+            seconds = next(self._tasks[0], None)
+            if seconds is None:
+                self._tasks.popleft()
+            elif seconds or self.hang_seconds:
+                seconds, self.hang_seconds = seconds + self.hang_seconds, 0.0
+                self.later(seconds, self._work)
+                return
+        self._busy = False
+
+    def _from_device(self, event: ev.Input) -> None:
+        if isinstance(event, ev.LeaseEvaluated):
+            self._sums.pop(event.lease, None)
+        self.feed(event)
+
+    def _build(self, effect: ev.Build) -> Task:
+        yield self.world.rng.random()
+        self._job = job = self.world.jobs[effect.job]
+        self._mesh.clear()
+        self._loaded = (0, -1)
+        self._events.send(
+            ev.Built(
+                job=job.id,
+                layout_hash=job.layout.hash,
+                elements=job.elements,
+                evaluation_batches=job.evaluation_batches,
+                tokens_per_micro_batch=100,
+                fingerprint=self._fingerprint,
+            )
+        )
+
+    def _drop(self) -> Task:
+        self._mesh.clear()
+        return
+        yield
+
+    def _load(self, header: ChunkHeader, content: int) -> Task:
+        yield 0.0
+        self._mesh[header.index] = ((header.generation, header.step), content)
+
+    def _finish_load(self, effect: ev.FinishLoad) -> Task:
+        yield self.world.rng.random() * 0.01
+        version = (effect.generation, effect.step)
+        must(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
+        self._loaded = version
+        self._events.send(ev.Loaded(effect.job, effect.generation, effect.step))
+
+    def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
+        """What is on the mesh, held to be all of the lease's version."""
+        job = self.world.jobs[lease.job]
+        must(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
+        version = (lease.generation, lease.step)
+        versions = {self._mesh.get(chunk, (None, 0))[0] for chunk in range(job.chunks)}
+        must(versions == {version}, f"{self.title} computes lease {lease.lease} of {version} on weights {versions}")
+        return tuple(self._mesh[chunk][1] for chunk in range(job.chunks))
+
+    def _perform(self, held: HeldSum) -> Task:
+        lease = held.lease
+        random = self.world.rng.random
+        if held.dropped:
+            return
+        job = self.world.jobs[lease.job]
+        if lease.phase == pb.INITIALISE:
+            yield random()
+            self._events.send(ev.Described(lease.lease, job.layout_json, {"config.json": b"{}"}))
+            return
+        weights = self._weights(lease)
+        indices = range(lease.first, lease.first + lease.count)
+        if lease.phase == pb.EVALUATE:
+            yield self._seconds * lease.count * (0.5 + random())
+            losses = tuple(job.batch_loss(weights, index) for index in indices)
+            self._events.send(ev.LeaseEvaluated(lease.lease, losses))
+            return
+        seconds = self._seconds * lease.count * (0.5 + random())
+        yield seconds
+        held.key = key_of(job.number, lease.step, weights)
+        losses = tuple(job.loss(lease.step, index) for index in indices)
+        cut = int(random() * 2 * job.chunks)
+        for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
+            if held.dropped:
+                return
+            must(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
+            held.ready_from = ready_from
+            self._events.send(ev.NodeReady(lease.lease, ready_from, () if ready_from else losses))
+            yield self._seconds * random() * 0.3
+        self._events.send(ev.LeaseComputed(lease.lease, seconds, 100 * lease.count))

@@ -1,0 +1,330 @@
+"""A whole virtual cluster: processes, disk, faults, and what must hold of every run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from aggregator import events as aggregator_events
+from aggregator.core import Record
+from aggregator.events import Note, SaveJob
+from optimizer import events as optimizer_events
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, Job, JobState
+from tests.simulation.aggregator_shell import AggregatorShell
+from tests.simulation.links import Link
+from tests.simulation.network import Loop
+from tests.simulation.optimizer_shell import OptimizerShell
+from tests.simulation.process import Process
+from tests.simulation.scenario import Scenario
+from tests.simulation.truth import SimulationFailed, must
+from tests.simulation.worker_shell import WorkerShell
+
+Core = TypeVar("Core")
+
+PATIENCE_SECONDS = 300.0
+"""Without a fault, something gets done at least that often (virtual seconds)."""
+HANG_SECONDS = 1500.0
+"""How long a hanging device hangs: longer than the aggregator waits for a lease."""
+
+
+@dataclass
+class Disk:
+    """What survives the death of processes."""
+
+    epoch: int = 0
+    jobs: dict[str, SaveJob] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    checkpoints: dict[str, list[tuple[pb.CheckpointWritten, tuple[int, ...]]]] = field(default_factory=dict)
+    plans: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, effect: SaveJob) -> None:
+        """Put a job on disk."""
+        self.jobs[effect.job.id] = effect
+
+    def records(self) -> list[Record]:
+        """All jobs, oldest first, as a fresh process reads them."""
+        return [
+            Record(_copy(each.job), each.spec_json, self.plans[name], dict(each.fingerprint))
+            for name, each in self.jobs.items()
+        ]
+
+    def write_checkpoint(self, written: pb.CheckpointWritten, weights: tuple[int, ...]) -> None:
+        """Put a checkpoint on disk; it takes the place of one of the same step."""
+        kept = [each for each in self.checkpoints.get(written.job, []) if each[0].step != written.step]
+        self.checkpoints[written.job] = [*kept, (written, weights)]
+
+    def newest_checkpoint(self, job: str) -> tuple[pb.CheckpointWritten, tuple[int, ...]] | None:
+        """The checkpoint of the highest step."""
+        return max(self.checkpoints.get(job, []), key=lambda each: each[0].step, default=None)
+
+
+class World:
+    """One run of a seed.
+
+    Args:
+        seed: decides everything.
+        tracing: print what happens.
+        make_core: builds cores (so that a test can record or break them).
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        tracing: bool = False,
+        make_core: Callable[..., Any] | None = None,
+        scenario: Scenario | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.tracing = tracing
+        self.scenario = scenario or Scenario.of(seed, self.rng)
+        self.loop = Loop()
+        self.disk = Disk(plans={job.id: job.plan for job in self.scenario.jobs})
+        self.jobs = {job.id: job for job in self.scenario.jobs}
+        self.make_core = make_core or (lambda kind, **arguments: kind(**arguments))
+        self.links: list[Link] = []
+        self.workers: dict[str, WorkerShell] = {}
+        self.aggregator: AggregatorShell | None = None
+        self.optimizer: OptimizerShell | None = None
+        self.commits = 0
+        self.lost_in_flight = 0
+        self._versions: dict[str, tuple[int, int]] = {}
+        self._noted_steps: set[tuple[str, int, int]] = set()
+        self._cancelled: set[str] = set()
+        self._lives = 0
+        self._progress_seconds = 0.0
+        self._patience_seconds = PATIENCE_SECONDS
+        planned = self.scenario.jobs[0].plan.steps
+        self._faults_at = sorted(self.rng.randint(0, planned * 9 // 10) for _ in range(self.scenario.faults))
+
+    # ---- the run ----
+
+    def run(self) -> None:
+        """Run until every job has ended.
+
+        Raises:
+            SimulationFailed: something that must hold did not.
+        """
+        for job in self.scenario.jobs:
+            self.loop.at(job.submitted_seconds, self._submit, job.id)
+            if job.cancelled_seconds is not None:
+                self.loop.at(job.cancelled_seconds, self._cancel, job.id)
+        self._start_optimizer()
+        self._start_aggregator()
+        names = [f"worker{number}" for number in range(self.scenario.workers)]
+        for number, name in enumerate(names):
+            self.loop.at(self.rng.random() * (5 if not number else 40), self._start_worker, name)
+        if self.scenario.odd_worker:
+            self.loop.at(60.0, self._start_worker, "odd", "another")
+        self.loop.at(10.0, self._watch)
+        self._maybe_fault()
+        while not self._over():
+            self.loop.step()
+        self._check_end()
+
+    def _over(self) -> bool:
+        saved = self.disk.jobs
+        return len(saved) == len(self.jobs) and all(
+            each.job.state not in (QUEUED, RUNNING) for each in saved.values()
+        )
+
+    def _watch(self) -> None:
+        """Something must get done now and then."""
+        idle = self.loop.now - self._progress_seconds
+        if idle > self._patience_seconds:
+            aggregator = self.aggregator
+            waits = aggregator.core.waits_for() if aggregator and aggregator.alive else "no aggregator"
+            raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
+        self.loop.after(10.0, self._watch)
+
+    def _moved(self) -> None:
+        self._progress_seconds = self.loop.now
+
+    def trace(self, title: str, arrow: str, what: object) -> None:
+        """Print a line of the trace."""
+        if self.tracing:
+            print(f"{self.loop.now:10.4f} {title:14} {arrow} {described(what)[:300]}")
+
+    # ---- people ----
+
+    def _submit(self, job: str) -> None:
+        """Submit, again until it is acknowledged."""
+        if job in self.disk.jobs:
+            return
+        if self.aggregator is not None and self.aggregator.alive:
+            plan = self.jobs[job].plan
+            submitted = aggregator_events.Submitted(Job(id=job, name=job), job, plan)
+            self.aggregator.feed(submitted)
+        self.loop.after(1.0, self._submit, job)
+
+    def _cancel(self, job: str) -> None:
+        self._cancelled.add(job)
+        saved = self.disk.jobs.get(job)
+        if saved is not None and saved.job.state not in (QUEUED, RUNNING):
+            return
+        if self.aggregator is not None and self.aggregator.alive:
+            self.aggregator.feed(aggregator_events.CancelAsked(job))
+        self.loop.after(1.0, self._cancel, job)
+
+    # ---- processes ----
+
+    def _start_aggregator(self) -> None:
+        self.disk.epoch += 1
+        if self.scenario.tiers == 2:
+            self._start_optimizer()
+        self.aggregator = AggregatorShell(self, self.disk.epoch)
+
+    def _start_optimizer(self) -> None:
+        self._lives += 1
+        self.optimizer = OptimizerShell(self, self._lives)
+
+    def _start_worker(self, name: str, fingerprint: str = "same") -> None:
+        self._lives += 1
+        self.workers[name] = WorkerShell(self, name, self._lives, fingerprint)
+
+    def died(self, process: Process) -> None:
+        """A process is gone: its links break, and it is started again some time."""
+        process.alive = False
+        self._cut_links_of(process)
+        delay = 0.1 + self.rng.random() ** 2 * 20
+        if isinstance(process, WorkerShell):
+            others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
+            stays_dead = bool(others) and self.rng.random() < 0.3
+            self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name)
+        elif self.scenario.tiers == 2:
+            for each in (self.optimizer, self.aggregator):
+                if each is not None:
+                    each.alive = False
+                    self._cut_links_of(each)
+            self.loop.after(delay, self._start_aggregator)
+        elif isinstance(process, AggregatorShell):
+            self.loop.after(delay, self._start_aggregator)
+        else:
+            self.loop.after(delay, self._start_optimizer)
+
+    def _cut_links_of(self, process: Process) -> None:
+        for link in self.links:
+            if process in link.ends:
+                link.cut()
+        self.links = [link for link in self.links if link.up]
+
+    # ---- faults ----
+
+    def _maybe_fault(self) -> None:
+        while self._faults_at and self._faults_at[0] <= self.commits:
+            self._faults_at.pop(0)
+            self.loop.after(self.rng.random() * 2, self._fault)
+
+    def _fault(self) -> None:
+        self._moved()
+        rng = self.rng
+        kinds = ["link", "link", "worker", "worker", "aggregator"]
+        if self.scenario.tiers == 3:
+            kinds += ["optimizer", "optimizer link"]
+        kinds += ["everything"] if rng.random() < 0.3 else []
+        kinds += ["hang"] if rng.random() < 0.1 else []
+        kind = rng.choice(kinds)
+        self.trace("fault", "!!", kind)
+        alive = [each for each in self.workers.values() if each.alive]
+        match kind:
+            case "link" if self.links:
+                rng.choice(self.links).cut()
+            case "optimizer link":
+                for link in self.links:
+                    if self.optimizer in link.ends:
+                        self.lost_in_flight += link.up_data.in_flight
+                        link.cut()
+            case "worker" if alive:
+                rng.choice(alive).doomed_after = rng.randint(0, 20)
+            case "aggregator":
+                self._doom(self.aggregator)
+            case "optimizer":
+                self._doom(self.optimizer)
+            case "everything":
+                for process in [self.aggregator, self.optimizer, *alive]:
+                    self._doom(process)
+            case "hang" if alive:
+                rng.choice(alive).hang_seconds = HANG_SECONDS
+                self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
+
+    def _doom(self, process: Process | None) -> None:
+        if process is not None and process.alive:
+            process.doomed_after = self.rng.randint(0, 30)
+
+    # ---- what must hold ----
+
+    def committed(self, optimizer: OptimizerShell, effect: optimizer_events.Update) -> None:
+        """An optimizer decided a step."""
+        opened = optimizer.core.open_job
+        assert opened is not None
+        version = (opened.generation, effect.step)
+        last = self._versions.get(effect.job, (0, -1))
+        must(version > last, f"{effect.job}: committed {version} after {last}")
+        must(
+            version[0] > last[0] or version[1] == last[1] + 1,
+            f"{effect.job}: committed {version} right after {last}",
+        )
+        self._versions[effect.job] = version
+        self.commits += 1
+        self._moved()
+        self._maybe_fault()
+
+    def noted(self, note: Note) -> None:
+        """The aggregator tells people something."""
+        job = self.jobs[note.job.id]
+        self._check_told(note.job)
+        if note.kind == "step":
+            told = (job.id, note.job.generation, note.job.step)
+            must(told not in self._noted_steps, f"step {told} was told twice")
+            self._noted_steps.add(told)
+        if note.kind in ("evaluation", "checkpoint", "state"):
+            self._moved()
+
+    def _check_told(self, told: Job) -> None:
+        job = self.jobs[told.id]
+        if told.HasField("loss"):
+            expected = job.step_loss(told.step - 1)
+            must(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
+        if told.HasField("validation_loss"):
+            expected = job.validation_loss(told.validation_step)
+            must(told.validation_loss == expected, f"validation loss {told.validation_loss}, expected {expected}")
+
+    def _check_end(self) -> None:
+        for name, saved in self.disk.jobs.items():
+            job, state = self.jobs[name], saved.job.state
+            allowed = {SUCCEEDED}
+            if name in self._cancelled:
+                allowed.add(CANCELLED)
+            if job.full_disk_at is not None:
+                allowed.add(FAILED)
+            must(state in allowed, f"{name} is {JobState.Name(state)}: {saved.job.detail}")
+            if state != SUCCEEDED:
+                continue
+            found = self.disk.newest_checkpoint(name)
+            assert found is not None
+            must(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
+            must(found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run")
+            must(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
+            if job.evaluation_batches:
+                must(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")
+
+
+def described(what: object) -> str:
+    """An input or effect on one line, messages with their names."""
+    if isinstance(what, Message):
+        return f"{type(what).__name__}({' '.join(str(what).split())})"
+    if is_dataclass(what):
+        values = (f"{each.name}={described(getattr(what, each.name))}" for each in fields(what))
+        return f"{type(what).__name__}({', '.join(values)})"
+    return repr(what)
+
+
+def _copy(job: Job) -> Job:
+    copy = Job()
+    copy.CopyFrom(job)
+    return copy
