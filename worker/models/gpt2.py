@@ -141,6 +141,9 @@ class GPT2:
             "layer_norm_epsilon": ops.LAYER_NORM_EPSILON,
             "initializer_range": INITIAL_DEVIATION,
             "tie_word_embeddings": config.weight_tying,
+            # Ours starts and ends no text with a token of its own; the defaults are ids of another tokenizer.
+            "bos_token_id": None,
+            "eos_token_id": None,
             "torch_dtype": "float32",
         }
 
