@@ -1,0 +1,109 @@
+"""The jobs that the cluster tests run, and what of their results must be the same to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from protos import jobs_pb2 as jobs
+from services.config import load_job
+
+STEPS = 12
+CHECKPOINT_EVERY = 4
+MICRO_BATCHES = 7
+
+
+def write_corpus(folder: Path) -> Path:
+    """A text of 12,000 characters of made-up words."""
+    draw = random.Random(7)
+    letters = "etaoinshrdlucmfwypvbgkjqxz"
+    vocabulary = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(300)]
+    lines: list[str] = []
+    while sum(map(len, lines)) < 12_000:
+        lines.append(" ".join(draw.choices(vocabulary, k=10)).capitalize() + ".")
+    path = folder / "corpus.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
+    """A small GPT-2 with dropout and clipping whose layout has two chunks, 7 micro-batches a step."""
+    return {
+        "training_config": {
+            "project_name": "exact",
+            "seed": 11,
+            "data_path": str(corpus),
+            "tokenizer_type": "char",
+            "batch_size": 2,
+            "validation_batch_size": 16,
+            "max_steps": STEPS,
+            "gradient_accumulation_steps": MICRO_BATCHES,
+            "model_save_interval": CHECKPOINT_EVERY,
+            "use_clip_grad_norm": True,
+            "clip_grad_norm_max_norm": 0.5,
+            "optimizer": {"type": "AdamW", "lr": 3.0e-3, "weight_decay": 0.1},
+            **training,
+        },
+        "transformer_config": {
+            "model_type": "gpt2",
+            "num_heads": 4,
+            "embedding_dim": 128,
+            "dropout_prob": 0.1,
+            "num_blocks": 2,
+            "max_sequence_length": 32,
+        },
+    }
+
+
+def regression_config(**training: Any) -> dict[str, Any]:
+    """Linear regression: a job whose steps cost next to nothing."""
+    return {
+        "training_config": {
+            "project_name": "regression",
+            "model_type": "linear_regression",
+            "batch_size": 8,
+            "validation_batch_size": 8,
+            "max_steps": 5,
+            "gradient_accumulation_steps": 2,
+            "optimizer": {"type": "SGD", "lr": 0.01},
+            **training,
+        },
+    }
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> Path:
+    """The config as a file."""
+    path = folder / f"{config['training_config']['project_name']}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def spec_of(folder: Path, config: dict[str, Any]) -> str:
+    """The config as what `submit` sends."""
+    return load_job(write_config(folder, config), [])[0].to_json()
+
+
+@dataclass(frozen=True)
+class Bits:
+    """What a finished job's result comes down to."""
+
+    model_sha256: str
+    optimizer_sha256: str
+    validation_loss: float
+    loss: float
+
+
+def bits(job: jobs.Job) -> Bits:
+    """Of a job that succeeded, from its last checkpoint on disk."""
+    folder = Path(job.checkpoint)
+    model, optimizer = (
+        hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "optimizer.safetensors")
+    )
+    assert model == job.model_sha256
+    return Bits(model, optimizer, job.validation_loss, job.loss)

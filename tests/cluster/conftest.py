@@ -1,0 +1,51 @@
+"""What the cluster tests share: the job, its undisturbed result, and the daemons' logs when a test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.bits import Bits, bits, gpt_config, regression_config, spec_of, write_corpus
+from tests.cluster.harness import Cluster
+
+LOG_CHARACTERS = 8000
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def gpt_spec(corpus: Path) -> str:
+    return spec_of(corpus.parent, gpt_config(corpus))
+
+
+@pytest.fixture(scope="session")
+def long_spec(corpus: Path) -> str:
+    """More steps than any test waits for: it ends by being cancelled, or with its cluster."""
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="long", max_steps=100_000))
+
+
+@pytest.fixture(scope="session")
+def short_spec(corpus: Path) -> str:
+    return spec_of(corpus.parent, regression_config())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, gpt_spec: str) -> Bits:
+    """What one worker makes of the job in 2 tiers, when nothing happens."""
+    with Cluster(tmp_path_factory.mktemp("undisturbed"), workers=1) as cluster:
+        return bits(cluster.finish(cluster.submit(gpt_spec)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    report = yield
+    if report.failed:
+        for daemon in [daemon for cluster in Cluster.alive for daemon in cluster.daemons]:
+            report.sections.append((f"log of {daemon.name}", daemon.log_text()[-LOG_CHARACTERS:]))
+    return report

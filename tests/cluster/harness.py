@@ -1,0 +1,357 @@
+"""Clusters of real daemons on loopback: started, watched, killed, restarted, and always cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+
+from protos import jobs_pb2 as jobs
+from protos.jobs_pb2_grpc import JobsStub
+from tests.cluster.relay import Relay
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_SECONDS = 60.0
+"""Longest wait for anything; on an idle machine nothing takes a tenth of it."""
+ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
+
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMIT_SECONDS) -> Found:
+    """What `look` returns as soon as that is true; AssertionError, naming `what`, when it takes too long."""
+    deadline = time.monotonic() + limit_seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {limit_seconds:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+def environment() -> dict[str, str]:
+    """This process's, without settings of Tiermesh."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")}
+
+
+def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run a `tiermesh` command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_seconds,
+        check=False,
+    )
+
+
+class Daemon:
+    """One `tiermesh ROLE` process.
+
+    Attributes:
+        role: worker, aggregator or optimizer.
+        name: of the daemon.
+        log: file with what it wrote on both outputs.
+        process: as started.
+    """
+
+    def __init__(self, role: str, name: str, folder: Path, *arguments: object) -> None:
+        self.role, self.name = role, name
+        self.log = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.ready"
+        self._ready_file.unlink(missing_ok=True)
+        self._ready: dict[str, int] = {}
+        command = [
+            sys.executable, "-m", "cli.main", role, "--name", name, "--ready-file", str(self._ready_file),
+            "--exit-with-parent", *map(str, arguments),
+        ]  # fmt: skip
+        if "--listen" not in arguments:
+            command += ["--listen", "127.0.0.1:0"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+
+    def ready(self) -> Daemon:
+        """Wait until it serves."""
+
+        def look() -> bool:
+            code = self.process.poll()
+            assert code is None, f"{self.name} ended with exit code {code}: {self.log_text()}"
+            return self._ready_file.exists()
+
+        eventually(look, f"{self.name} to be ready")
+        self._ready = json.loads(self._ready_file.read_text())
+        return self
+
+    @property
+    def port(self) -> int:
+        """Of its gRPC server."""
+        return self._ready["port"]
+
+    @property
+    def address(self) -> str:
+        """Of its gRPC server."""
+        return f"127.0.0.1:{self.port}"
+
+    def metrics(self) -> dict[str, float]:
+        """Its `/metrics`: each sample by its name with labels."""
+        url = f"http://127.0.0.1:{self._ready['metrics_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; 0 if there is none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(each in sample for each in wanted)
+        )
+
+    def log_text(self) -> str:
+        """What it wrote."""
+        return self.log.read_text(errors="replace")
+
+    def wait_log(self, text: str) -> None:
+        """Wait until it has written `text`."""
+        eventually(lambda: text in self.log_text(), f"{text!r} in the log of {self.name}")
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(LIMIT_SECONDS)
+
+    def freeze(self) -> None:
+        """Make it do nothing while its connections stay."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.terminate()
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return self.process.wait(LIMIT_SECONDS)
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        if self.process.poll() is None:
+            self.kill()
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+
+
+class Cluster:
+    """An aggregator, its optimizer in 3-tier, and workers. A context manager, which leaves no process behind.
+
+    Whoever calls the aggregator or the optimizer does so through a relay: their addresses outlive restarts.
+
+    Args:
+        folder: for state and logs.
+        tiers: 2 or 3.
+        workers: how many to start, named worker-1, worker-2, ...
+        options: for every daemon.
+        heartbeat_seconds: of the aggregator.
+    """
+
+    alive: list[Cluster] = []  # noqa: RUF012  # for the report of a failed test: clusters that are open now
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tiers: int = 2,
+        workers: int = 0,
+        options: tuple[object, ...] = (),
+        heartbeat_seconds: float = 5.0,
+    ) -> None:
+        self.folder = folder
+        self.tiers = tiers
+        self.daemons: list[Daemon] = []
+        self.workers: list[Daemon] = []
+        self.relays: list[Relay] = []
+        self.optimizer: Daemon | None = None
+        self.aggregator: Daemon
+        self._options = options
+        self._heartbeat_seconds = heartbeat_seconds
+        self._number_of_workers = workers
+        self._channel: grpc.Channel | None = None
+        self.stub: JobsStub
+
+    def __enter__(self) -> Cluster:
+        Cluster.alive.append(self)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if self.tiers == 3:
+                self.start_optimizer()
+            self.start_aggregator()
+            started = [self.start_worker(wait=False) for _ in range(self._number_of_workers)]
+            for worker in started:
+                worker.ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything."""
+        if self._channel is not None:
+            self._channel.close()
+        for daemon in self.daemons:
+            daemon.close()
+        for relay in self.relays:
+            relay.close()
+        Cluster.alive.remove(self)
+
+    # ---- daemons ----
+
+    def _start(self, role: str, name: str, *arguments: object) -> Daemon:
+        daemon = Daemon(role, name, self.folder, *arguments, *self._options)
+        self.daemons.append(daemon)
+        return daemon
+
+    def relay(self, target: int, **settings: object) -> Relay:
+        """A relay that is closed with the cluster."""
+        relay = Relay(target, **settings)  # type: ignore[arg-type]
+        self.relays.append(relay)
+        return relay
+
+    def start_optimizer(self) -> Daemon:
+        """Start the optimizer, or start it again on the same state."""
+        state = self.folder / "optimizer-state"
+        again = self.optimizer is not None
+        self.optimizer = self._start("optimizer", "optimizer", "--state-dir", state).ready()
+        if again:
+            self.to_optimizer.target = self.optimizer.port
+        else:
+            self.to_optimizer = self.relay(self.optimizer.port)
+        return self.optimizer
+
+    def start_aggregator(self) -> Daemon:
+        """Start the aggregator, or start it again on the same state."""
+        arguments: list[object] = ["--state-dir", self.folder / "aggregator-state"]
+        arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
+        if self.optimizer is not None:
+            arguments += ["--optimizer", self.to_optimizer.address]
+        again = self._channel is not None
+        self.aggregator = self._start("aggregator", "aggregator", *arguments).ready()
+        if again:
+            self.to_aggregator.target = self.aggregator.port
+        else:
+            self.to_aggregator = self.relay(self.aggregator.port)
+            self.connect()
+        return self.aggregator
+
+    def connect(self) -> None:
+        """Open the channel of people's calls."""
+        self._channel = grpc.insecure_channel(
+            self.to_aggregator.address,
+            options=(("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)),
+        )
+        self.stub = JobsStub(self._channel)
+
+    def start_worker(
+        self, *arguments: object, name: str = "", aggregator: str = "", wait: bool = True
+    ) -> Daemon:
+        """Start a worker."""
+        name = name or f"worker-{len(self.workers) + 1}"
+        address = aggregator or self.to_aggregator.address
+        worker = self._start("worker", name, "--aggregator", address, *arguments)
+        self.workers.append(worker)
+        return worker.ready() if wait else worker
+
+    def serving(self, role: str) -> Daemon:
+        """The daemon of that role: worker-1 of the workers."""
+        daemon = {"worker": self.workers[:1], "aggregator": [self.aggregator], "optimizer": [self.optimizer]}[
+            role
+        ][0]
+        assert daemon is not None
+        return daemon
+
+    # ---- jobs ----
+
+    def submit(self, spec_json: str) -> str:
+        """Submit a job; returns its id."""
+        request = jobs.SubmitRequest(spec_json=spec_json)
+        return str(self.stub.Submit(request, timeout=LIMIT_SECONDS, wait_for_ready=True).id)
+
+    def job(self, job: str) -> jobs.Job:
+        """A job as it is now."""
+        request = jobs.JobRequest(job=job)
+        answer: jobs.Job = self.stub.Get(request, timeout=LIMIT_SECONDS, wait_for_ready=True)
+        return answer
+
+    def status(self) -> jobs.ClusterStatus:
+        """The cluster as it is now."""
+        answer: jobs.ClusterStatus = self.stub.Status(
+            jobs.StatusRequest(), timeout=LIMIT_SECONDS, wait_for_ready=True
+        )
+        return answer
+
+    def events(self, job: str) -> Iterator[jobs.JobEvent]:
+        """The job's events, over restarts of the aggregator, until it ends."""
+        while True:
+            call = self.stub.Watch(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS, wait_for_ready=True)
+            try:
+                yield from call
+                return
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+
+    def wait(self, job: str, until: Callable[[jobs.Job], bool], what: str) -> jobs.Job:
+        """Watch a job until it is as wanted; AssertionError if it ends before."""
+        for event in self.events(job):
+            if until(event.job):
+                return event.job
+        raise AssertionError(f"job {job} ended before {what}: {event.job}")
+
+    def wait_step(self, job: str, step: int) -> jobs.Job:
+        """Watch a job until it has made that many updates."""
+        return self.wait(job, lambda each: each.step >= step, f"step {step}")
+
+    def finish(self, job: str) -> jobs.Job:
+        """Watch a job to its success."""
+        ended = self.wait(job, lambda each: each.state in ENDED, "its end")
+        assert ended.state == jobs.SUCCEEDED, ended
+        return ended
+
+    def wait_workers(self, number: int, *states: str) -> None:
+        """Wait until that many workers are in one of these states; any state if none is given."""
+
+        def look() -> bool:
+            found = [each for each in self.status().workers if not states or each.state in states]
+            return len(found) == number
+
+        eventually(look, f"{number} workers {' or '.join(states)}")
+
+    def checkpoints(self, job: str) -> Path:
+        """The folder of a job's checkpoints."""
+        owner = "optimizer-state" if self.tiers == 3 else "aggregator-state"
+        return self.folder / owner / "checkpoints" / job

@@ -1,0 +1,204 @@
+"""Whoever is killed, frozen or cut off in the middle of a job: it ends in the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protos import jobs_pb2 as jobs
+from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, write_config
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, ROOT, Cluster, environment, eventually, tiermesh
+
+
+def steps_told(cluster: Cluster, job: str) -> list[int]:
+    """The steps that the job's log tells of, in order."""
+    lines = cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)
+    told = [line.text for line in lines]
+    return [int(text.partition(",")[0].removeprefix("Step: ")) for text in told if ", Loss" in text]
+
+
+def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=3, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_workers(2, "ready", "computing")
+        cluster.wait_step(job, 3)
+        cluster.workers[0].kill()
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        assert steps_told(cluster, job) == list(range(1, STEPS + 1)), "each step happens once"
+        assert "worker worker-1 is gone" in cluster.aggregator.log_text()
+
+
+def test_a_worker_killed_while_it_makes_the_initial_weights(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=3) as cluster:
+        first = cluster.start_worker()
+        cluster.wait_workers(1)
+        cluster.submit(gpt_spec)
+        first.kill()
+        cluster.start_worker()
+        (job,) = cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs
+        assert bits(cluster.finish(job.id)) == undisturbed
+
+
+def test_a_worker_that_comes_in_the_middle_of_a_job(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        cluster.start_worker(wait=False)
+        assert bits(cluster.finish(job)) == undisturbed
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_the_aggregator_killed_and_restarted(
+    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        # The optimizer kept its weights in 3 tiers; in 2 tiers it died with the aggregator.
+        assert ended.generation == (1 if tiers == 3 else 2)
+        assert cluster.status().epoch == 2
+
+
+def test_the_optimizer_killed_goes_back_to_its_checkpoint(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=3, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 3)
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()
+        reached = cluster.job(job).step
+        cluster.start_optimizer()
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        assert ended.generation == 2
+        told = steps_told(cluster, job)
+        (back,) = [at for at in range(1, len(told)) if told[at] <= told[at - 1]]
+        assert (told[back - 1], told[back] % CHECKPOINT_EVERY) == (reached, 1), "it goes on after a checkpoint"
+        cluster.aggregator.wait_log("the optimizer went back to step")
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        for step, relay in ((3, cluster.to_aggregator), (6, cluster.relays[0])):
+            cluster.wait_step(job, step)
+            relay.cut()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+
+
+def test_a_frozen_worker_loses_its_leases_and_may_come_back(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=2, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 3)
+        cluster.workers[0].freeze()
+        cluster.wait(job, lambda each: each.step >= 8, "progress without the frozen worker")
+        cluster.workers[0].thaw()
+        assert bits(cluster.finish(job)) == undisturbed
+        cluster.wait_workers(2)
+
+
+def test_a_submitted_job_survives_kill_9(tmp_path: Path, short_spec: str) -> None:
+    with Cluster(tmp_path) as cluster:
+        job = cluster.submit(short_spec)
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        assert cluster.job(job).state in (jobs.QUEUED, jobs.RUNNING)
+        cluster.start_worker()
+        cluster.finish(job)
+
+
+def kill_everything(local: subprocess.Popen[str], state: Path) -> None:
+    """kill -9 `tiermesh local` and its daemons."""
+    daemons = [json.loads(path.read_text())["pid"] for path in (state / "logs").glob("*.ready.json")]
+    for process in (local.pid, *daemons):
+        os.kill(process, signal.SIGKILL)
+    local.wait(LIMIT_SECONDS)
+    for process in daemons:
+        eventually(lambda process=process: not Path(f"/proc/{process}/cmdline").exists()  # type: ignore[misc]
+                   or not Path(f"/proc/{process}/cmdline").read_bytes(), f"the end of {process}")  # fmt: skip
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_everything_killed_and_resumed(tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits) -> None:
+    config, state = write_config(corpus.parent, gpt_config(corpus)), tmp_path / "state"
+    arguments = [
+        "local", config, "--workers", "2", "--tiers", str(tiers), "--state-dir", state, "--sample-tokens", "0",
+    ]  # fmt: skip
+    local = subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *map(str, arguments)],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        log = state / "logs" / "aggregator.log"
+        past_a_checkpoint = f"Step: {CHECKPOINT_EVERY + 2},"
+        eventually(lambda: log.exists() and past_a_checkpoint in log.read_text(), "a step past a checkpoint")
+    finally:
+        kill_everything(local, state)
+    refused = tiermesh(*arguments)
+    assert refused.returncode == 2
+    assert "is unfinished at step" in refused.stderr and "--resume" in refused.stderr
+    resumed = tiermesh(*arguments, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    result = json.loads(resumed.stdout.splitlines()[-1])
+    assert (result["state"], result["step"], result["generation"]) == ("succeeded", STEPS, 2)
+    job = jobs.Job(
+        checkpoint=result["checkpoint"],
+        model_sha256=result["model_sha256"],
+        validation_loss=result["validation_loss"],
+        loss=result["loss"],
+    )
+    assert bits(job) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_any_kills_at_any_time(tmp_path: Path, seed: int, gpt_spec: str, undisturbed: Bits) -> None:
+    draw = random.Random(seed)
+    tiers = draw.choice((2, 3))
+    with Cluster(tmp_path, tiers=tiers, workers=draw.randint(1, 3)) as cluster:
+        job = cluster.submit(gpt_spec)
+        for _ in range(6):
+            events = draw.randint(1, 9)
+            for number, event in enumerate(cluster.events(job)):
+                if number >= events or event.job.state in ENDED:
+                    break
+            victim = draw.choice(["worker", "aggregator", *(["optimizer"] if tiers == 3 else [])])
+            if victim == "worker":
+                worker = draw.choice(cluster.workers)
+                worker.kill()
+                cluster.workers.remove(worker)
+                cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
+            elif victim == "aggregator":
+                cluster.aggregator.kill()
+                cluster.start_aggregator()
+            else:
+                assert cluster.optimizer is not None
+                cluster.optimizer.kill()
+                cluster.start_optimizer()
+        assert bits(cluster.finish(job)) == undisturbed
