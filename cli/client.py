@@ -30,7 +30,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class Unreachable(Failed):
-    """The aggregator can't be reached, for now."""
+    """The aggregator, or what it needs for an answer, isn't there for now."""
 
 
 class JobsClient:
@@ -47,7 +47,7 @@ class JobsClient:
         self._timeout_seconds = target.timeout_seconds
         self._with_tls = target.security.tls
         self._channel = open_channel(target.address, target.security)
-        self._stub = JobsStub(self._channel)
+        self._stub = JobsStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     async def __aenter__(self) -> JobsClient:
         return self
@@ -143,8 +143,11 @@ class JobsClient:
         code, details = error.code(), " ".join((error.details() or "").split())
         if code in _BAD_INPUT:
             return Refused(details)
-        connected = self._channel.get_state() == grpc.ChannelConnectivity.READY
-        if code == grpc.StatusCode.UNAVAILABLE and not connected:
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            if (
+                self._channel.get_state() == grpc.ChannelConnectivity.READY
+            ):  # its own words, not the connection's
+                return Unreachable(f"aggregator {self.address}: {method}: {details}")
             how = "over TLS" if self._with_tls else "without TLS"
             reason = details.rpartition("last error: ")[2]
             return Unreachable(

@@ -19,7 +19,7 @@ from cli.options import (
 
 @click.command()
 @option("--aggregator", default=AGGREGATOR_ADDRESS, metavar="HOST:PORT", help="The aggregator to work for.")
-@path_option("--data-dir", help="Where corpora are that aren't at the path which a job names.")
+@path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
 @daemon_options(ANY_PORT)
 def worker(*, aggregator: str, data_dir: Path | None, daemon: dict[str, Any]) -> int:
     """Run a worker: it computes gradients on this host's mesh."""

@@ -46,9 +46,9 @@ def option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Comman
     return click.option(name, *rest, envvar=variable, **settings)
 
 
-def path_option(name: str, **settings: Any) -> Callable[[Command], Command]:
+def path_option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Command]:
     """An option whose value is a path."""
-    return option(name, type=click.Path(path_type=Path), **settings)
+    return option(name, *rest, type=click.Path(path_type=Path), **settings)
 
 
 def output_options(command: Command) -> Command:

@@ -1,0 +1,327 @@
+"""The command against a small job service: what it prints, as text and JSON, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import jobs as jobs_module
+from cli.main import main, tiermesh
+from protos import jobs_pb2
+from services.security import Security
+from tests.cli.fake_aggregator import FakeAggregator, serving
+from tests.services.certificates import make_authority, make_certificate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def last_json(text: str) -> dict[str, Any]:
+    """The JSON object on the last line."""
+    parsed = json.loads(text.splitlines()[-1])
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def event(kind: str, text: str = "", **fields: Any) -> jobs_pb2.JobEvent:
+    job = jobs_pb2.Job(id="job-1", name="tiny", steps=10, **fields)
+    return jobs_pb2.JobEvent(job=job, seconds=1.0, kind=kind, text=text)
+
+
+RUN = [
+    event("state", "running", state=jobs_pb2.RUNNING, phase="train"),
+    event("step", state=jobs_pb2.RUNNING, phase="train", step=5, loss=2.5, tokens_per_second=1000.0),
+    event(
+        "evaluation", "validation loss 2.25", state=jobs_pb2.RUNNING, step=5, loss=2.5, validation_loss=2.25
+    ),
+    event("step", state=jobs_pb2.RUNNING, phase="train", step=10, loss=1.5, tokens_per_second=1000.0),
+    event(
+        "state",
+        "succeeded",
+        state=jobs_pb2.SUCCEEDED,
+        step=10,
+        loss=1.5,
+        validation_loss=1.75,
+        validation_step=10,
+        checkpoint="/state/job-1/step-00000010",
+        checkpoint_step=10,
+        model_sha256="ab" * 32,
+        tokens_per_second=1000.0,
+    ),
+]
+
+
+def test_submit_sends_the_complete_job_and_prints_its_id(
+    aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--set", "max_steps=7"]) == 0
+    assert capsys.readouterr().out == "job-1\n"
+    (request,) = aggregator.submitted
+    assert request.name == "tiny"
+    spec = json.loads(request.spec_json)
+    assert (spec["steps"], spec["batch_size"], spec["model"]["num_features"]) == (7, 4, 4)
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--json"]) == 0
+    assert last_json(capsys.readouterr().out)["job"] == "job-2"
+
+
+def test_submit_follow_shows_the_job_to_its_end(
+    aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator.events = [RUN]
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    result = last_json(captured.out)
+    assert {
+        "job": "job-1",
+        "state": "succeeded",
+        "step": 10,
+        "loss": 1.5,
+        "validation_loss": 1.75,
+        "checkpoint": "/state/job-1/step-00000010",
+        "model_sha256": "ab" * 32,
+        "tokens_per_second": 1000.0,
+    }.items() <= result.items()
+    assert "step 10/10  loss 1.5000  1,000 tokens/s" in captured.err
+    assert "validation loss 2.25" in captured.err
+
+
+def test_following_outlives_a_restart_of_the_aggregator(
+    aggregator: FakeAggregator, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
+    aggregator.events = [RUN[:2], RUN[:2], RUN]
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow"]) == 0
+    assert aggregator.events == []
+
+
+def test_following_gives_up_and_says_what_it_waited_for(
+    aggregator: FakeAggregator,
+    job_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(jobs_module, "PATIENCE_SECONDS", 0.1)
+    aggregator.events = [RUN[:1], *([[]] * 1000)]
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow"]) == 1
+    assert "for events of job job-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("state", "name"), [(jobs_pb2.FAILED, "failed"), (jobs_pb2.CANCELLED, "cancelled")])
+def test_a_followed_job_that_does_not_succeed_is_exit_code_1(
+    state: jobs_pb2.JobState,
+    name: str,
+    aggregator: FakeAggregator,
+    job_file: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aggregator.events = [[event("state", state=state, detail="because")]]
+    assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert last_json(captured.out)["state"] == name
+    assert captured.err.splitlines()[-1] == f"tiermesh: job job-1 {name}: because"
+
+
+def test_jobs_status_logs_and_cancel(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--aggregator", aggregator.address, "--json"]
+    assert main(["jobs", *where]) == 0
+    assert last_json(capsys.readouterr().out) == {"jobs": []}
+    for number in (1, 2):
+        aggregator.jobs[f"job-{number}"] = jobs_pb2.Job(
+            id=f"job-{number}", name="tiny", state=jobs_pb2.RUNNING, step=3, steps=10, loss=2.0
+        )
+    assert main(["jobs", *where]) == 0
+    listed = last_json(capsys.readouterr().out)["jobs"]
+    assert [(job["job"], job["state"], job["loss"]) for job in listed] == [
+        ("job-1", "running", 2.0),
+        ("job-2", "running", 2.0),
+    ]
+    assert main(["status", "job-2", *where]) == 0
+    assert last_json(capsys.readouterr().out) == listed[1]
+    assert main(["logs", "job-1", *where]) == 0
+    captured = capsys.readouterr()
+    assert last_json(captured.out) == {"job": "job-1", "lines": 2}
+    assert captured.err.splitlines()[1].endswith("second line")
+    assert main(["cancel", "job-1", *where]) == 0
+    cancelled = last_json(capsys.readouterr().out)
+    assert (cancelled["state"], cancelled["detail"]) == ("cancelled", "cancelled by request")
+
+
+def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = jobs_pb2.Member(name="host-a", state="computing", step=7, seconds_since_heard=0.5)
+    aggregator.status.workers.append(worker)
+    aggregator.status.running_job = "job-1"
+    aggregator.status.waiting = "waits for worker host-a for 3 s"
+    assert main(["status", "--aggregator", aggregator.address]) == 0
+    text = capsys.readouterr().out
+    for part in (
+        "3-tier, epoch 3",
+        "optimizer-host",
+        "job-1, waits for worker host-a",
+        "worker host-a: computing",
+    ):
+        assert part in text
+    assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
+    result = last_json(capsys.readouterr().out)
+    assert (result["epoch"], result["tiers"], result["running_job"]) == (3, 3, "job-1")
+    assert result["workers"][0]["name"] == "host-a"
+
+
+def test_what_the_aggregator_refuses_is_exit_code_2(
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["status", "job-9"], ["cancel", "job-9"], ["logs", "job-9"]):
+        assert main([*command, "--aggregator", aggregator.address, "--json"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err == "tiermesh: no job 'job-9'\n"
+        assert last_json(captured.out) == {"error": "no job 'job-9'", "exit_code": 2}
+
+
+def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "--aggregator", "127.0.0.1:1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tiermesh: aggregator 127.0.0.1:1: can't be reached without TLS (")
+    assert "name another with --aggregator" in line
+
+
+def test_an_aggregator_that_does_not_answer_is_waited_for_with_a_limit(
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator.silent = True
+    started = time.monotonic()
+    assert main(["jobs", "--aggregator", aggregator.address, "--timeout-seconds", "0.3"]) == 1
+    assert time.monotonic() - started < 10
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no answer to List within 0.3 s" in line
+
+
+def test_commands_speak_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = make_authority(tmp_path, "authority")
+    cert, key = make_certificate(tmp_path, "role", authority)
+    with serving(FakeAggregator(), Security(cert, key, authority)) as fake:
+        where = ["--aggregator", fake.address]
+        assert (
+            main(["jobs", *where, "--tls-ca", str(authority), "--tls-cert", str(cert), "--tls-key", str(key)])
+            == 0
+        )
+        capsys.readouterr()
+        assert main(["jobs", *where]) == 1
+        assert "can't be reached without TLS" in capsys.readouterr().err
+
+
+def test_every_flag_has_a_variable_and_a_place_in_the_config_file(
+    aggregator: FakeAggregator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in tiermesh.commands.values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                flag = parameter.opts[0]
+                assert parameter.envvar == "TIERMESH_" + flag[2:].replace("-", "_").upper()
+    config = tmp_path / "flags.yaml"
+    config.write_text(f"aggregator: {aggregator.address}\ntimeout-seconds: 5\njson: true\n")
+    assert main(["jobs", "--config", str(config)]) == 0
+    assert last_json(capsys.readouterr().out) == {"jobs": []}
+    monkeypatch.setenv("TIERMESH_AGGREGATOR", "127.0.0.1:1")
+    assert main(["jobs", "--config", str(config)]) == 1, "the environment wins over the file"
+    capsys.readouterr()
+    assert main(["jobs", "--config", str(config), "--aggregator", aggregator.address]) == 0, (
+        "flags win over both"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("agregator: a:1", 'agregator: unknown key (value "a:1"), did you mean aggregator?'),
+        ("timeout-seconds: soon", "'soon' is not a valid float"),
+        ("aggregator: {a: 1}", "expected a plain value"),
+        ("- a", "expected a mapping"),
+    ],
+)
+def test_a_bad_config_file_is_refused(
+    content: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "flags.yaml"
+    config.write_text(content)
+    assert main(["jobs", "--config", str(config)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["jbos"], "No such command 'jbos'"),
+        (["jobs", "--agregator", "x"], "No such option '--agregator'"),
+        (["submit"], "Missing argument 'JOB.yaml'"),
+        (["jobs", "--aggregator", "nowhere"], "address 'nowhere': not HOST:PORT"),
+        (["submit", "missing.yaml"], "missing.yaml: no such file"),
+        (["local", "missing.yaml"], "missing.yaml: no such file"),
+        (["validate", "missing.yaml"], "missing.yaml: no such file"),
+        (["local", "missing.yaml", "--tiers", "4"], "'4' is not one of '2', '3'"),
+        (["generate", "missing"], "missing: no checkpoint"),
+        (["worker", "--tls-ca", "missing.pem"], "--tls-ca missing.pem: can't be read"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_exit_code_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("tiermesh: ")
+    assert expected in line
+
+
+def test_validate_says_what_the_job_would_be(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(job_file), "--json"]) == 0
+    result = last_json(capsys.readouterr().out)
+    assert (result["valid"], result["name"], result["steps"], result["micro_batches"]) == (
+        True,
+        "tiny",
+        10,
+        1,
+    )
+    assert main(["validate", str(job_file), "--set", "max_stepz=1", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "did you mean max_steps?" in captured.err
+    assert last_json(captured.out)["exit_code"] == 2
+
+
+def test_help_needs_none_of_the_heavy_modules() -> None:
+    script = (
+        "import sys; from cli.main import main; main(['--help'])\n"
+        "heavy = {'numpy', 'grpc', 'ttnn', 'pydantic', 'rich', 'google.protobuf'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("local", "worker", "submit", "download", "generate", "validate"):
+        assert f"\n  {name}" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.stdout.close(); from cli.main import main; sys.exit(main(['--help']))",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr
