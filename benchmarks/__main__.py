@@ -1,0 +1,46 @@
+"""`python -m benchmarks [NAME ...]`: measures the figures of the README and prints each against its bound."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from services import process
+from services.errors import TiermeshError
+
+# As every daemon does: before numpy is imported.
+process.tune_allocator()
+process.single_threaded_blas()
+
+from benchmarks import emulator_over_torch, same_loss, step_over_compute, validation_loss  # noqa: E402  # see above
+from benchmarks.report import Skipped  # noqa: E402
+
+FIGURES: dict[str, Callable[[], bool]] = {
+    "emulator_over_torch": emulator_over_torch.run,
+    "step_over_compute": step_over_compute.run,
+    "same_loss_as_peer": same_loss.run,
+    "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
+    "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),
+}
+
+
+def main(names: list[str]) -> int:
+    """Print the named figures, or all; 0 if all that could be measured are within their bounds."""
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        print(f"benchmarks: no figure {unknown[0]!r}; choose of {', '.join(FIGURES)}", file=sys.stderr)
+        return 2
+    reached = True
+    for name in names or FIGURES:
+        try:
+            reached &= FIGURES[name]()
+        except Skipped as skipped:
+            print(f"{name}: skipped: {skipped}", flush=True)
+        except TiermeshError as error:
+            print(f"{name}: failed: {error}", flush=True)
+            reached = False
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

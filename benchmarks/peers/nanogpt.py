@@ -1,0 +1,141 @@
+"""The same GPT in plain PyTorch, as its users write it; knows nothing of Tiermesh but its files.
+
+Runs under an interpreter of its own that has torch, numpy and safetensors: `python nanogpt.py MODE SETTING`, SETTING being
+a JSON file of the model's and the optimizer's numbers; MODE is
+    time     for each line on standard input one forward and backward pass; its seconds as a line on standard output
+    losses   trains on the batches of an .npz file from the weights of a checkpoint; the losses as one JSON list
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward."""
+
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = nn.LayerNorm(width, bias=bias)
+        self.c_attn = nn.Linear(width, 3 * width, bias=bias)
+        self.c_proj = nn.Linear(width, width, bias=bias)
+        self.ln_2 = nn.LayerNorm(width, bias=bias)
+        self.c_fc = nn.Linear(width, 4 * width, bias=bias)
+        self.c_out = nn.Linear(4 * width, width, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[sequences, tokens, width] to the same."""
+        sequences, tokens, width = x.shape
+        query, key, value = (
+            part.view(sequences, tokens, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.c_attn(self.ln_1(x)).split(width, dim=2)
+        )
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.c_proj(attended.transpose(1, 2).contiguous().view(sequences, tokens, width))
+        return x + self.c_out(functional.gelu(self.c_fc(self.ln_2(x))))
+
+
+class GPT(nn.Module):
+    """GPT-2 with tied embeddings and no dropout."""
+
+    def __init__(self, vocabulary: int, tokens: int, width: int, heads: int, blocks: int, bias: bool) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(vocabulary, width)
+        self.wpe = nn.Embedding(tokens, width)
+        self.h = nn.ModuleList(Block(width, heads, bias) for _ in range(blocks))
+        self.ln_f = nn.LayerNorm(width, bias=bias)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of [sequences, tokens] ids and what follows each."""
+        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
+        for block in self.h:
+            x = block(x)
+        logits = functional.linear(self.ln_f(x), self.wte.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    def take_weights(self, checkpoint: Path) -> None:
+        """Those of a checkpoint in Hugging Face's form, whose GPT-2 has its matrices transposed."""
+        places = {"c_attn": "attn.c_attn", "c_proj": "attn.c_proj", "c_fc": "mlp.c_fc", "c_out": "mlp.c_proj"}
+        stored = load_file(checkpoint / "model.safetensors")
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                *prefix, layer, kind = name.split(".")
+                value = stored[".".join(["transformer", *prefix, places.get(layer, layer), kind])]
+                parameter.copy_(value.T if layer in places and kind == "weight" else value)
+
+
+def build(setting: dict[str, Any]) -> GPT:
+    """The model of a setting."""
+    torch.manual_seed(0)
+    return GPT(**setting["model"])
+
+
+def time_passes(setting: dict[str, Any]) -> None:
+    """Time a forward and backward pass for each line that is read."""
+    torch.set_num_threads(1)
+    model = build(setting)
+    shape = (setting["sequences"], setting["model"]["tokens"])
+    ids, targets = torch.randint(setting["model"]["vocabulary"], (2, *shape))
+    for _ in sys.stdin:
+        started = time.perf_counter()
+        model.zero_grad(set_to_none=True)
+        model(ids, targets).backward()
+        print(time.perf_counter() - started, flush=True)
+
+
+def learning_rate(setting: dict[str, Any], step: int) -> float:
+    """Linear warm-up, then a cosine down to the least."""
+    highest, lowest, warmup = setting["lr"], setting["min_lr"], setting["warmup_steps"]
+    if step < warmup:
+        return float(highest * (step + 1) / (warmup + 1))
+    ratio = (step - warmup) / (setting["total_steps"] - warmup)
+    return float(lowest + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (highest - lowest))
+
+
+def train(setting: dict[str, Any]) -> None:
+    """Train on given batches, [steps, micro-batches, sequences, tokens], and print each step's mean loss."""
+    model = build(setting)
+    model.take_weights(Path(setting["checkpoint"]))
+    batches = np.load(setting["batches"])
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": setting["weight_decay"]},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=setting["lr"],
+        betas=(setting["beta1"], setting["beta2"]),
+        eps=setting["epsilon"],
+    )
+    losses = []
+    for step, (inputs, targets) in enumerate(zip(batches["inputs"], batches["targets"], strict=True)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(setting, step)
+        optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for ids, following in zip(inputs, targets, strict=True):
+            loss = model(torch.from_numpy(ids), torch.from_numpy(following)) / len(inputs)
+            loss.backward()
+            total += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), setting["clip_grad_norm"])
+        optimizer.step()
+        losses.append(total)
+    print(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    mode, path = sys.argv[1:]
+    {"time": time_passes, "losses": train}[mode](json.loads(Path(path).read_text()))
