@@ -189,7 +189,7 @@ def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | No
     if not options.sample_tokens or not is_language_model(checkpoint):
         return None
     output.say(f"a sample of {options.sample_tokens} tokens:")
-    return generated(checkpoint, "\n", output, max_new_tokens=options.sample_tokens, temperature=0.8)
+    return generated(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)
 
 
 @contextmanager

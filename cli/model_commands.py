@@ -16,20 +16,24 @@ from cli.output import Output
 @option("--prompt", default="\n", show_default="an empty line", help="What the text continues.")
 @option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Length of the continuation.")
 @option(
-    "--temperature", type=click.FloatRange(min=0), default=0.8, help="0 takes the likeliest token each time."
+    "--temperature",
+    type=click.FloatRange(min=0),
+    help="0: the likeliest token each time.  [default: the job's]",
 )
-@option("--top-k", type=click.IntRange(min=0), default=0, help="Only that many likeliest tokens; 0: all.")
+@option(
+    "--top-k",
+    type=click.IntRange(min=0),
+    help="Only that many likeliest tokens; 0: all.  [default: the job's]",
+)
 @option(
     "--top-p",
     type=click.FloatRange(min=0, max=1, min_open=True),
-    default=1.0,
-    help="Likeliest tokens up to this probability.",
+    help="Only the likeliest tokens up to this probability.  [default: the job's]",
 )
 @option(
     "--repetition-penalty",
     type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    help="Above 1: repeat less.",
+    help="Above 1: repeat less.  [default: the job's]",
 )
 @option("--seed", type=click.IntRange(min=0), default=0, help="Of the draws.")
 @output_options
@@ -38,10 +42,10 @@ def generate(
     checkpoint: Path,
     prompt: str,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    repetition_penalty: float,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    repetition_penalty: float | None,
     seed: int,
     output: Output,
 ) -> None:

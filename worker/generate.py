@@ -28,13 +28,15 @@ def generate(
     prompt: str,
     *,
     max_new_tokens: int = 200,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    repetition_penalty: float = 1.0,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
     seed: int = 0,
 ) -> Iterator[str]:
     """Continue a text, piece by piece, on one device; this process must have no mesh open.
+
+    A setting of the draws that is None is as the checkpoint's job has it.
 
     Args:
         checkpoint_dir: folder of the checkpoint.
@@ -53,11 +55,17 @@ def generate(
         Refused: no intact checkpoint of a language model, or a prompt that its tokenizer can't take.
         ValueError: a setting out of range.
     """
-    sampling = SamplingConfig(
-        repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k, top_p=top_p
-    )
     checkpoint = read_checkpoint(checkpoint_dir, with_optimizer=False)
-    config, tokenizer = _language_model(checkpoint)
+    job = JobConfig.from_json(checkpoint.config_json)
+    given = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    changed = {name: value for name, value in given.items() if value is not None}
+    sampling = SamplingConfig.model_validate(job.sampling.model_dump() | changed)
+    config, tokenizer = _language_model(checkpoint, job)
     ids = tokenizer.encode(prompt).tolist()
     if not ids:
         raise Refused("prompt: no token in it; expected at least one character to continue")
@@ -76,8 +84,8 @@ def generate(
             yield rest
 
 
-def _language_model(checkpoint: Checkpoint) -> tuple[GPT2Config, Tokenizer]:
-    config = JobConfig.from_json(checkpoint.config_json).model
+def _language_model(checkpoint: Checkpoint, job: JobConfig) -> tuple[GPT2Config, Tokenizer]:
+    config = job.model
     if not isinstance(config, GPT2Config) or _TOKENIZER_FILE not in checkpoint.files:
         raise Refused(
             f"checkpoint {checkpoint.path}: it is of a {config.model_type} model without a tokenizer; "
