@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.cluster import result_of, start_local, state_dir, step_losses
 from benchmarks.peer import peer_command, peer_python
@@ -69,7 +70,7 @@ def _peer_losses(config: JobConfig, checkpoint: Path) -> list[float]:
     return losses
 
 
-def _export_batches(config: JobConfig, ids: np.ndarray, path: Path) -> None:
+def _export_batches(config: JobConfig, ids: npt.NDArray[np.uint32], path: Path) -> None:
     """The batches that our workers train on: int64 [steps, micro-batches, sequences, tokens]."""
     data = TokenDataset(
         ids,

@@ -1,7 +1,7 @@
 """The same GPT in plain PyTorch, as its users write it; knows nothing of Tiermesh but its files.
 
-Runs under an interpreter of its own that has torch, numpy and safetensors: `python nanogpt.py MODE SETTING`, SETTING being
-a JSON file of the model's and the optimizer's numbers; MODE is
+Runs under an interpreter of its own that has torch, numpy and safetensors: `python nanogpt.py MODE SETTING`, SETTING
+being a JSON file of the numbers of model and optimizer; MODE is
     time     for each line on standard input one forward and backward pass; its seconds as a line on standard output
     losses   trains on the batches of an .npz file from the weights of a checkpoint; the losses as one JSON list
 """
