@@ -16,7 +16,7 @@ from mesh.emulator.broadcast import Array
 from mesh.emulator.tensor import Tensor, check, result
 from mesh.emulator.types import FLOATING, GeluVariant
 
-_BLOCK_ELEMENTS = 32 * 1024
+_BLOCK_ELEMENTS = 64 * 1024
 
 _EXACT = tuple(
     np.float32(c)
@@ -42,7 +42,7 @@ def gelu(input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate) -
     _check("gelu", input_tensor)
     x = input_tensor.array
     phi = _distribution(x, variant)
-    input_tensor.derived = phi
+    input_tensor.derived = (variant, phi)
     return result(input_tensor, np.multiply(x, phi))
 
 
@@ -54,11 +54,13 @@ def gelu_bw(
     _check("gelu_bw", input_tensor)
     if grad_tensor.array.shape[2:] != input_tensor.array.shape[2:]:
         raise RuntimeError(f"gelu_bw: gradient of shape {grad_tensor.shape}, expected {input_tensor.shape}")
-    phi = input_tensor.derived
-    if phi is None:
-        phi = _distribution(input_tensor.array, variant)
-    input_tensor.derived = None
-    return [result(grad_tensor, grad_tensor.array * _slope(input_tensor.array, phi, variant))]
+    x, dy = input_tensor.array, grad_tensor.array
+    kept, input_tensor.derived = input_tensor.derived, None
+    phi = kept[1] if kept is not None and kept[0] is variant else _distribution(x, variant)
+    if x.shape != dy.shape:
+        mesh = np.broadcast_shapes(x.shape[:2], dy.shape[:2])
+        x, phi, dy = (np.broadcast_to(array, (*mesh, *array.shape[2:])) for array in (x, phi, dy))
+    return [result(grad_tensor, _gradient(dy, x, phi, variant))]
 
 
 def _check(op: str, tensor: Tensor) -> None:
@@ -94,14 +96,13 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
     return out.reshape(x.shape)
 
 
-def _slope(x: Array, phi: Array, variant: GeluVariant) -> Array:
-    """Phi(x) + x * Phi'(x), the same shape."""
-    flat, distribution = x.reshape(-1), phi.reshape(-1)
+def _gradient(dy: Array, x: Array, phi: Array, variant: GeluVariant) -> Array:
+    """dy * (Phi(x) + x * Phi'(x)), all of one shape."""
+    flat, distribution, grad = x.reshape(-1), phi.reshape(-1), dy.reshape(-1)
     out = np.empty(flat.shape, np.float32)
     scratch = np.empty(min(flat.size, _BLOCK_ELEMENTS), np.float32)
     for block in _blocks(flat.size):
         slope = out[block]
-        factor = scratch[: slope.size]
         np.multiply(flat[block], flat[block], out=slope)
         if variant is GeluVariant.Accurate:
             slope *= np.float32(-0.5)
@@ -111,9 +112,10 @@ def _slope(x: Array, phi: Array, variant: GeluVariant) -> Array:
             # Phi' = Phi (1 - Phi) * -q'
             slope *= np.float32(-3) * _TANH[0]
             slope -= _TANH[1]
-            np.subtract(np.float32(1), distribution[block], out=factor)
+            factor = np.subtract(np.float32(1), distribution[block], out=scratch[: slope.size])
             factor *= distribution[block]
             slope *= factor
         slope *= flat[block]
         slope += distribution[block]
+        slope *= grad[block]
     return out.reshape(x.shape)

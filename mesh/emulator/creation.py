@@ -11,6 +11,11 @@ from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.tensor import Array, Tensor, wrap
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 
+_UNSET = {
+    dtype: np.array(np.nan if kind is np.float32 else 0, kind).tobytes()
+    for dtype, kind in NUMPY_TYPES.items()
+}
+
 
 def full(
     shape: Sequence[int] | Shape,
@@ -53,8 +58,9 @@ def empty(
     device: MeshDevice,
 ) -> Tensor:
     """A tensor to be filled by an op. NaN until then, so that forgotten elements show (ttnn leaves what was there)."""
-    unset = np.nan if NUMPY_TYPES[dtype] is np.float32 else 0
-    array = np.broadcast_to(NUMPY_TYPES[dtype](unset), (1, 1, *shape))
+    sizes = (1, 1, *shape)
+    # One element that all places show; much cheaper than np.broadcast_to, and ops ask for many outputs.
+    array: Array = np.ndarray(sizes, NUMPY_TYPES[dtype], _UNSET[dtype], strides=(0,) * len(sizes))
     return _made("empty", array, dtype, layout, device)
 
 

@@ -11,7 +11,7 @@ from mesh.emulator.tensor import Tensor, check_shape, check_tiled, fill, result
 from mesh.emulator.types import WormholeComputeKernelConfig
 from mesh.emulator.widened import require_dtype
 
-_BLOCK_ELEMENTS = 32 * 1024
+_BLOCK_ELEMENTS = 64 * 1024
 
 
 def moreh_layer_norm(

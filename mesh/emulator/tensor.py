@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout, Shape, StorageType
+from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, GeluVariant, Layout, Shape, StorageType
 
 if TYPE_CHECKING:
     from mesh.emulator.device import MeshDevice
@@ -49,8 +49,8 @@ class Tensor:
     array: Array
     dtype: DataType
     layout: Layout
-    derived: Array | None
-    """Something an op keeps for its backward pass (the normal distribution function of a gelu's operand)."""
+    derived: tuple[GeluVariant, Array] | None
+    """What gelu keeps of its operand for the backward pass: the distribution function there."""
     mesh: MeshDevice | None
     on_host: bool
     buffer: Buffer

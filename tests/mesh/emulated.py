@@ -1,0 +1,37 @@
+"""Short ways onto and off an emulated mesh, for the tests of this folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.transfer import upload
+
+
+def tensor(
+    mesh: Mesh, values: Any, dtype: Any = None, shard: int | None = None, layout: Any = tt.TILE_LAYOUT
+) -> Any:
+    """Float values in the mesh's dtype unless told, integers as uint32 unless they are int32."""
+    array = np.array(values)
+    if array.dtype.kind == "f":
+        return upload(
+            mesh, array.astype(np.float32), dtype=dtype or mesh.dtype, layout=layout, shard_dim_data=shard
+        )
+    kind = tt.int32 if array.dtype == np.int32 else tt.uint32
+    number = np.int32 if kind is tt.int32 else np.uint32
+    return upload(mesh, array.astype(number), dtype=kind, layout=layout, shard_dim_data=shard)
+
+
+def empty(mesh: Mesh, *shape: int) -> Any:
+    """An output for an op to fill."""
+    return tt.empty(list(shape), dtype=mesh.dtype, layout=tt.TILE_LAYOUT, device=mesh.handle)
+
+
+def close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Hold max|actual - expected| to `tolerance` of the largest expected value, shapes equal."""
+    expected = np.asarray(expected)
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * max(1e-30, np.abs(expected).max())

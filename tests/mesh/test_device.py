@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+import mesh.door
+from mesh.axes import Axes, parallel_axes
+from mesh.device import Mesh, open_mesh
+from mesh.fingerprint import fingerprint
+from mesh.transfer import download, download_shards, upload
+from services.errors import Failed, Refused
+
+
+def test_axes() -> None:
+    assert parallel_axes((1, 1), enable_ddp=False) == Axes(None, None, 1, 1)
+    assert parallel_axes((1, 8), enable_ddp=True) == Axes(1, None, 8, 1)
+    assert parallel_axes((32, 1), enable_ddp=True) == Axes(0, None, 32, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ddp", "tp", "words"),
+    [
+        ((1, 8), False, False, "mesh_shape.*enable_ddp: true"),
+        ((1, 1), True, False, "enable_ddp.*one chip"),
+        ((2, 4), True, False, r"mesh_shape: \[2, 4\].*\[1, 8\]"),
+        ((1, 8), False, True, "enable_tp.*not built yet"),
+        ((0, 8), True, False, r"mesh_shape: \[0, 8\]"),
+    ],
+)
+def test_axes_that_cannot_be(shape: tuple[int, int], ddp: bool, tp: bool, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        parallel_axes(shape, enable_ddp=ddp, enable_tp=tp)
+
+
+def test_one_mesh_at_a_time(open_emulator: Callable[..., Mesh]) -> None:
+    first = open_emulator((1, 8))
+    with pytest.raises(Failed, match=r"mesh of \[1, 8\] open"):
+        open_mesh((1, 1), backend="emulator")
+    first.close()
+    first.close()
+    with open_mesh((1, 1), backend="emulator") as second:
+        assert second.axes.data is None
+        assert second.dtype is second.tt.float32
+
+
+def test_a_mesh_closes_after_an_error() -> None:
+    with pytest.raises(KeyError), open_mesh((1, 1), backend="emulator"):
+        raise KeyError
+    open_mesh((1, 1), backend="emulator").close()
+
+
+def test_values_that_are_refused() -> None:
+    with pytest.raises(Refused, match=r"device_config\.backend: 'cuda'.*auto, ttnn, emulator"):
+        open_mesh((1, 1), backend="cuda")
+    with pytest.raises(Refused, match=r"device_config\.dtype: 'float16'"):
+        open_mesh((1, 1), backend="emulator", dtype="float16")
+    with pytest.raises(Failed, match="can't be opened"):
+        open_mesh((1, 100_000), backend="emulator", enable_ddp=True)
+    open_mesh((1, 1), backend="emulator").close()
+
+
+def test_without_a_device_auto_is_the_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mesh.door, "DEVICE_FOLDER", tmp_path / "none")
+    monkeypatch.delenv("TT_METAL_SIMULATOR", raising=False)
+    assert not mesh.door.device_present()
+    assert mesh.door.device_module("auto").__name__ == "mesh.emulator"
+
+
+def test_with_a_device_auto_is_ttnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    imported = []
+    monkeypatch.setattr(mesh.door, "DEVICE_FOLDER", tmp_path)
+    monkeypatch.setattr(mesh.door, "find_spec", lambda name: object())
+    monkeypatch.setattr(mesh.door, "_set_environment", lambda: None)
+    monkeypatch.setattr(mesh.door.importlib, "import_module", imported.append)
+    mesh.door.device_module("auto")
+    assert imported == ["ttnn"]
+
+
+def test_ttnn_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ttnn", None)
+    monkeypatch.setattr(mesh.door, "_set_environment", lambda: None)
+    with pytest.raises(Refused, match=r"set device_config\.backend to emulator"):
+        mesh.door.device_module("ttnn")
+
+
+def test_the_emulator_needs_nothing_of_ttnn() -> None:
+    code = "import sys, mesh.emulator; assert not {'ttnn', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_blas_has_one_thread(one_chip: Mesh) -> None:
+    assert {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"} == {1}
+
+
+def test_fingerprint(open_emulator: Callable[..., Mesh]) -> None:
+    facts = fingerprint(open_emulator())
+    assert facts["backend"] == "emulator"
+    assert facts["numpy"] == np.__version__
+    assert facts["threads"] == "1"
+    assert all(isinstance(value, str) and value for value in facts.values())
+    other = fingerprint(open_emulator((1, 8), "bfloat16"))
+    assert {name for name in facts if facts[name] != other[name]} == {"mesh_shape", "dtype"}
+
+
+def test_transfer_round_trips(loudbox: Mesh, numbers: np.random.Generator) -> None:
+    tt = loudbox.tt
+    x = numbers.standard_normal((16, 3)).astype(np.float32)
+    x.setflags(write=False)
+    sharded = upload(loudbox, x, dtype=tt.float32, layout=tt.TILE_LAYOUT, shard_dim_data=0)
+    assert sharded.shape == (2, 3)
+    assert np.array_equal(download_shards(loudbox, sharded), x)
+    strided = upload(loudbox, x.T, dtype=tt.float32, layout=tt.TILE_LAYOUT, shard_dim_data=-1)
+    assert np.array_equal(download_shards(loudbox, strided, 1), x.T)
+    replicated = upload(loudbox, x, dtype=tt.float32, layout=tt.TILE_LAYOUT)
+    read = download(loudbox, replicated)
+    assert np.array_equal(read, x)
+    assert read.flags.writeable
+    ids = upload(loudbox, np.arange(16, dtype=np.uint32), dtype=tt.uint32, layout=tt.ROW_MAJOR_LAYOUT)
+    assert download(loudbox, ids).dtype == np.uint32
+
+
+def test_transfer_without_a_data_axis(one_chip: Mesh) -> None:
+    tt = one_chip.tt
+    x = np.ones((3, 2), np.float32)
+    made = upload(one_chip, x, dtype=tt.bfloat16, layout=tt.TILE_LAYOUT, shard_dim_data=0)
+    assert made.shape == (3, 2)
+    assert download_shards(one_chip, made).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "words"),
+    [
+        (np.ones(8), "float32", "float64"),
+        (np.ones(8, np.int64), "uint32", "int64"),
+        (np.ones(8, np.uint16), "bfloat16", "uint16"),
+        (np.ones(8, np.uint32), "bfloat16", "convert it first"),
+        (np.ones(8, np.float32), "int32", "convert it first"),
+        (np.ones(12, np.float32), "float32", "size 12 can't be split over 8 chips"),
+    ],
+)
+def test_arrays_that_are_refused(loudbox: Mesh, array: np.ndarray, dtype: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        upload(
+            loudbox, array, dtype=getattr(loudbox.tt, dtype), layout=loudbox.tt.TILE_LAYOUT, shard_dim_data=0
+        )

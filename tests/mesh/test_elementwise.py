@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emulated import close, tensor
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.transfer import download, download_shards
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 32, 64), (1, 1, 1, 64), (64,), (2, 1, 32, 1), (3, 32, 64)])
+def test_arithmetic_broadcasts(one_chip: Mesh, numbers: np.random.Generator, shape: tuple[int, ...]) -> None:
+    x, y = numbers.standard_normal((2, 3, 32, 64)), numbers.standard_normal(shape)
+    a, b = tensor(one_chip, x), tensor(one_chip, y)
+    close(download(one_chip, tt.add(a, b)), x + y, 1e-6)
+    close(download(one_chip, tt.subtract(a, b)), x - y, 1e-6)
+    close(download(one_chip, tt.multiply(b, a)), x * y, 1e-6)
+
+
+def test_replicated_meets_sharded_whatever_the_ranks(loudbox: Mesh, numbers: np.random.Generator) -> None:
+    x, row = numbers.standard_normal((16, 1, 8, 32)), numbers.standard_normal(32)
+    for y in (tt.add(tensor(loudbox, x, shard=0), tensor(loudbox, row)),
+              tt.add(tensor(loudbox, row), tensor(loudbox, x, shard=0))):  # fmt: skip
+        assert y.shape == (2, 1, 8, 32)
+        close(download_shards(loudbox, y), x + row, 1e-6)
+
+
+def test_numbers_and_functions_of_one_operand(one_chip: Mesh, numbers: np.random.Generator) -> None:
+    x = numbers.standard_normal((32, 64))
+    a = tensor(one_chip, x)
+    for actual, expected in (
+        (tt.multiply(a, 0.1), x * 0.1),
+        (tt.add(a, 2), x + 2),
+        (tt.neg(a), -x),
+        (tt.exp(a), np.exp(x)),
+        (tt.square(a), x * x),
+    ):
+        assert actual.array.dtype == np.float32
+        close(download(one_chip, actual), expected, 1e-6)
+
+
+def test_one_hot_and_gather(one_chip: Mesh, numbers: np.random.Generator) -> None:
+    targets, classes = np.array([[3], [0], [5]]), np.arange(6)[None]
+    equal = tt.eq(tensor(one_chip, targets), tensor(one_chip, classes))
+    assert equal.dtype is tt.uint32
+    assert np.array_equal(download(one_chip, tt.typecast(equal, tt.float32)), np.eye(6)[targets[:, 0]])
+    x = numbers.standard_normal((3, 6))
+    picked = tt.gather(tensor(one_chip, x), 1, tensor(one_chip, targets))
+    close(download(one_chip, picked), np.take_along_axis(x, targets, 1), 1e-7)
+    with pytest.raises(RuntimeError, match="index 6 beyond"):
+        tt.gather(tensor(one_chip, x), 1, tensor(one_chip, targets + 1))
+
+
+@pytest.mark.parametrize(
+    ("dim", "axes"), [(None, (0, 1, 2, 3)), (0, (0,)), (-1, (3,)), ([0, 1, 2], (0, 1, 2)), ([1, 3], (1, 3))]
+)
+def test_sums_and_means(
+    one_chip: Mesh, numbers: np.random.Generator, dim: int | list[int] | None, axes: tuple[int, ...]
+) -> None:
+    x = numbers.standard_normal((2, 3, 32, 48))
+    a = tensor(one_chip, x)
+    close(download(one_chip, tt.sum(a, dim=dim)), x.sum(axes), 1e-6)
+    close(download(one_chip, tt.mean(a, dim=dim, keepdim=True)), x.mean(axes, keepdims=True), 1e-5)
+
+
+def test_sums_stay_on_their_chip(loudbox: Mesh, numbers: np.random.Generator) -> None:
+    x = numbers.standard_normal((1, 1, 64, 32))
+    local = tt.sum(tensor(loudbox, x, shard=2), dim=2, keepdim=True)
+    close(download_shards(loudbox, local, 2), x.reshape(1, 1, 8, 8, 32).sum(3), 1e-6)
+
+
+def test_refusals(one_chip: Mesh) -> None:
+    a = tensor(one_chip, np.ones((32, 64)))
+    with pytest.raises(RuntimeError, match="broadcast"):
+        tt.add(a, tensor(one_chip, np.ones((32, 32))))
+    with pytest.raises(RuntimeError, match="Mixed dtype"):
+        tt.eq(tensor(one_chip, np.ones((32, 1), np.int32)), tensor(one_chip, np.ones((1, 64), np.uint32)))
+    with pytest.raises(TypeError):
+        tt.add(a, np.float32(1))
+    with pytest.raises(RuntimeError, match="dimension 2"):
+        tt.sum(a, dim=2)

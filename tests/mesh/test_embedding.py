@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emulated import close, tensor
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.transfer import download, download_shards
+
+
+@pytest.mark.parametrize("table_shape", [(68, 48), (1, 1, 68, 48)])
+def test_rows_and_the_tables_gradient(
+    loudbox: Mesh, numbers: np.random.Generator, table_shape: tuple[int, ...]
+) -> None:
+    ids = numbers.integers(0, 67, (16, 32))
+    table, dy = numbers.standard_normal((68, 48)), numbers.standard_normal((1, 1, 512, 48))
+    rows_of = tensor(loudbox, ids, shard=0, layout=tt.ROW_MAJOR_LAYOUT)
+    weight = tensor(loudbox, table.reshape(table_shape))
+    rows = tt.embedding(rows_of, weight, layout=tt.TILE_LAYOUT)
+    assert rows.shape == (2, 32, 48)
+    close(download_shards(loudbox, rows), table[ids], 1e-7)
+    gradient = tt.all_reduce(tt.embedding_bw(rows_of, weight, tensor(loudbox, dy, shard=2)), cluster_axis=1)
+    expected = np.zeros((68, 48))
+    np.add.at(expected, ids.reshape(-1), dy[0, 0])
+    close(download(loudbox, gradient), expected[None, None], 1e-6)
+    assert (expected[67] == 0).all()
+
+
+def test_refusals(one_chip: Mesh) -> None:
+    table = tensor(one_chip, np.ones((68, 48)))
+    with pytest.raises(RuntimeError, match="id 68 beyond"):
+        tt.embedding(tensor(one_chip, np.full((1, 32), 68)), table)
+    with pytest.raises(RuntimeError, match="UINT32"):
+        tt.embedding(tensor(one_chip, np.ones((1, 32), np.int32)), table)
+    with pytest.raises(RuntimeError, match="divisible by tile width"):
+        tt.embedding_bw(
+            tensor(one_chip, np.ones((2, 48), int)), table, tensor(one_chip, np.ones((1, 1, 96, 48)))
+        )
+    with pytest.raises(RuntimeError, match="gradient of shape"):
+        tt.embedding_bw(
+            tensor(one_chip, np.ones((2, 32), int)), table, tensor(one_chip, np.ones((2, 1, 32, 48)))
+        )
