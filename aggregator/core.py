@@ -91,6 +91,14 @@ class AggregatorCore:
         """Elements of the running job's layout; None: this job is not running or its layout not known."""
         return self.run.elements or None if self.run is not None and self.run.job.id == job else None
 
+    def why_stale(self, session: int, header: ChunkHeader) -> str:
+        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+        if header.epoch != self.epoch:
+            return f"of epoch {header.epoch}: this aggregator is of epoch {self.epoch}"
+        if self.run is None or self.run.job.id != header.job:
+            return f"of job {header.job!r}: the running job is {self.run.job.id if self.run else 'none'}"
+        return self.run.why_stale(session, header)
+
     def status(self, now: float) -> ClusterStatus:
         """The cluster as people see it."""
         status = ClusterStatus(

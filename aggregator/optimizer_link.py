@@ -53,7 +53,11 @@ class OptimizerLink(Protocol):
     """What the aggregator's service needs of a link."""
 
     async def run(self) -> None:
-        """Keep the link up until cancelled."""
+        """Keep the link up until cancelled.
+
+        Raises:
+            Failed: the optimizer will not have this aggregator (any more).
+        """
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order."""
@@ -150,7 +154,11 @@ class RemoteOptimizer:
         )
 
     async def run(self) -> None:
-        """Keep the link up until cancelled."""
+        """Keep the link up until cancelled.
+
+        Raises:
+            Failed: the optimizer obeys a newer aggregator; this one must end.
+        """
         backoff = Backoff()
         said = ""
         while True:
@@ -159,6 +167,8 @@ class RemoteOptimizer:
                 reason = "it ended the stream"
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
+                if error.code() is grpc.StatusCode.ABORTED:
+                    raise Failed(f"optimizer {self._address}: {reason}") from None
             except asyncio.TimeoutError:
                 reason = f"no Hello within {HELLO_SECONDS:g} s"
             except (Refused, ValueError) as refused:

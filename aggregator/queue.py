@@ -91,6 +91,15 @@ class Queue:
         self._epoch = epoch
         return epoch
 
+    def check_epoch(self) -> None:
+        """Hold that no newer aggregator has taken over.
+
+        Raises:
+            Failed: one has, or the file can't be read.
+        """
+        with self._lock, self._errors_named():
+            self._fence()
+
     def save(self, job: jobs_pb2.Job, spec_json: str, fingerprint: Mapping[str, str]) -> None:
         """Store a job, new or changed, on disk before this returns. A new one goes to the end.
 
@@ -151,7 +160,7 @@ class Queue:
         return int(self._connection.execute("SELECT epoch FROM cluster").fetchone()[0])
 
     def _fence(self) -> None:
-        """Hold the stored epoch to be ours, within the transaction that is to write."""
+        """Hold the stored epoch to be ours; to write, within the transaction that does."""
         stored = self._stored_epoch()
         if stored != self._epoch:
             raise Failed(

@@ -280,18 +280,34 @@ class Run:
 
     # ---- chunks ----
 
-    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float) -> None:
-        """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
+    def why_stale(self, session: int, header: ChunkHeader) -> str:
+        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
         if header.kind == INITIAL_WEIGHTS:
             current = self.initialisation
-            if current is not None and (current.session, current.lease) == (member.session, header.lease):
-                self.flow.initial(header)
-            return
-        if self.sum is None or self.version != Version(header.generation, header.step):
-            return
+            known = current is not None and (current.session, current.lease) == (session, header.lease)
+            return "" if known else f"of initial weights: lease {header.lease} does not ask for any"
+        if header.kind != GRADIENT:
+            return f"of kind {header.kind}: workers send gradients and initial weights"
+        version = Version(header.generation, header.step)
+        if self.sum is None or self.version != version:
+            return (
+                f"of generation {version.generation}, step {version.step}: the job is in generation "
+                f"{self.job.generation} at step {self.job.step}, phase {self.job.phase}"
+            )
         assignment = self.sum.by_lease(header.lease)
-        if header.kind != GRADIENT or assignment is None or assignment.session != member.session:
+        if assignment is None or assignment.session != session:
+            return f"of lease {header.lease}: this worker has no such lease (any more)"
+        return ""
+
+    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float) -> None:
+        """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
+        if self.why_stale(member.session, header):
             return
+        if header.kind == INITIAL_WEIGHTS:
+            self.flow.initial(header)
+            return
+        assignment = self.sum.by_lease(header.lease) if self.sum is not None else None
+        assert self.sum is not None and assignment is not None
         self.flow.gradient(self.sum, assignment, header, self.elements)
         if self.sum.widen():
             for session in sorted(

@@ -147,6 +147,7 @@ class AggregatorService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_seconds / 2)
+            self._queue.check_epoch()
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())
             self.metrics.workers_connected(len(self.core.members))
@@ -205,7 +206,7 @@ class AggregatorService:
             case ev.CloseWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
-                    session.mailbox.close(effect.reason)
+                    session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
 
     def _publish(self, note: ev.Note, clock: Clock) -> None:
         event = JobEvent(
@@ -261,14 +262,14 @@ class AggregatorService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = await self._hello(context)
-        session = self._sessions.open(hello.incarnation)
+        session = self._sessions.open(hello)
         reason = "its control stream ended"
         try:
             self.feed(ev.WorkerConnected(session.number, hello))
             await until_first_ends(self._take_messages(session, context), self._tell(session, context))
         except LinkClosed as closed:
             reason = str(closed)
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+            await context.abort(closed.code, reason)
         finally:
             session.mailbox.close(reason)
             self._sessions.close(session.number)
@@ -308,20 +309,32 @@ class AggregatorService:
         reason = "its data stream ended"
         self.feed(ev.ExchangeOpened(session.number))
         try:
-            await until_first_ends(self._receive(session, context), self._send(session, context))
+            await until_first_ends(
+                self._receive(session, context), self._send(session, context), session.mailbox.until_closed()
+            )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
-            log.warning("worker session %d: %s", session.number, reason)
+            log.warning("worker %s: %s", session.name, reason)
+            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
         finally:
             session.mailbox.close(reason)
 
     async def _receive(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        said = ""
         while isinstance(message := await context.read(), bytes):
             chunk = deserialize(message)
+            stale = self.core.why_stale(session.number, chunk.header)
+            if stale:
+                if stale != said:  # once, not for every chunk of a lease
+                    log.info("worker %s: dropped a chunk %s", session.name, stale)
+                    said = stale
+                continue
             elements = self.core.expected_elements(chunk.header.job)
-            if elements is None or chunk.header.epoch != self.core.epoch:
-                continue  # of a job that is over, or for a former aggregator
+            if elements is None:
+                continue  # sent before the layout is known here: the worker is asked for it again
             check(chunk, elements)
             self.metrics.received(chunk.header.job, len(message))
             self.feed(ev.ChunkArrived(session.number, chunk.header), chunk.values())

@@ -14,14 +14,16 @@ class WorkerSession:
 
     Attributes:
         number: unique per connection.
+        name: of the worker.
         incarnation: of the worker's process.
         mailbox: of orders on their way; closing it ends both streams.
         wake: set when there may be weights to send.
     """
 
-    def __init__(self, number: int, incarnation: str, epoch: int) -> None:
+    def __init__(self, number: int, hello: pb.Hello, epoch: int) -> None:
         self.number = number
-        self.incarnation = incarnation
+        self.name = hello.name
+        self.incarnation = hello.incarnation
         self.mailbox: Mailbox[pb.WorkerCommand] = Mailbox()
         self.wake = asyncio.Event()
         self._epoch = epoch
@@ -42,10 +44,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, incarnation: str) -> WorkerSession:
+    def open(self, hello: pb.Hello) -> WorkerSession:
         """A new session."""
         self._last += 1
-        session = self._open[self._last] = WorkerSession(self._last, incarnation, self._epoch)
+        session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
         return session
 
     def get(self, number: int) -> WorkerSession | None:

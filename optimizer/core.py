@@ -145,21 +145,26 @@ class OptimizerCore:
 
     # ---- the link ----
 
-    def _connect(self, hello: pb.Hello) -> None:
+    def why_not(self, hello: pb.Hello) -> str:
+        """Why this aggregator is turned away; empty if it is welcome."""
         if hello.protocol != PROTOCOL_VERSION:
-            self._out.append(
-                Refuse(
-                    f"aggregator {hello.name} speaks protocol {hello.protocol}, this optimizer {PROTOCOL_VERSION}; "
-                    "install the same version of Tiermesh on both"
-                )
+            return (
+                f"aggregator {hello.name} speaks protocol {hello.protocol}, this optimizer {PROTOCOL_VERSION}; "
+                "install the same version of Tiermesh on both"
             )
-        elif hello.epoch_seen < self.epoch:
-            self._out.append(
-                Refuse(
-                    f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
-                    f"{self.epoch}: a newer aggregator has taken over; stop this one"
-                )
+        if hello.role != "aggregator":
+            return f"{hello.name} says that it is a {hello.role!r}; only aggregators attend an optimizer"
+        if hello.epoch_seen < self.epoch:
+            return (
+                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
+                f"{self.epoch}: a newer aggregator has taken over; stop this one"
             )
+        return ""
+
+    def _connect(self, hello: pb.Hello) -> None:
+        reason = self.why_not(hello)
+        if reason:
+            self._out.append(Refuse(reason))
         else:
             self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
 
@@ -244,23 +249,31 @@ class OptimizerCore:
 
     # ---- a step ----
 
+    def why_stale(self, header: ChunkHeader) -> str:
+        """Why a chunk is of no use (any more), for people; empty if it is of use."""
+        job = self.open_job
+        if header.epoch != self.epoch:
+            return f"of epoch {header.epoch}: this optimizer obeys epoch {self.epoch}"
+        if job is None or header.job != job.job:
+            return f"of job {header.job!r}: the open job is {job.job if job else 'none'}"
+        if job.state == pb.Standing.RECEIVING:
+            return "" if header.kind == INITIAL_WEIGHTS else "of a gradient: the job has no weights yet"
+        if header.kind != GRADIENT or (header.generation, header.step) != (job.generation, job.step):
+            return (
+                f"of kind {header.kind}, generation {header.generation}, step {header.step}: the job waits for "
+                f"gradients of generation {job.generation}, step {job.step}"
+            )
+        return ""
+
     def _chunk(self, header: ChunkHeader) -> None:
         """Stage a chunk; stale ones are dropped, repeated ones harmless."""
         job = self.open_job
-        if job is None or header.job != job.job or header.epoch != self.epoch or job.deciding:
+        if job is None or self.why_stale(header) or job.deciding:
             return
         if header.index >= job.chunks or header.index in job.staged:
             return
-        if job.state == pb.Standing.RECEIVING and header.kind == INITIAL_WEIGHTS:
-            self._out.append(StoreInitial(header.index))
-        elif (
-            job.state == pb.Standing.TRAINING
-            and header.kind == GRADIENT
-            and (header.generation, header.step) == (job.generation, job.step)
-        ):
-            self._out.append(Stage(header.index))
-        else:
-            return
+        initial = job.state == pb.Standing.RECEIVING
+        self._out.append(StoreInitial(header.index) if initial else Stage(header.index))
         job.staged.add(header.index)
         if len(job.staged) < job.chunks:
             return

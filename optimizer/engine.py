@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class OptimizerEngine:
         self._fresh_epoch = 0
         self._kernel = ThreadPoolExecutor(1, "kernel")
         self._disk = ThreadPoolExecutor(1, "disk")
+        self._writing: Future[None] | None = None  # the checkpoint on its way to the disk
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
@@ -112,7 +113,12 @@ class OptimizerEngine:
     def feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
         """Give the core an input and carry out what it decides; `values` of the chunk that just arrived."""
         for effect in self.core.handle(event):
-            self._carry_out(effect, values)
+            try:
+                self._carry_out(effect, values)
+            except Exception as error:  # the job's failure, not the process's
+                job = self.core.open_job.job if self.core.open_job else ""
+                self.feed(_broke(job, error))
+                return
 
     def _carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
         tensors = self._tensors
@@ -158,11 +164,8 @@ class OptimizerEngine:
         """Run work whose failure is the job's, not the process's."""
         try:
             work(*arguments)
-        except TiermeshError as error:
-            self._tell(ev.Broke(job, str(error)))
         except Exception as error:
-            log.exception("%s", describe(error))
-            self._tell(ev.Broke(job, describe(error)))
+            self._tell(_broke(job, error))
 
     # ---- opening a job ----
 
@@ -256,9 +259,16 @@ class OptimizerEngine:
     # ---- checkpoints ----
 
     def _snapshot(self, tensors: Tensors, files: dict[str, bytes], effect: ev.Snapshot) -> None:
-        """On the kernel thread: copy, so that the next update need not wait for the disk."""
+        """On the kernel thread: copy, so that the next update need not wait for the disk.
+
+        It waits for the checkpoint before, so that there is one copy at most however slow the disk is.
+        """
+        if self._writing is not None:
+            self._writing.result()
         weights, state = tensors.copy()
-        self._disk.submit(self._guarded, effect.job, self._write, tensors, files, effect, weights, state)
+        self._writing = self._disk.submit(
+            self._guarded, effect.job, self._write, tensors, files, effect, weights, state
+        )
 
     def _write(
         self,
@@ -274,3 +284,10 @@ class OptimizerEngine:
         )
         self._metrics.checkpointed(effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes)
         self._tell(ev.Saved(written))
+
+
+def _broke(job: str, error: Exception) -> ev.Broke:
+    if isinstance(error, TiermeshError):
+        return ev.Broke(job, str(error))
+    log.error("%s", describe(error), exc_info=error)
+    return ev.Broke(job, describe(error))

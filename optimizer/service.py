@@ -28,6 +28,7 @@ class AggregatorLink:
     """The aggregator that attends now."""
 
     def __init__(self, hello: pb.Hello) -> None:
+        self.name = hello.name
         self.incarnation = hello.incarnation
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
@@ -37,6 +38,16 @@ class AggregatorLink:
             refuse=self.mailbox.close,
             wake=self.wake.set,
         )
+
+    def replaced_by(self, hello: pb.Hello) -> None:
+        """End this link for another one; ABORTED tells an aggregator that it has been replaced itself."""
+        if hello.epoch_seen > self.epoch:
+            text = (
+                f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over from epoch {self.epoch}"
+            )
+            self.mailbox.close(text, grpc.StatusCode.ABORTED)
+        else:
+            self.mailbox.close("replaced by a newer connection of the same aggregator")
 
 
 class OptimizerService:
@@ -95,9 +106,14 @@ class OptimizerService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = await self._hello(context)
+        reason = self.engine.core.why_not(hello)
+        if reason:
+            fenced = hello.epoch_seen < self.engine.core.epoch
+            code = grpc.StatusCode.ABORTED if fenced else grpc.StatusCode.FAILED_PRECONDITION
+            await context.abort(code, reason)
         link = AggregatorLink(hello)
         if self._link is not None:
-            self._link.mailbox.close(f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over")
+            self._link.replaced_by(hello)
         answer = pb.Hello(
             protocol=PROTOCOL_VERSION,
             role="optimizer",
@@ -112,8 +128,9 @@ class OptimizerService:
         try:
             await until_first_ends(self._take_orders(context), self._say(link, context))
         except LinkClosed as closed:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(closed))
+            await context.abort(closed.code, str(closed))
         finally:
+            link.mailbox.close("its control stream ended")
             self.engine.disconnect(link.outlet)
             if self._link is link:
                 self._link = None
@@ -154,19 +171,30 @@ class OptimizerService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         try:
-            await until_first_ends(self._receive(context), self._send(link, context))
+            await until_first_ends(
+                self._receive(link, context), self._send(link, context), link.mailbox.until_closed()
+            )
         except (Refused, ValueError) as refused:
-            log.warning("refused a chunk of aggregator %s: %s", incarnation, refused)
+            reason = f"refused a chunk: {refused}"
+            log.warning("aggregator %s: %s", link.name, reason)
+            link.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
         finally:
             link.mailbox.close("the data stream ended")
 
-    async def _receive(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _receive(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        said = ""
         while isinstance(message := await context.read(), bytes):
             chunk = deserialize(message)
+            stale = self.engine.core.why_stale(chunk.header)
             elements = self.engine.core.expected_elements(chunk.header.job)
-            if elements is None:
-                continue  # of a job that is over
+            if stale or elements is None:
+                if stale != said:  # once, not for every chunk of a step
+                    log.info("aggregator %s: dropped a chunk %s", link.name, stale)
+                    said = stale
+                continue
             check(chunk, elements)
             self.engine.chunk(chunk.header, chunk.values())
 

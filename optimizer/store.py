@@ -16,7 +16,8 @@ from services.checkpoints import (
     Checkpoint,
     list_checkpoints,
     newest_checkpoint,
-    read_checkpoint,
+    newest_that,
+    verify_checkpoint,
     write_checkpoint,
 )
 from services.config import JobConfig
@@ -137,16 +138,16 @@ class JobStore:
     def _verified(self, request: pb.ReadCheckpointRequest) -> Path:
         folder = self._folder(request.job)
         if request.newest:
-            checkpoint, _ = newest_checkpoint(folder)
-            if checkpoint is None:
+            newest, _ = newest_that(verify_checkpoint, folder)
+            if newest is None:
                 raise Refused(f"job {request.job} has no checkpoint yet")
-            return checkpoint.path
+            return newest
         path = folder / f"step-{request.step:08d}"
         held = list_checkpoints(folder)
         if path not in held:
             steps = ", ".join(str(int(each.name[5:])) for each in held) or "none"
             raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
-        return read_checkpoint(path).path
+        return verify_checkpoint(path)
 
 
 def _written(job: str, generation: int, step: int, path: Path, model_sha256: str) -> pb.CheckpointWritten:

@@ -95,23 +95,29 @@ def run_role(
         try:
             metrics_port = start_metrics(options.metrics_listen, registry, options.security)
             await service.start()
-            server.set_serving(True)
-            log.info(
-                "%s %s serves on port %d, metrics on port %d", role, options.name, server.port, metrics_port
-            )
-            if options.ready_file:
-                ready = {
-                    "role": role,
-                    "name": options.name,
-                    "pid": os.getpid(),
-                    "port": server.port,
-                    "metrics_port": metrics_port,
-                }
-                process.write_ready_file(options.ready_file, ready)
-            await service.run()
+            try:
+                server.set_serving(True)
+                log.info(
+                    "%s %s serves on port %d, metrics on port %d",
+                    role,
+                    options.name,
+                    server.port,
+                    metrics_port,
+                )
+                if options.ready_file:
+                    ready = {
+                        "role": role,
+                        "name": options.name,
+                        "pid": os.getpid(),
+                        "port": server.port,
+                        "metrics_port": metrics_port,
+                    }
+                    process.write_ready_file(options.ready_file, ready)
+                await service.run()
+            finally:
+                server.set_serving(False)
+                await service.stop()
         finally:
-            server.set_serving(False)
-            await service.stop()
             await server.stop(GRACE_SECONDS)
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)

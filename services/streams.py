@@ -22,7 +22,15 @@ Message = TypeVar("Message")
 
 
 class LinkClosed(TiermeshError):
-    """A link is over; the text says why."""
+    """A link is over; the text says why.
+
+    Attributes:
+        code: with which the server's side ends the peer's streams.
+    """
+
+    def __init__(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class Mailbox(Generic[Message]):
@@ -30,7 +38,7 @@ class Mailbox(Generic[Message]):
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Message] = asyncio.Queue(MAILBOX_LENGTH)
-        self._closed: str | None = None
+        self._closed: LinkClosed | None = None
         self._closing = asyncio.Event()
 
     def put(self, message: Message) -> None:
@@ -42,11 +50,17 @@ class Mailbox(Generic[Message]):
         except asyncio.QueueFull:
             self.close(f"the peer left {MAILBOX_LENGTH} messages unread")
 
-    def close(self, reason: str) -> None:
-        """After what waits already, `take` raises LinkClosed with this reason."""
+    def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        """After what waits already, `take` raises LinkClosed with this reason, the first one given."""
         if self._closed is None:
-            self._closed = reason
+            self._closed = LinkClosed(reason, code)
             self._closing.set()
+
+    async def until_closed(self) -> None:
+        """Wait for the close, then raise its LinkClosed: for a stream that ends with the mailbox's."""
+        await self._closing.wait()
+        assert self._closed is not None
+        raise self._closed
 
     async def take(self) -> Message:
         """The next message.
@@ -66,7 +80,8 @@ class Mailbox(Generic[Message]):
                 closing.cancel()
         if not self._queue.empty():
             return self._queue.get_nowait()
-        raise LinkClosed(self._closed or "closed")
+        assert self._closed is not None
+        raise self._closed
 
 
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:

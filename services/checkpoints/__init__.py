@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from services.checkpoints.format import CONSTANTS_FILE, Checkpoint, CheckpointInfo, check_file_names
-from services.checkpoints.read import list_checkpoints, newest_checkpoint, read_checkpoint
+from services.checkpoints.read import (
+    list_checkpoints,
+    newest_checkpoint,
+    newest_that,
+    read_checkpoint,
+    verify_checkpoint,
+)
 from services.checkpoints.write import write_checkpoint
 
 __all__ = [
@@ -13,6 +19,8 @@ __all__ = [
     "check_file_names",
     "list_checkpoints",
     "newest_checkpoint",
+    "newest_that",
     "read_checkpoint",
+    "verify_checkpoint",
     "write_checkpoint",
 ]

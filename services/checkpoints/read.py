@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,8 @@ from services.tensors.layout import Layout
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
+Taken = TypeVar("Taken")
+
 
 def read_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     """Read and verify a checkpoint.
@@ -40,12 +44,21 @@ def read_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     Raises:
         Refused: a file is missing, truncated or damaged, or holds other tensors than the layout says.
     """
-    try:
+    with _named(path):
         return _read(path, with_optimizer)
-    except Refused as error:
-        raise Refused(f"checkpoint {path}: {error}") from None
-    except OSError as error:
-        raise Refused(f"checkpoint {path}: not readable: {error.strerror or error}") from None
+
+
+def verify_checkpoint(path: Path) -> Path:
+    """Hold every file of a checkpoint against its checksum, holding none of them in memory; returns its folder.
+
+    Raises:
+        Refused: a file is missing, truncated or damaged.
+    """
+    with _named(path):
+        state, _ = _read_state(path)
+        for name, record in state.files.items():
+            _verify(path / name, record)
+    return path
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -66,20 +79,40 @@ def newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
     Raises:
         Refused: there are checkpoints, but none is intact: to start afresh must be somebody's decision.
     """
+    return newest_that(read_checkpoint, root)
+
+
+def newest_that(take: Callable[[Path], Taken], root: Path) -> tuple[Taken | None, list[str]]:
+    """What `take` makes of the newest checkpoint that it doesn't refuse, as `newest_checkpoint` tells it.
+
+    Raises:
+        Refused: there are checkpoints, but `take` refuses all.
+    """
     damages: list[str] = []
     for path in reversed(list_checkpoints(root)):
         try:
-            checkpoint = read_checkpoint(path)
+            taken = take(path)
         except Refused as error:
             damages.append(str(error))
         else:
-            return checkpoint, [f"{damage}; falling back to {path.name}" for damage in damages]
+            return taken, [f"{damage}; falling back to {path.name}" for damage in damages]
     if damages:
         raise Refused(
             f"checkpoints {root}: none of {len(damages)} is intact; the newest: {damages[0]};"
             " restore one from a copy, or remove the folder to start afresh"
         )
     return None, []
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors within name the checkpoint."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"checkpoint {path}: {error}") from None
+    except OSError as error:
+        raise Refused(f"checkpoint {path}: not readable: {error.strerror or error}") from None
 
 
 def _read(path: Path, with_optimizer: bool) -> Checkpoint:

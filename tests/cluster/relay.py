@@ -92,7 +92,8 @@ class Relay:
                 self._open.add(far_writer)
                 try:
                     await asyncio.gather(
-                        self._pump(reader, far_writer, gated=False), self._pump(far_reader, writer, gated=True)
+                        self._pump(reader, far_writer, gated=False),
+                        self._pump(far_reader, writer, gated=True),
                     )
                 finally:
                     self._open.discard(far_writer)

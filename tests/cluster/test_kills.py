@@ -49,9 +49,7 @@ def test_a_worker_killed_while_it_makes_the_initial_weights(
         assert bits(cluster.finish(job.id)) == undisturbed
 
 
-def test_a_worker_that_comes_in_the_middle_of_a_job(
-    tmp_path: Path, gpt_spec: str, undisturbed: Bits
-) -> None:
+def test_a_worker_that_comes_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
@@ -90,7 +88,9 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         assert ended.generation == 2
         told = steps_told(cluster, job)
         (back,) = [at for at in range(1, len(told)) if told[at] <= told[at - 1]]
-        assert (told[back - 1], told[back] % CHECKPOINT_EVERY) == (reached, 1), "it goes on after a checkpoint"
+        assert (told[back - 1], told[back] % CHECKPOINT_EVERY) == (reached, 1), (
+            "it goes on after a checkpoint"
+        )
         cluster.aggregator.wait_log("the optimizer went back to step")
 
 
