@@ -53,7 +53,7 @@ def result_of(process: subprocess.Popen[str], state: Path) -> dict[str, Any]:
 def step_losses(state: Path, job: str) -> list[float]:
     """The loss of each step of a job, from its log."""
     losses = []
-    for line in (state / "aggregator" / "logs" / f"{job}.jsonl").read_text().splitlines():
+    for line in (state / "logs" / f"{job}.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["kind"] == "step":
             losses.append(float(event["text"].partition("Loss: ")[2].split()[0]))

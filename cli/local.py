@@ -115,12 +115,10 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
     try:
         to_optimizer: list[str] = []
         if options.tiers == 3:
-            optimizer = await start("optimizer", "optimizer", "--state-dir", str(state / "optimizer"))
+            optimizer = await start("optimizer", "optimizer", "--state-dir", str(state))
             await optimizer.ready()
             to_optimizer = ["--optimizer", optimizer.address]
-        aggregator = await start(
-            "aggregator", "aggregator", "--state-dir", str(state / "aggregator"), *to_optimizer
-        )
+        aggregator = await start("aggregator", "aggregator", "--state-dir", str(state), *to_optimizer)
         await aggregator.ready()
         workers = [
             await start("worker", f"worker-{number}", "--aggregator", aggregator.address)

@@ -1,0 +1,180 @@
+"""`tiermesh local`: real daemons on this machine, one job to its end, interrupted, continued, and with deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cli.processes import last_error
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = ("--set", "max_steps=1000000")
+
+
+def arguments(job_file: Path, state_dir: Path, *more: str) -> list[str]:
+    return [
+        sys.executable, "-m", "cli.main", "local", str(job_file), "--state-dir", str(state_dir),
+        "--sample-tokens", "0", *more,
+    ]  # fmt: skip
+
+
+def run(job_file: Path, state_dir: Path, *more: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, JSON result and last line of standard error of a run to its end."""
+    done = subprocess.run(
+        arguments(job_file, state_dir, "--json", *more), cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines()[-1]
+
+
+@contextmanager
+def training(job_file: Path, state_dir: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that has done its first step."""
+    process = subprocess.Popen(
+        arguments(job_file, state_dir, *more),
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "  step " in line:
+                break
+        else:
+            raise AssertionError(f"ended before its first step: {line}")
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def daemon_pid(state_dir: Path, name: str) -> int:
+    return int(json.loads((state_dir / "logs" / f"{name}.ready.json").read_text())["pid"])
+
+
+def rest_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    """Exit code and remaining lines of a run that is about to end."""
+    assert process.stdout is not None
+    lines = process.stdout.read().splitlines()
+    return process.wait(timeout=60), lines
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: Path) -> None:
+    code, result, _ = run(job_file, tmp_path / "state", "--tiers", "3", "--workers", "2")
+    assert (code, result["state"], result["step"]) == (0, "succeeded", 10)
+    assert result["validation_loss"] is not None
+    assert Path(result["checkpoint"]).name == "step-00000010"
+    assert len(result["model_sha256"]) == 64
+    logs = tmp_path / "state" / "logs"
+    names = [f"{result['job']}.jsonl", "aggregator.log", "optimizer.log", "worker-1.log", "worker-2.log"]
+    assert sorted(path.name for path in logs.iterdir()) == sorted(names)
+    code, result, line = run(job_file, tmp_path / "state", "--resume", "--tiers", "3")
+    assert code == 2
+    assert "--resume: no unfinished job in" in line
+
+
+def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    slow = ("--set", "max_steps=800", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
+    with training(job_file, state, *slow) as process:
+        daemons = [daemon_pid(state, name) for name in ("aggregator", "worker-1")]
+        process.send_signal(signal.SIGINT)
+        code, lines = rest_of(process)
+    assert code == 1
+    assert "is unfinished; continue it with: tiermesh local" in lines[-1]
+    assert not any(map(runs, daemons))
+    code, result, line = run(job_file, state, "--tiers", "2")
+    assert code == 2
+    assert "is unfinished at step" in line
+    assert "continue it with --resume, or give another --state-dir" in line
+    code, result, line = run(job_file, state, "--tiers", "3", "--workers", "2", "--resume")
+    assert (code, result["state"], result["step"]) == (0, "succeeded", 800), line
+
+
+def test_a_job_goes_on_without_a_worker_and_ends_without_any(job_file: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with training(job_file, state, "--tiers", "2", "--workers", "2", *LONG) as process:
+        os.kill(daemon_pid(state, "worker-1"), signal.SIGKILL)
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "worker-1 (process" in line)
+        assert "ended, killed by SIGKILL" in line
+        assert "the job goes on with the other workers" in line
+        assert next(line for line in process.stdout if "  step " in line)
+        os.kill(daemon_pid(state, "worker-2"), signal.SIGKILL)
+        code, lines = rest_of(process)
+    assert code == 1
+    assert "tiermesh: worker-2 (process" in lines[-1]
+
+
+def test_a_dead_role_is_named_with_its_log(job_file: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with training(job_file, state, "--tiers", "3", "--workers", "1", *LONG) as process:
+        aggregator = daemon_pid(state, "aggregator")
+        code, _, line = run(job_file, state, "--tiers", "2")
+        assert code == 2
+        assert "in use by another `tiermesh local`" in line
+        os.kill(daemon_pid(state, "optimizer"), signal.SIGKILL)
+        code, lines = rest_of(process)
+    assert code == 1
+    assert lines[-1].startswith("tiermesh: optimizer (process")
+    assert "killed by SIGKILL" in lines[-1]
+    assert lines[-1].endswith(f"its log: {state / 'logs' / 'optimizer.log'}")
+    assert not runs(aggregator)
+
+
+def test_daemons_end_with_their_parent(job_file: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with training(job_file, state, "--tiers", "2", "--workers", "1", *LONG) as process:
+        pids = {name: daemon_pid(state, name) for name in ("aggregator", "worker-1")}
+        process.kill()
+        # The daemons hold the lock's and the pipe's ends no longer than they live: a new run can start.
+        process.wait(timeout=30)
+    for name, pid in pids.items():
+        log = state / "logs" / f"{name}.log"
+        wait_until_gone(pid)
+        assert "the parent is gone" in log.read_text()
+
+
+def wait_until_gone(pid: int) -> None:
+    """A process that isn't our child: its descriptor becomes readable when it ends."""
+    import select
+
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ready, _, _ = select.select([descriptor], [], [], 60)
+        assert ready, f"process {pid} still runs after 60 s"
+    finally:
+        os.close(descriptor)
+
+
+def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    assert last_error(log) == ""
+    log.write_text(
+        "12:00 INFO    a: started\n12:01 ERROR   tiermesh: mesh_shape: bad\n12:02 INFO    a: stopping\n\n"
+    )
+    assert last_error(log) == "12:01 ERROR   tiermesh: mesh_shape: bad"
+    log.write_text("12:00 INFO    a: started\n")
+    assert last_error(log) == "12:00 INFO    a: started"
