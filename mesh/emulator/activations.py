@@ -80,19 +80,18 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
     out = np.empty(flat.shape, np.float32)
     squares = np.empty(min(flat.size, _BLOCK_ELEMENTS), np.float32)
     first, second, *rest = _EXACT if variant is GeluVariant.Accurate else _TANH
-    with np.errstate(over="ignore"):
-        for block in _blocks(flat.size):
-            q = out[block]
-            square = np.multiply(flat[block], flat[block], out=squares[: q.size])
-            np.multiply(square, first, out=q)
-            q += second
-            for coefficient in rest:
-                q *= square
-                q += coefficient
-            q *= flat[block]
-            np.exp(q, out=q)
-            q += np.float32(1)
-            np.reciprocal(q, out=q)
+    for block in _blocks(flat.size):
+        q = out[block]
+        square = np.multiply(flat[block], flat[block], out=squares[: q.size])
+        np.multiply(square, first, out=q)
+        q += second
+        for coefficient in rest:
+            q *= square
+            q += coefficient
+        q *= flat[block]
+        np.exp(q, out=q)  # overflows to infinity where Phi is 0
+        q += np.float32(1)
+        np.reciprocal(q, out=q)
     return out.reshape(x.shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mesh.emulator.tensor import Tensor, check, wrap
 from mesh.emulator.types import Arch, FabricConfig, MeshShape
 
@@ -61,6 +63,8 @@ def open_mesh_device(mesh_shape: MeshShape) -> MeshDevice:
         raise RuntimeError("open_mesh_device: a mesh is open already; close it first")
     if not 0 < mesh_shape[0] * mesh_shape[1] <= LARGEST_MESH:
         raise RuntimeError(f"open_mesh_device: {mesh_shape} has no devices, or more than {LARGEST_MESH}")
+    # Chips overflow without a word; the thread that opens the mesh is the one that drives it.
+    np.seterr(over="ignore", under="ignore", invalid="ignore", divide="ignore")
     _Process.mesh = MeshDevice(mesh_shape, _Process.fabric)
     return _Process.mesh
 

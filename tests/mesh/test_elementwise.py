@@ -40,6 +40,15 @@ def test_numbers_and_functions_of_one_operand(one_chip: Mesh, numbers: np.random
         close(download(one_chip, actual), expected, 1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_overflow_is_silent_as_on_a_chip(one_chip: Mesh) -> None:
+    large = tensor(one_chip, np.full((1, 32), 1e30))
+    infinite = tt.exp(large)
+    assert np.isinf(download(one_chip, infinite)).all()
+    assert np.isnan(download(one_chip, tt.subtract(infinite, infinite))).all()
+    assert np.isnan(download(one_chip, tt.softmax(infinite))).all()
+
+
 def test_one_hot_and_gather(one_chip: Mesh, numbers: np.random.Generator) -> None:
     targets, classes = np.array([[3], [0], [5]]), np.arange(6)[None]
     equal = tt.eq(tensor(one_chip, targets), tensor(one_chip, classes))
