@@ -1,0 +1,50 @@
+"""What deploy/ ships is taken by the commands it starts."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.main import tiermesh
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+ROLES = ("worker", "aggregator", "optimizer")
+
+
+def settings(role: str) -> dict[str, str]:
+    """The environment example of a role, lines that are commented out included."""
+    lines = (DEPLOY / "systemd" / f"{role}.env.example").read_text().splitlines()
+    pairs = (line.lstrip("#").partition("=") for line in lines if "=" in line and not line.startswith("# "))
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_starts_its_role_and_knows_the_exit_codes(role: str) -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+    unit.read(DEPLOY / "systemd" / f"tiermesh-{role}.service")
+    service = unit["Service"]
+    command = shlex.split(service["ExecStart"])
+    assert command == ["/opt/tiermesh/.venv/bin/tiermesh", role]
+    assert service["RestartPreventExitStatus"] == "2"
+    assert service["EnvironmentFile"] == f"/etc/tiermesh/{role}.env"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
+    known = {parameter.envvar for parameter in tiermesh.commands[role].params}
+    assert set(settings(role)) <= known
+    assert all(settings(role).values())
+
+
+def test_prometheus_scrapes_the_ports_of_the_examples() -> None:
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    (scrape,) = config["scrape_configs"]
+    targets = {target for group in scrape["static_configs"] for target in group["targets"]}
+    for role in ROLES:
+        port = settings(role)["TIERMESH_METRICS_LISTEN"].rpartition(":")[2]
+        assert any(target.startswith(role) and target.endswith(f":{port}") for target in targets)
