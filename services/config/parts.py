@@ -114,7 +114,7 @@ class DeviceConfig(Part):
         enable_tp: tensor parallel over the next; not built yet.
         backend: `auto` takes real `ttnn` where a device or simulator is there, else the emulator.
         dtype: of weights and activations; None: bfloat16 on ttnn, float32 on the emulator.
-        threads: of the emulator; the bits don't hang on it.
+        threads: of the emulator; more than one is not built yet.
     """
 
     mesh_shape: tuple[Count, Count] = (1, 1)
@@ -122,7 +122,7 @@ class DeviceConfig(Part):
     enable_tp: Literal[False] = False
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
-    threads: Count = 1
+    threads: Literal[1] = 1
 
     @model_validator(mode="after")
     def _axes_fit_the_strategies(self) -> DeviceConfig:

@@ -185,7 +185,6 @@ def _device(value: Any) -> DeviceConfig:
         enable_ddp=enable_ddp,
         backend=section.backend,
         dtype=section.dtype,
-        threads=section.threads,
     )
 
 

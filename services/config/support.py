@@ -38,6 +38,10 @@ def _one_of(*values: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in values
 
 
+def _above_one(value: Any) -> bool:
+    return isinstance(value, int) and value > 1
+
+
 def _above_zero(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
@@ -56,6 +60,7 @@ _NOT_BUILT = (
     _Rule("device_config.enable_pp", _on, "use enable_ddp (data parallel)"),
     _Rule("device_config.enable_cp", _on, "use enable_ddp (data parallel)"),
     _Rule("device_config.enable_fsdp", _on, "use enable_ddp (data parallel)"),
+    _Rule("device_config.threads", _above_one, "set it to 1"),
     _Rule("multihost_config.pipeline_parallel_config", _given, "remove it: the job then trains in tiers"),
     _Rule("training_config.use_no_op", _on, "set learning_rate: 0 instead"),
     _Rule(
