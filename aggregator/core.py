@@ -75,7 +75,7 @@ class AggregatorCore:
         self.run: Run | None = None
         self.optimizer = ""
         self._why_no_optimizer = "not connected yet"
-        self._last_lease = 0
+        self._last_lease = epoch << 32  # no lease of another epoch has the same id
         self._out = Outbox()
 
     # ---- what the service asks ----
@@ -271,7 +271,7 @@ class AggregatorCore:
             case pb.Description():
                 self.run.description(member, body)
             case pb.Unable():
-                self.run.refuse(member, body.reason)
+                self.run.refuse(member, body.reason, now)
                 if not self.run.ended:
                     self.run.dispatch(now)
 
@@ -338,6 +338,7 @@ class AggregatorCore:
             new_lease=self._new_lease,
             members=self.members,
             out=self._out,
+            now=clock.monotonic_seconds,
         )
         self.run.save()
         self.run.note("state", f"running: {record.job.name}")

@@ -15,6 +15,11 @@ class Version(NamedTuple):
     generation: int
     step: int
 
+    @property
+    def following(self) -> Version:
+        """The version that a COMMIT of this one's step makes."""
+        return Version(self.generation, self.step + 1)
+
 
 @dataclass
 class Member:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from aggregator.evaluation import Evaluation
 from aggregator.events import Drop, DropAll, Note, Outbox, SaveJob, ToOptimizer, ToWorker
+from aggregator.fitness import Fitness
 from aggregator.flow import Flow
 from aggregator.members import Member, Version, speeds
+from aggregator.orders import evaluation_lease, train_lease, window
 from aggregator.step import Assignment, StepSum
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
@@ -33,6 +35,7 @@ class Initialisation:
 
     lease: int
     session: int
+    since_seconds: float
     described: bool = False
 
 
@@ -50,11 +53,12 @@ class Run:
         new_lease: Callable[[], int],
         members: Mapping[int, Member],
         out: Outbox,
+        now: float,
     ) -> None:
         self.job = job
         self.spec_json = spec_json
         self.plan = plan
-        self.fingerprint = dict(fingerprint)
+        self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, now=now)
         self.flow = Flow(job.id, epoch, out)
         self.elements = 0
         self.chunks = 0
@@ -63,10 +67,10 @@ class Run:
         self.evaluation: Evaluation | None = None
         self.initialisation: Initialisation | None = None
         self.standing_state = pb.Standing.STATE_UNSPECIFIED
-        self._layout_hash = ""
         self._evaluation_batches: int | None = None
-        self._evaluated: Version | None = None
+        self._told: Version | None = None
         self._checkpoint: Version | None = None
+        self._stalled: int | None = None  # session of who last failed to make the initial weights in time
         self._tokens_per_micro_batch = 0
         self._committed_seconds: float | None = None
         self._new_lease = new_lease
@@ -90,7 +94,7 @@ class Run:
 
     def save(self) -> None:
         """Put the job's record on disk."""
-        self._out.put(SaveJob(self.snapshot(), self.spec_json, dict(self.fingerprint)))
+        self._out.put(SaveJob(self.snapshot(), self.spec_json, dict(self.fitness.fingerprint)))
 
     @property
     def ended(self) -> bool:
@@ -141,11 +145,17 @@ class Run:
             self._forget_progress()
             self.dispatch(now)
             return
+        version = Version(standing.generation, standing.step)
+        if standing.state == pb.Standing.TRAINING and self.version is not None and version < self.version:
+            return  # its weights, on the data stream, were faster
         layout = Layout.loads(standing.layout_json)
-        self._layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
+        self.fitness.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
         for member in list(self._members.values()):
-            if member.ready and member.layout_hash != self._layout_hash:
-                self.refuse(member, self._other_layout(member.layout_hash))
+            reason = (
+                self.fitness.why_not(member.layout_hash, self.fitness.fingerprint) if member.ready else ""
+            )
+            if reason and not self.ended:
+                self.refuse(member, reason, now)
         if self.ended:
             return
         if standing.state == pb.Standing.RECEIVING:
@@ -155,8 +165,9 @@ class Run:
                 resend = pb.Resend(job=self.job.id, lease=current.lease, chunks=standing.missing)
                 self._out.put(ToWorker(current.session, resend))
         else:
-            self._continue_at(standing, now)
-        self.dispatch(now)
+            self._continue_at(version, set(from_ranges(standing.missing, self.chunks)), now)
+        if not self.ended:
+            self.dispatch(now)
 
     def _forget_weights(self) -> None:
         self.version, self.sum, self.evaluation = None, None, None
@@ -166,18 +177,29 @@ class Run:
 
     def _forget_progress(self) -> None:
         self._forget_weights()
-        self._layout_hash, self.initialisation = "", None
+        self.fitness.layout_hash = ""
+        self._end_initialisation()
 
-    def _continue_at(self, standing: pb.Standing, now: float) -> None:
-        version = Version(standing.generation, standing.step)
-        if version != self.version:
+    def _end_initialisation(self) -> None:
+        current, self.initialisation = self.initialisation, None
+        if current is not None and current.session in self._members:
+            self._out.put(ToWorker(current.session, pb.Revoke(job=self.job.id, lease=current.lease)))
+
+    def _continue_at(self, version: Version, missing: set[int], now: float) -> None:
+        """The optimizer holds the weights of a version, and lacks these chunks of the step's sum."""
+        if self.version is not None and version == self.version.following:
+            self._advance(now)  # the link broke under its COMMIT
+        elif version != self.version:
             self._enter(version, now)
+        if self.ended:
+            return
         if self.sum is not None:
-            self._reconcile(self.sum, set(from_ranges(standing.missing, self.chunks)))
-        if self.flow.weights.version != version or self.flow.weights.prefix < self.chunks:
-            self.flow.weights.begin(version, self.elements)
-            ask = pb.SendWeights(job=self.job.id, generation=version.generation, step=version.step)
-            self._out.put(ToOptimizer(ask))
+            self._reconcile(self.sum, missing)
+        self.flow.weights.begin(version, self.elements)
+        # Whoever has all weights of a version asks for those of the next, and gets them as soon as they are there.
+        wanted = version.following if self.flow.weights.prefix == self.chunks else version
+        ask = pb.SendWeights(job=self.job.id, generation=wanted.generation, step=wanted.step)
+        self._out.put(ToOptimizer(ask))
 
     def _enter(self, version: Version, now: float) -> None:
         """Continue at a version: whatever was under way for another one is void."""
@@ -187,6 +209,10 @@ class Run:
             )
         self.version = version
         self.job.generation, self.job.step = version
+        self.job.ClearField("loss")  # of a step that was not seen to happen
+        if version.step < self.job.validation_step:
+            self.job.ClearField("validation_loss")
+            self.job.ClearField("validation_step")
         self.initialisation = None
         self._committed_seconds = None
         self._out.put(DropAll())
@@ -209,10 +235,12 @@ class Run:
 
     def commit(self, commit: pb.Commit, now: float) -> None:
         """The optimizer decided a step."""
-        if self.version == Version(commit.generation, commit.step) and self.sum is not None:
+        decided = Version(commit.generation, commit.step)
+        if self.version == decided:
             self._advance(now)
-        if self.version != Version(commit.generation, commit.step + 1):
+        if self.version != decided.following or self._told == self.version:
             return
+        self._told = self.version
         text = f"Step: {self.version.step}"
         if self.job.HasField("loss"):
             text += f", Loss: {self.job.loss:.7f}"
@@ -222,14 +250,14 @@ class Run:
 
     def _advance(self, now: float) -> None:
         """(generation, step) is committed; go on to step + 1."""
-        assert self.version is not None and self.sum is not None
+        assert self.version is not None
         self._measure_rate(now)
-        loss = self.sum.loss
+        loss = self.sum.loss if self.sum is not None else None
         if loss is None:
             self.job.ClearField("loss")
         else:
             self.job.loss = loss
-        self.version = Version(self.version.generation, self.version.step + 1)
+        self.version = self.version.following
         self.job.step = self.version.step
         self.flow.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
@@ -248,8 +276,8 @@ class Run:
         assert self.version is not None
         self.sum, self.evaluation = None, None
         step = self.version.step
-        due = self.plan.evaluates_at(step) and self._evaluated != self.version
-        if due and self._evaluation_batches != 0:
+        known = self.job.HasField("validation_loss") and self.job.validation_step == step
+        if self.plan.evaluates_at(step) and not known and self._evaluation_batches != 0:
             self.job.phase = "evaluate"
             if self._evaluation_batches is not None:
                 self.evaluation = Evaluation(self._evaluation_batches)
@@ -313,14 +341,14 @@ class Run:
             for session in sorted(
                 {each.session for each in self.sum.assignments if each.session is not None}
             ):
-                self._send_window(self.sum, session)
+                self._out.put(ToWorker(session, window(self.job.id, self.sum.version, self.sum.limit)))
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
         version = Version(header.generation, header.step)
         if self.version is None or header.kind != WEIGHTS or header.index >= self.chunks:
             return
-        if version == Version(self.version.generation, self.version.step + 1) and self.sum is not None:
+        if version == self.version.following:
             self._advance(now)
         if version == self.version == self.flow.weights.version:
             self.flow.store(header)
@@ -334,13 +362,14 @@ class Run:
 
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
         """A worker has built the job."""
-        reason = self._why_not(ready)
+        reason = self.fitness.why_not(ready.layout_hash, ready.fingerprint)
         if reason:
-            self.refuse(member, reason)
+            self.refuse(member, reason, now)
             return
-        if not self.fingerprint:
-            self.fingerprint = dict(ready.fingerprint)
+        if not self.fitness.fingerprint:
+            self.fitness.fingerprint = dict(ready.fingerprint)
             self.save()
+        self.fitness.admitted(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
         member.holds = Version(ready.generation, ready.step) if ready.holds else None
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
@@ -352,36 +381,20 @@ class Run:
         if not self.ended:
             self.dispatch(now)
 
-    def _why_not(self, ready: pb.Ready) -> str:
-        """Why a worker can't take part; empty if it can."""
-        if self._layout_hash and ready.layout_hash != self._layout_hash:
-            return self._other_layout(ready.layout_hash)
-        if not (self.plan.exact and self.fingerprint):
-            return ""
-        mine = dict(ready.fingerprint)
-        differing = [
-            f"{key} is {mine.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
-            for key in sorted(mine.keys() | self.fingerprint.keys())
-            if mine.get(key) != self.fingerprint.get(key)
-        ]
-        if not differing:
-            return ""
-        return f"fingerprint differs: {'; '.join(differing)} (`exact: false` in the job would accept it)"
-
-    def _other_layout(self, layout_hash: str) -> str:
-        return (
-            f"its model's layout hash {layout_hash[:12]} differs from the job's {self._layout_hash[:12]}; "
-            "give all hosts the same version of Tiermesh"
-        )
-
-    def refuse(self, member: Member, reason: str) -> None:
+    def refuse(self, member: Member, reason: str, now: float) -> None:
         """A worker takes no part in this job."""
         member.ready, member.unfit = False, reason
-        self._abandon(member, 0.0)
+        self.fitness.refused(member.name)
+        self._abandon(member, now)
         self.note("member", f"worker {member.name} takes no part: {reason}")
         self._out.put(ToWorker(member.session, pb.Leave(job=self.job.id, reason=reason)))
-        if all(each.unfit for each in self._members.values()):
-            self.end(FAILED, f"no worker can run it; {member.name}: {reason}")
+        self._end_if_hopeless(now)
+
+    def _end_if_hopeless(self, now: float) -> None:
+        members = self._members.values()
+        if self.fitness.hopeless(members, now):
+            reasons = "; ".join(sorted(f"{member.name}: {member.unfit}" for member in members))
+            self.end(FAILED, f"no worker can run it; {reasons}")
 
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
         """A worker has complete weights of a version on its mesh."""
@@ -415,7 +428,6 @@ class Run:
             return
         if self.evaluation.complete:
             self.job.validation_loss, self.job.validation_step = self.evaluation.loss, version.step
-            self._evaluated = version
             self._committed_seconds = None  # the time of an evaluation is not a step's
             self.note("evaluation", f"Step: {version.step}, Validation loss: {self.evaluation.loss:.7f}")
             self.save()
@@ -445,9 +457,10 @@ class Run:
         if self.version is None:
             to_initialise = self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING)
             if to_initialise and self.initialisation is None and able:
-                self.initialisation = Initialisation(self._new_lease(), able[0].session)
+                session = min(able, key=lambda member: member.session == self._stalled).session
+                self.initialisation = Initialisation(self._new_lease(), session, now)
                 lease = pb.Lease(job=self.job.id, lease=self.initialisation.lease, phase=pb.INITIALISE)
-                self._out.put(ToWorker(able[0].session, lease))
+                self._out.put(ToWorker(session, lease))
             return
         holders = [member for member in able if member.holds == self.version]
         if self.sum is not None:
@@ -463,57 +476,56 @@ class Run:
                     self._grant_evaluation(self.evaluation, self.version, member.session, len(holders), now)
 
     def _grant(self, step_sum: StepSum, assignment: Assignment, session: int, now: float) -> None:
-        assignment.lease, assignment.since_seconds = self._new_lease(), now
         missing = step_sum.coverage.missing(assignment.node)
-        lease = pb.Lease(
-            job=self.job.id,
-            generation=step_sum.version.generation,
-            step=step_sum.version.step,
-            lease=assignment.lease,
-            phase=pb.TRAIN,
-            first=assignment.node.first,
-            count=assignment.node.count,
-            chunks=[] if len(missing) == self.chunks else to_ranges(missing),
-        )
-        self._send_window(step_sum, session)
-        self._out.put(ToWorker(session, lease))
-
-    def _send_window(self, step_sum: StepSum, session: int) -> None:
-        generation, step = step_sum.version
-        window = pb.Window(job=self.job.id, generation=generation, step=step, limit=step_sum.limit)
-        self._out.put(ToWorker(session, window))
+        assignment.computed = not missing
+        if not missing:
+            return
+        assignment.lease, assignment.since_seconds = self._new_lease(), now
+        chunks = missing if len(missing) < self.chunks else []
+        self._out.put(ToWorker(session, window(self.job.id, step_sum.version, step_sum.limit)))
+        self._out.put(ToWorker(session, train_lease(self.job.id, step_sum.version, assignment, chunks)))
 
     def _grant_evaluation(
         self, evaluation: Evaluation, version: Version, session: int, workers: int, now: float
     ) -> None:
         granted = evaluation.grant(self._new_lease(), session, workers, now)
-        if granted is None:
-            return
-        lease = pb.Lease(
-            job=self.job.id,
-            generation=version.generation,
-            step=version.step,
-            lease=granted.lease,
-            phase=pb.EVALUATE,
-            first=granted.first,
-            count=granted.count,
-        )
-        self._out.put(ToWorker(session, lease))
+        if granted is not None:
+            self._out.put(ToWorker(session, evaluation_lease(self.job.id, version, granted)))
+
+    # ---- time ----
 
     def tick(self, now: float) -> None:
         """Give leases that take too long to others, if there are idle ones."""
-        if self.sum is None:
+        self._end_if_hopeless(now)
+        if self.ended:
             return
-        holders = [each for each in self._members.values() if each.able and each.holds == self.version]
-        if all(self.sum.busy(member.session) for member in holders):
-            return
-        for assignment in self.sum.assignments:
-            late = not assignment.computed and now - assignment.since_seconds > STALL_SECONDS
-            if late and assignment.session is not None:
-                name = self._members[assignment.session].name
-                self.note("member", f"worker {name} stalled on step {self.job.step}; its work goes to others")
-                if assignment.lease:
-                    revoke = pb.Revoke(job=self.job.id, lease=assignment.lease)
-                    self._out.put(ToWorker(assignment.session, revoke))
-                self.sum.release(assignment, now)
+        able = [member for member in self._members.values() if member.able]
+        late = now - STALL_SECONDS
+        current = self.initialisation
+        if current is not None and current.since_seconds < late and len(able) > 1:
+            self._stalled = current.session
+            self._tell_stalled(current.session)
+            self._end_initialisation()
+        if any(member.holds == self.version and not self.is_computing(member) for member in able):
+            self._release_late(late, now)
         self.dispatch(now)
+
+    def _release_late(self, late: float, now: float) -> None:
+        if self.sum is not None:
+            for each in self.sum.assignments:
+                if each.session is not None and not each.computed and each.since_seconds < late:
+                    self._revoke(each.session, each.lease)
+                    self.sum.release(each, now)
+        if self.evaluation is not None:
+            for lease in self.evaluation.granted_before(late):
+                self._revoke(lease.session, lease.lease)
+                self.evaluation.release(lease)
+
+    def _revoke(self, session: int, lease: int) -> None:
+        self._tell_stalled(session)
+        if lease:
+            self._out.put(ToWorker(session, pb.Revoke(job=self.job.id, lease=lease)))
+
+    def _tell_stalled(self, session: int) -> None:
+        name = self._members[session].name
+        self.note("member", f"worker {name} stalled on step {self.job.step}; its work goes to others")

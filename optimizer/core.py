@@ -54,6 +54,8 @@ class OpenJob:
         self.staged: set[int] = set()
         self.deciding = False
         self.updated = 0  # chunks whose weights are those of `step`
+        self.allocating = ""  # the layout that room is being made for
+        self.broken = ""  # why the job can't go on here
         self.newest_checkpoint: pb.CheckpointWritten | None = None
 
     def take_layout(self, layout_json: str, elements: int) -> None:
@@ -83,7 +85,7 @@ class OptimizerCore:
         self._connected = False
         self._loading = ""
         self._least_generation = 0
-        self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked
+        self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
         self._out: list[Effect] = []
 
     def next_weights(self) -> ChunkHeader | None:
@@ -176,13 +178,15 @@ class OptimizerCore:
             case pb.Initialise():
                 self._initialise(body)
             case pb.SendWeights():
-                job = self.open_job
-                wanted = (body.job, body.generation, body.step)
-                if job is not None and wanted == (job.job, job.generation, job.step):
-                    self._to_send = 0
+                self._send_weights(body)
             case pb.Close():
-                if self.open_job is not None and self.open_job.job == body.job:
-                    self._drop()
+                self._close(body.job)
+
+    def _send_weights(self, order: pb.SendWeights) -> None:
+        """Whoever asks for a version is sent it, or what has come of it since; and then every later one."""
+        job = self.open_job
+        if job is not None and (order.job, order.generation) == (job.job, job.generation):
+            self._to_send = 0 if order.step <= job.step else job.chunks
 
     # ---- opening a job ----
 
@@ -195,6 +199,12 @@ class OptimizerCore:
         if self._loading != order.job:
             self._loading = order.job
             self._out.append(Load(order.job, order.spec_json))
+
+    def _close(self, job: str) -> None:
+        if self._loading == job:
+            self._loading = ""
+        if self.open_job is not None and self.open_job.job == job:
+            self._drop()
 
     def _drop(self) -> None:
         if self.open_job is not None:
@@ -221,10 +231,14 @@ class OptimizerCore:
         self._say(job.standing())
         if job.newest_checkpoint is not None:
             self._say(job.newest_checkpoint)
+        if job.broken:
+            self._say(pb.Unable(job=job.job, reason=job.broken))
 
     def _broke(self, event: Broke) -> None:
         if event.job == self._loading:
             self._loading = ""
+        if self.open_job is not None and self.open_job.job == event.job:
+            self.open_job.broken = event.reason  # told again to an aggregator that comes later
         self._say(pb.Unable(job=event.job, reason=event.reason))
 
     # ---- initial weights ----
@@ -233,15 +247,19 @@ class OptimizerCore:
         job = self.open_job
         if job is None or job.job != order.job or job.state == pb.Standing.TRAINING:
             return
-        if job.state == pb.Standing.RECEIVING and job.layout_json == order.layout_json:
+        if job.deciding or (job.state == pb.Standing.RECEIVING and job.layout_json == order.layout_json):
             self._tell_standing()
             return
+        if job.allocating == order.layout_json:
+            return
+        job.allocating = order.layout_json
         self._out.append(Allocate(order.job, order.layout_json, dict(order.files)))
 
     def _allocated(self, event: Allocated) -> None:
         job = self.open_job
-        if job is None or job.job != event.job or job.state == pb.Standing.TRAINING:
+        if job is None or (job.job, job.allocating) != (event.job, event.layout_json):
             return
+        job.allocating = ""
         job.take_layout(event.layout_json, event.elements)
         job.state = pb.Standing.RECEIVING
         job.staged.clear()
@@ -268,7 +286,7 @@ class OptimizerCore:
     def _chunk(self, header: ChunkHeader) -> None:
         """Stage a chunk; stale ones are dropped, repeated ones harmless."""
         job = self.open_job
-        if job is None or self.why_stale(header) or job.deciding:
+        if job is None or self.why_stale(header) or job.deciding or job.allocating:
             return
         if header.index >= job.chunks or header.index in job.staged:
             return
@@ -301,7 +319,8 @@ class OptimizerCore:
         job.step += 1
         job.updated, job.deciding = 0, False
         job.staged.clear()
-        self._to_send = 0 if self._connected else None
+        if self._to_send is not None:
+            self._to_send = 0
 
     def _updated(self, event: Updated) -> None:
         job = self.open_job

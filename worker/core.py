@@ -155,6 +155,7 @@ class WorkerCore:
                     self._say(pb.Unable(job=self.job.job, lease=event.lease, reason=event.reason))
             case Connected():
                 self._welcome = False
+                self._limits.clear()  # another aggregator has its own windows
             case Disconnected():
                 self._welcome = False
                 self._drop_leases()

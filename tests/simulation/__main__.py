@@ -11,7 +11,6 @@ import sys
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 
 from tests.simulation.world import World
 
@@ -38,7 +37,10 @@ def run_seeds(first: int, count: int, processes: int) -> int:
             steps += committed
             if problem:
                 failed += 1
-                print(f"seed {seed}: {problem}\n    replay: python -m tests.simulation --seed {seed} --trace", flush=True)
+                print(
+                    f"seed {seed}: {problem}\n    replay: python -m tests.simulation --seed {seed} --trace",
+                    flush=True,
+                )
     seconds = time.perf_counter() - started
     print(f"{count} seeds, {steps} steps, {failed} failed, {seconds:.1f} s")
     return failed

@@ -12,7 +12,7 @@ from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.tree import Node
 from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
 from tests.simulation.process import Process, Queue
-from tests.simulation.truth import Sum, merged, must
+from tests.simulation.truth import merged, must
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -176,7 +176,7 @@ class AggregatorShell(Process):
         optimizer = self.world.optimizer
         local = self.world.scenario.tiers == 2
         if optimizer is None or not optimizer.alive:
-            self.later(0.2 + self.world.rng.random(), self.dial)
+            self.later(0.01 + self.world.rng.random() ** 2, self.dial)
             return
         link = Link(self.world, 0, local=local)
         link.connect(
@@ -190,7 +190,11 @@ class AggregatorShell(Process):
         )
         self.world.links.append(link)
         hello = pb.Hello(
-            protocol=PROTOCOL_VERSION, role="aggregator", name="aggregator", epoch_seen=self.epoch, shard_count=1
+            protocol=PROTOCOL_VERSION,
+            role="aggregator",
+            name="aggregator",
+            epoch_seen=self.epoch,
+            shard_count=1,
         )
         link.up_control.send(self.epoch, hello)
 
@@ -221,4 +225,4 @@ class AggregatorShell(Process):
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))
-        self.later(0.1 + self.world.rng.random() ** 2 * 3, self.dial)
+        self.later(0.01 + self.world.rng.random() ** 4 * 3, self.dial)

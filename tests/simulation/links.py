@@ -60,7 +60,7 @@ class Link:
             self._world.loop,
             self._world.rng,
             deliver,
-            seconds=0.0 if self._local else scenario.control_seconds,
+            seconds=self._seconds(scenario.control_seconds),
             repeat=scenario.repeat_control,
             copy=scenario.copies_messages,
         )
@@ -71,11 +71,15 @@ class Link:
             self._world.loop,
             self._world.rng,
             deliver,
-            seconds=0.0 if self._local else scenario.data_seconds,
+            seconds=self._seconds(scenario.data_seconds),
             repeat=scenario.repeat_chunks,
             repeat_late=True,
             copy=scenario.copies_messages,
         )
+
+    def _seconds(self, usual: float) -> float:
+        """Some streams are much slower than the others of the same connection."""
+        return 0.0 if self._local else usual * self._world.rng.choice(self._world.scenario.skews)
 
     @property
     def up(self) -> bool:

@@ -90,7 +90,7 @@ class Pipe:
             chance = self._random()
             delay = self._seconds * chance * chance * 4
             if chance > 0.99:
-                delay *= 20
+                delay = min(20 * delay, 2.0)
             arrival += delay
         if arrival < self._last:
             arrival = self._last

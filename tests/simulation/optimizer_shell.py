@@ -90,6 +90,7 @@ class OptimizerShell(Process):
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         random = self.world.rng.random
+        seconds = self.world.scenario.optimizer_seconds
         tensors = self.tensors
         match effect:
             case ev.Stage() | ev.StoreInitial():
@@ -100,17 +101,17 @@ class OptimizerShell(Process):
                 if isinstance(effect, ev.StoreInitial):
                     tensors.weights[effect.chunk] = payload
             case ev.Measure():
-                self._kernel.submit(random() * 0.004, self._measure, tensors, effect)
+                self._kernel.submit(random() * seconds, self._measure, tensors, effect)
             case ev.Update():
                 self.world.committed(self, effect)
                 assert tensors is not None
                 for chunk in range(tensors.job.chunks):
-                    self._kernel.submit(random() * 0.004, self._update, tensors, effect, chunk)
+                    self._kernel.submit(random() * seconds, self._update, tensors, effect, chunk)
             case ev.Say():
                 if self._link is not None:
                     self._link.down_control.send(self.core.epoch, effect.body)
             case ev.Snapshot():
-                self._kernel.submit(random() * 0.004, self._snapshot, tensors, effect)
+                self._kernel.submit(random() * seconds, self._snapshot, tensors, effect)
             case ev.Refuse():
                 if self._link is not None:
                     self._link.close(effect.reason)
@@ -151,7 +152,10 @@ class OptimizerShell(Process):
         must(job.id == effect.job, f"{effect} while {job.id} is open")
         for chunk in range(job.chunks):
             expected = job.sum_of(chunk, effect.step)
-            must(tensors.staged.get(chunk) == expected, f"staged {tensors.staged.get(chunk)}, expected {expected}")
+            must(
+                tensors.staged.get(chunk) == expected,
+                f"staged {tensors.staged.get(chunk)}, expected {expected}",
+            )
         must(len(tensors.staged) == job.chunks, f"staged {sorted(tensors.staged)}")
         tensors.staged.clear()
         step = effect.step

@@ -21,6 +21,8 @@ class Scenario:
         jobs: in order of submission.
         workers: how many names there are.
         control_seconds, data_seconds: typical delays of messages.
+        skews: factors on them, drawn per stream.
+        optimizer_seconds: how long the optimizer's tasks take at most.
         repeat_control, repeat_chunks: how likely a message comes twice.
         copies_messages: messages go through bytes, so that no two processes share one.
         faults: how many there will be.
@@ -32,6 +34,8 @@ class Scenario:
     workers: int
     control_seconds: float
     data_seconds: float
+    skews: tuple[float, ...]
+    optimizer_seconds: float
     repeat_control: float
     repeat_chunks: float
     copies_messages: bool
@@ -60,6 +64,8 @@ class Scenario:
             workers=workers,
             control_seconds=rng.choice((0.002, slow)),
             data_seconds=slow,
+            skews=rng.choice(((1,), (1, 1, 10), (1, 1, 100))),
+            optimizer_seconds=rng.choice((0.004, 0.004, 0.1, 1.0)),
             repeat_control=rng.choice((0.0, 0.01)),
             repeat_chunks=rng.choice((0.0, 0.02)),
             copies_messages=seed % 16 == 0,

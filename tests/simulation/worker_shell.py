@@ -67,7 +67,7 @@ class WorkerShell(Process):
         """Connect to the aggregator, again and again."""
         aggregator = self.world.aggregator
         if aggregator is None or not aggregator.alive:
-            self.later(0.2 + self.world.rng.random(), self.dial)
+            self.later(0.01 + self.world.rng.random() ** 2, self.dial)
             return
         link = self._link = Link(self.world, aggregator.new_session())
         link.connect(
@@ -111,7 +111,7 @@ class WorkerShell(Process):
         if self.alive and link is self._link:
             self._link = None
             self.feed(ev.Disconnected())
-            self.later(0.1 + self.world.rng.random() ** 2 * 3, self.dial)
+            self.later(0.01 + self.world.rng.random() ** 4 * 3, self.dial)
 
     def _beat(self) -> None:
         if self._link is not None:
@@ -229,7 +229,10 @@ class WorkerShell(Process):
         must(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
         version = (lease.generation, lease.step)
         versions = {self._mesh.get(chunk, (None, 0))[0] for chunk in range(job.chunks)}
-        must(versions == {version}, f"{self.title} computes lease {lease.lease} of {version} on weights {versions}")
+        must(
+            versions == {version},
+            f"{self.title} computes lease {lease.lease} of {version} on weights {versions}",
+        )
         return tuple(self._mesh[chunk][1] for chunk in range(job.chunks))
 
     def _perform(self, held: HeldSum) -> Task:

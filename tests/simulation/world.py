@@ -191,7 +191,7 @@ class World:
         """A process is gone: its links break, and it is started again some time."""
         process.alive = False
         self._cut_links_of(process)
-        delay = 0.1 + self.rng.random() ** 2 * 20
+        delay = 0.02 + self.rng.random() ** 4 * 20
         if isinstance(process, WorkerShell):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = bool(others) and self.rng.random() < 0.3
@@ -292,7 +292,10 @@ class World:
             must(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
         if told.HasField("validation_loss"):
             expected = job.validation_loss(told.validation_step)
-            must(told.validation_loss == expected, f"validation loss {told.validation_loss}, expected {expected}")
+            must(
+                told.validation_loss == expected,
+                f"validation loss {told.validation_loss}, expected {expected}",
+            )
 
     def _check_end(self) -> None:
         for name, saved in self.disk.jobs.items():
@@ -308,7 +311,9 @@ class World:
             found = self.disk.newest_checkpoint(name)
             assert found is not None
             must(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
-            must(found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run")
+            must(
+                found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run"
+            )
             must(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
             if job.evaluation_batches:
                 must(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")

@@ -1,0 +1,57 @@
+"""Who may take part in a job: workers that build what the first one built, on what the same bits hang. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from aggregator.members import Member
+
+RETURN_SECONDS = 120.0
+"""After a restart of the aggregator: how long the workers that ran the job before may take to come back."""
+
+
+class Fitness:
+    """What a job asks of its workers.
+
+    Attributes:
+        fingerprint: of the first worker, which the job pins; empty until there was one.
+        layout_hash: of the job's layout; empty until it is known.
+    """
+
+    def __init__(self, *, exact: bool, fingerprint: Mapping[str, str], now: float) -> None:
+        self.fingerprint = dict(fingerprint)
+        self.layout_hash = ""
+        self._exact = exact
+        self._fit: set[str] = set()
+        self._expected_until_seconds = now + RETURN_SECONDS if fingerprint else now
+
+    def why_not(self, layout_hash: str, fingerprint: Mapping[str, str]) -> str:
+        """Why a worker that has built this can't take part; empty if it can."""
+        if self.layout_hash and layout_hash != self.layout_hash:
+            return (
+                f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
+                "give all hosts the same version of Tiermesh"
+            )
+        if not (self._exact and self.fingerprint):
+            return ""
+        differing = [
+            f"{key} is {fingerprint.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
+            for key in sorted(fingerprint.keys() | self.fingerprint.keys())
+            if fingerprint.get(key) != self.fingerprint.get(key)
+        ]
+        if not differing:
+            return ""
+        return f"fingerprint differs: {'; '.join(differing)} (`exact: false` in the job would accept it)"
+
+    def admitted(self, name: str) -> None:
+        """A worker takes part."""
+        self._fit.add(name)
+
+    def refused(self, name: str) -> None:
+        """A worker takes no part (any more)."""
+        self._fit.discard(name)
+
+    def hopeless(self, members: Collection[Member], now: float) -> bool:
+        """Whether all who are connected are refused and nobody who could take part is expected back."""
+        expected = self._fit or now < self._expected_until_seconds
+        return bool(members) and all(member.unfit for member in members) and not expected
