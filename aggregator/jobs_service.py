@@ -69,10 +69,11 @@ class JobsServicer(GeneratedServicer):
         """The job as it is, then each change; ends with the job."""
         job = await self._job(request.job, context)
         with self._service.journal.subscription(job.id) as events:
-            yield jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
-            while job.state not in ENDED:
+            # A copy: the record itself may change while this waits for its reader.
+            event = jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
+            yield event
+            while event.job.state not in ENDED:
                 event = await events.get()
-                job = event.job
                 yield event
 
     async def Logs(  # noqa: N802

@@ -26,7 +26,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.envelope import OptimizerBody
-from services.errors import TiermeshError
+from services.errors import Refused, TiermeshError
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.process import describe
@@ -203,8 +203,16 @@ class OptimizerEngine:
 
     def _allocate(self, effect: ev.Allocate) -> None:
         assert self._config is not None
-        layout = Layout.loads(effect.layout_json)
-        self._tensors, self._files = Tensors(self._config, layout), effect.files
+        try:
+            layout = Layout.loads(effect.layout_json)
+            tensors = Tensors(self._config, layout)
+        except (TypeError, KeyError, ValueError) as error:
+            raise Refused(
+                f"the layout of the initial weights is damaged: {error}; give all hosts the same version of Tiermesh"
+            ) from None
+        if not layout.elements:
+            raise Refused("the layout of the initial weights is empty; a model has parameters")
+        self._tensors, self._files = tensors, effect.files
         self.feed(ev.Allocated(effect.job, effect.layout_json, layout.elements))
 
     # ---- a step, on the kernel thread ----

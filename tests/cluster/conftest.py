@@ -42,10 +42,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, gpt_spec: str) -> Bits
         return bits(cluster.finish(cluster.submit(gpt_spec)))
 
 
+def pytest_runtest_setup() -> None:
+    Cluster.known[:] = [cluster for cluster in Cluster.known if not cluster.closed]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[Any]:
     report = yield
     if report.failed:
-        for daemon in [daemon for cluster in Cluster.alive for daemon in cluster.daemons]:
+        for daemon in [daemon for cluster in Cluster.known for daemon in cluster.daemons]:
             report.sections.append((f"log of {daemon.name}", daemon.log_text()[-LOG_CHARACTERS:]))
     return report

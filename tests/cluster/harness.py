@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import grpc
 
@@ -175,7 +175,7 @@ class Cluster:
         heartbeat_seconds: of the aggregator.
     """
 
-    alive: list[Cluster] = []  # noqa: RUF012  # for the report of a failed test: clusters that are open now
+    known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
 
     def __init__(
         self,
@@ -188,6 +188,7 @@ class Cluster:
     ) -> None:
         self.folder = folder
         self.tiers = tiers
+        self.closed = False
         self.daemons: list[Daemon] = []
         self.workers: list[Daemon] = []
         self.relays: list[Relay] = []
@@ -200,7 +201,7 @@ class Cluster:
         self.stub: JobsStub
 
     def __enter__(self) -> Cluster:
-        Cluster.alive.append(self)
+        Cluster.known.append(self)
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             if self.tiers == 3:
@@ -227,7 +228,7 @@ class Cluster:
             daemon.close()
         for relay in self.relays:
             relay.close()
-        Cluster.alive.remove(self)
+        self.closed = True
 
     # ---- daemons ----
 

@@ -1,0 +1,389 @@
+"""What bad input on the wire gets: the fitting status and one line, while the running job goes on unharmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from aggregator.queue import Queue
+from protos import cluster_pb2 as pb
+from protos import jobs_pb2 as jobs
+from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.tensors.layout import Layout
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
+from tests.cluster.stock import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
+
+INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
+ABORTED, EXHAUSTED = grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED
+FIRST_CHUNK = np.zeros(CHUNK_ELEMENTS, np.float32)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three tiers and one honest worker."""
+    with Cluster(tmp_path_factory.mktemp("bad-input"), tiers=3, workers=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster, long_spec: str) -> str:
+    job = cluster.submit(long_spec)
+    cluster.wait_step(job, 1)
+    return job
+
+
+@pytest.fixture(autouse=True)
+def unharmed(cluster: Cluster, job: str) -> Iterator[None]:
+    """After each test: the job makes progress in the same generation, with the same connection of its worker."""
+    before = cluster.job(job)
+    told = cluster.aggregator.log_text().count("worker worker-1 is gone")
+    yield
+    after = cluster.wait_step(job, cluster.job(job).step + 2)
+    assert after.generation == before.generation
+    assert cluster.aggregator.log_text().count("worker worker-1 is gone") == told
+
+
+@pytest.fixture
+def rogue(cluster: Cluster) -> Iterator[StockWorker]:
+    with StockWorker(cluster.aggregator.address, "rogue") as rogue:
+        yield rogue
+
+
+def refusal(stream: Any, code: grpc.StatusCode) -> str:
+    """The line that ended the stream, with this status."""
+    found, line = stream.status()
+    assert found is code, line
+    assert line and "\n" not in line and "Traceback" not in line and "internal error" not in line
+    return str(line)
+
+
+LAYOUT_WITH_A_HOLE = json.dumps(
+    [{"name": "w", "shape": [4], "offset": 8, "decays": True, "export_name": "w"}],
+)
+
+
+# ---- who connects ----
+
+
+@pytest.mark.parametrize("first", ["heartbeat", "nothing", "an empty message"])
+def test_the_first_message_must_be_hello(rogue: StockWorker, first: str) -> None:
+    messages = {
+        "heartbeat": [pb.WorkerMessage(heartbeat=pb.Heartbeat())],
+        "an empty message": [pb.WorkerMessage()],
+    }
+    stream = rogue.attend(*messages.get(first, []))
+    stream.finish()
+    assert "the first message must be Hello" in refusal(stream, INVALID)
+
+
+@pytest.mark.slow
+def test_who_says_nothing_is_not_waited_for(rogue: StockWorker) -> None:
+    assert "Hello, within 10 s" in refusal(rogue.attend(), INVALID)
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 1; install the same version"),
+        ({"role": "optimizer"}, "rogue says that it is a 'optimizer'; only workers attend an aggregator"),
+        ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator is of epoch 1"),
+        ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected 0 of 1"),
+        ({"name": "worker-1"}, "a worker named worker-1 is connected already"),
+    ],
+)
+def test_a_hello_that_does_not_fit(rogue: StockWorker, changed: dict[str, Any], line: str) -> None:
+    assert line in refusal(rogue.attend(rogue.hello(**changed)), PRECONDITION)
+
+
+def test_data_without_control(rogue: StockWorker) -> None:
+    line = refusal(rogue.exchange(), PRECONDITION)
+    assert f"worker incarnation '{rogue.incarnation}' does not attend; open Attend first" in line
+
+
+def test_a_newer_connection_of_the_same_process_replaces_the_older(rogue: StockWorker) -> None:
+    rogue.join()
+    older = rogue.control
+    rogue.join()
+    assert "replaced by a newer connection" in refusal(older, PRECONDITION)
+
+
+def test_the_data_stream_ends_with_the_control_stream(cluster: Cluster, rogue: StockWorker) -> None:
+    rogue.join()
+    rogue.data.send(chunk(header(rogue, job="a sign of life"), FIRST_CHUNK))
+    cluster.aggregator.wait_log("worker rogue: dropped a chunk of job 'a sign of life'")
+    rogue.control.cancel()
+    assert "its control stream ended" in refusal(rogue.data, grpc.StatusCode.UNAVAILABLE)
+
+
+# ---- chunks ----
+
+
+def header(rogue: StockWorker, **named: Any) -> ChunkHeader:
+    fields = {
+        "epoch": rogue.epoch,
+        "generation": 1,
+        "step": 1,
+        "lease": 12345,
+        "incarnation": rogue.incarnation,
+        "kind": GRADIENT,
+    }
+    return ChunkHeader(**{**fields, **named})
+
+
+def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
+    """Have the rogue be granted a lease: it says that it built the job, and that it holds what it was sent."""
+    join = rogue.order("join")
+    rogue.say(
+        ready=pb.Ready(
+            job=join.job,
+            layout_hash=layout_hash(cluster, job),
+            evaluation_batches=1,
+            fingerprint=fingerprint(cluster, job),
+            tokens_per_micro_batch=1,
+        )
+    )
+
+    def look() -> pb.Lease | None:
+        for each in rogue.data.drain():
+            if each.header.index == 1:  # the last chunk of a version
+                header = each.header
+                rogue.say(holding=pb.Holding(job=job, generation=header.generation, step=header.step))
+        for command in rogue.control.drain():
+            if command.WhichOneof("body") == "lease":
+                return command.lease  # type: ignore[no-any-return]
+        return None
+
+    lease = eventually(look, "a lease for the rogue")
+    assert lease is not None
+    return lease
+
+
+def layout_hash(cluster: Cluster, job: str) -> str:
+    state = json.loads((cluster.checkpoints(job) / "step-00000000" / "state.json").read_text())
+    return Layout.from_json(state["layout"]).hash
+
+
+def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
+    with Queue(cluster.folder / "aggregator-state" / "queue.sqlite") as queue:
+        return next(fingerprint for each, _, fingerprint in queue.jobs() if each.id == job)
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"index": 2}, "chunk 2: no such index, the layout has 2 chunks"),
+        ({"offset": 4}, "chunk 0: offset 4, expected 0"),
+        ({"elements": 5}, "chunk 0: 5 elements, expected 262144"),
+        ({"dtype": BFLOAT16}, "chunk 0: dtype BFLOAT16, expected FLOAT32"),
+        ({"dtype": 0}, "chunk 0: dtype DTYPE_UNSPECIFIED, expected FLOAT32"),
+        ({"payload": b"\0" * 40}, "chunk 0: payload of 40 bytes, expected 1048576"),
+        ({"crc32c": 1}, "expected 0x00000001: it was damaged"),
+    ],
+)
+def test_a_chunk_that_contradicts_itself(
+    cluster: Cluster, job: str, rogue: StockWorker, changed: dict[str, Any], line: str
+) -> None:
+    rogue.join()
+    lease = leased(rogue, cluster, job)
+    index = changed.get("index", 0)
+    identity = header(
+        rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease, index=index
+    )
+    rogue.data.send(chunk(identity, FIRST_CHUNK, **changed))
+    assert line in refusal(rogue.data, INVALID)
+    assert line in refusal(rogue.control, INVALID)
+    cluster.aggregator.wait_log("worker rogue: refused a chunk: chunk")
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f", b"\x7a\x05ab"])
+def test_bytes_that_are_no_chunk(rogue: StockWorker, garbage: bytes) -> None:
+    rogue.join()
+    raw = rogue.raw_exchange()
+    raw.send(garbage)
+    assert "is not a Chunk" in refusal(raw, INVALID)
+
+
+def test_an_oversized_message(rogue: StockWorker) -> None:
+    rogue.join()
+    raw = rogue.raw_exchange()
+    raw.send(bytes(4 * 1024 * 1024 + 1))
+    refusal(raw, EXHAUSTED)
+
+
+def test_bytes_that_are_no_control_message(rogue: StockWorker) -> None:
+    stream = rogue._stream(rogue.channel.stream_stream("/tiermesh.Cluster/Attend"))
+    stream.send(b"\xff\xff\xff")
+    code, line = stream.status()
+    assert code is not grpc.StatusCode.OK and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"job": "nobody"}, "of job 'nobody': the running job is"),
+        ({"epoch": 0}, "of epoch 0: this aggregator is of epoch 1"),
+        ({"epoch": 9}, "of epoch 9: this aggregator is of epoch 1"),
+        ({"step": 0}, "of generation 1, step 0: the job is in generation 1 at step"),
+        ({"step": 10**6}, "of generation 1, step 1000000: the job is in generation 1 at step"),
+        ({"generation": 0}, "of generation 0, step 1: the job is in generation 1 at step"),
+        ({"kind": WEIGHTS}, "of kind 2: workers send gradients and initial weights"),
+        ({"kind": INITIAL_WEIGHTS}, "of initial weights: lease 12345 does not ask for any"),
+    ],
+)
+def test_a_stale_chunk_is_dropped_and_told_of(
+    cluster: Cluster, job: str, rogue: StockWorker, changed: dict[str, Any], line: str
+) -> None:
+    rogue.join()
+    rogue.data.send(chunk(header(rogue, **{"job": job, **changed}), FIRST_CHUNK))
+    cluster.aggregator.wait_log(f"worker rogue: dropped a chunk {line}")
+    assert not rogue.data.ended and not rogue.control.ended
+
+
+def test_a_lease_that_another_worker_holds(cluster: Cluster, job: str, rogue: StockWorker) -> None:
+    rogue.join()
+    lease = leased(rogue, cluster, job)
+    foreign = header(rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease + 1000)
+    rogue.data.send(chunk(foreign, FIRST_CHUNK))
+    cluster.aggregator.wait_log(f"of lease {lease.lease + 1000}: this worker has no such lease (any more)")
+    assert not rogue.data.ended
+
+
+# ---- what a worker says ----
+
+
+def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: StockWorker) -> None:
+    rogue.join()
+    join = rogue.order("join")
+    found = {**fingerprint(cluster, job), "numpy": "0.9"}
+    rogue.say(ready=pb.Ready(job=join.job, layout_hash=layout_hash(cluster, job), fingerprint=found))
+    reason = rogue.order("leave").reason
+    assert reason.startswith("fingerprint differs: numpy is '0.9', the job's is '")
+    cluster.aggregator.wait_log(f"worker rogue takes no part: {reason}")
+    (status,) = [each for each in cluster.status().workers if each.name == "rogue"]
+    assert (status.state, status.detail) == ("refused", reason)
+
+
+def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: StockWorker) -> None:
+    rogue.join()
+    join = rogue.order("join")
+    rogue.say(ready=pb.Ready(job=join.job, layout_hash="f" * 64, fingerprint=fingerprint(cluster, job)))
+    assert "layout hash ffffffffffff differs from the job's" in rogue.order("leave").reason
+
+
+def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, rogue: StockWorker) -> None:
+    """Stale epochs, other jobs, leases never granted, messages of another kind: all without effect."""
+    rogue.join()
+    nonsense: list[dict[str, Any]] = [
+        {"holding": pb.Holding(job="nobody", step=3)},
+        {"holding": pb.Holding(job=job, generation=7, step=10**9)},
+        {"computed": pb.Computed(job=job, lease=1, seconds=-1.0)},
+        {"computed": pb.Computed(job=job, lease=2**60, seconds=float("nan"))},
+        {"evaluated": pb.Evaluated(job=job, lease=3, losses=[pb.BatchLoss(index=2**31)])},
+        {"description": pb.Description(job=job, lease=1, layout_json="[")},
+        {"unable": pb.Unable(job="nobody", reason="no")},
+        {"hello": pb.Hello()},
+    ]
+    for body in nonsense:
+        rogue.say(**body)
+        rogue.control.send(pb.WorkerMessage(epoch=999, **body))
+    rogue.say(unable=pb.Unable(job=job, reason="heard all of it"))
+    cluster.aggregator.wait_log("worker rogue takes no part: heard all of it")
+
+
+# ---- people ----
+
+
+def test_requests_of_people(cluster: Cluster, job: str) -> None:
+    stub = cluster.stub
+    cases: list[tuple[Callable[..., Any], Any, grpc.StatusCode, str]] = [
+        (stub.Get, jobs.JobRequest(job="nobody"), grpc.StatusCode.NOT_FOUND, "no job 'nobody'"),
+        (stub.Cancel, jobs.JobRequest(job="nobody"), grpc.StatusCode.NOT_FOUND, "no job 'nobody'"),
+        (stub.Submit, jobs.SubmitRequest(spec_json="{"), INVALID, ""),
+        (stub.Submit, jobs.SubmitRequest(spec_json="[]"), INVALID, ""),
+        (stub.Submit, jobs.SubmitRequest(spec_json="{}"), INVALID, "model"),
+    ]
+    for call, request, code, text in cases:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request, timeout=LIMIT_SECONDS)
+        assert (caught.value.code(), "\n" in caught.value.details()) == (code, False)
+        assert text in caught.value.details()
+    for call, request in (
+        (stub.Watch, jobs.JobRequest(job="nobody")),
+        (stub.Logs, jobs.LogsRequest(job="nobody")),
+        (stub.Download, jobs.DownloadRequest(job="nobody", newest=True)),
+        (stub.Download, jobs.DownloadRequest(job=job, step=3)),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(request, timeout=LIMIT_SECONDS))
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND, caught.value.details()
+
+
+# ---- the optimizer ----
+
+
+@pytest.fixture
+def intruder(cluster: Cluster) -> Iterator[StockAggregator]:
+    assert cluster.optimizer is not None
+    with StockAggregator(cluster.optimizer.address, "intruder") as intruder:
+        yield intruder
+
+
+def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
+    stream = intruder.attend(pb.OptimizerCommand(heartbeat=pb.Heartbeat()))
+    assert "the first message must be Hello" in refusal(stream, INVALID)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "changed", "code", "line"),
+    [
+        (0, {}, ABORTED, "aggregator intruder is of epoch 0, this optimizer obeys epoch 1"),
+        (1, {"protocol": 99}, PRECONDITION, "aggregator intruder speaks protocol 99, this optimizer 1"),
+        (1, {"role": "worker"}, PRECONDITION, "intruder says that it is a 'worker'"),
+    ],
+)
+def test_the_optimizer_refuses_without_letting_go_of_its_aggregator(
+    cluster: Cluster,
+    intruder: StockAggregator,
+    epoch: int,
+    changed: dict[str, Any],
+    code: grpc.StatusCode,
+    line: str,
+) -> None:
+    assert cluster.optimizer is not None
+    before = cluster.optimizer.log_text().count("attends, epoch")
+    assert line in refusal(intruder.attend(intruder.hello(epoch, **changed)), code)
+    assert cluster.optimizer.log_text().count("attends, epoch") == before
+
+
+def test_the_optimizer_wants_control_before_data(intruder: StockAggregator) -> None:
+    assert "does not attend; open Attend first" in refusal(intruder.exchange(), PRECONDITION)
+
+
+# ---- a worker that makes bad initial weights ----
+
+
+BAD_LAYOUTS = ["[", "{}", '[{"name": "w"}]', LAYOUT_WITH_A_HOLE]
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_layout_that_is_none_fails_the_job(tmp_path: Path, tiers: int, short_spec: str) -> None:
+    with (
+        Cluster(tmp_path, tiers=tiers) as cluster,
+        StockWorker(cluster.aggregator.address, "rogue") as rogue,
+    ):
+        rogue.join()
+        for layout in BAD_LAYOUTS:
+            job = cluster.submit(short_spec)
+            assert rogue.order("join").job == job
+            rogue.say(ready=pb.Ready(job=job, layout_hash="0" * 64))
+            lease = rogue.order("lease")
+            rogue.say(description=pb.Description(job=job, lease=lease.lease, layout_json=layout))
+            ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
+            assert ended.state == jobs.FAILED
+            assert "the layout of the initial weights is" in ended.detail and "\n" not in ended.detail
