@@ -65,4 +65,5 @@ def peer_model(config: JobConfig, vocabulary: int) -> dict[str, Any]:
         "heads": model.num_heads,
         "blocks": model.num_blocks,
         "bias": model.bias,
+        "tied": model.weight_tying,
     }

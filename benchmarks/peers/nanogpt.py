@@ -48,21 +48,26 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 with tied embeddings and no dropout."""
+    """GPT-2 without dropout; the projection to the vocabulary is the token embedding where `tied`."""
 
-    def __init__(self, vocabulary: int, tokens: int, width: int, heads: int, blocks: int, bias: bool) -> None:
+    def __init__(
+        self, vocabulary: int, tokens: int, width: int, heads: int, blocks: int, bias: bool, tied: bool
+    ) -> None:
         super().__init__()
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(tokens, width)
         self.h = nn.ModuleList(Block(width, heads, bias) for _ in range(blocks))
         self.ln_f = nn.LayerNorm(width, bias=bias)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        if tied:
+            self.lm_head.weight = self.wte.weight
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss of [sequences, tokens] ids and what follows each."""
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
         for block in self.h:
             x = block(x)
-        logits = functional.linear(self.ln_f(x), self.wte.weight)
+        logits = self.lm_head(self.ln_f(x))
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def take_weights(self, checkpoint: Path) -> None:
@@ -72,7 +77,8 @@ class GPT(nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 *prefix, layer, kind = name.split(".")
-                value = stored[".".join(["transformer", *prefix, places.get(layer, layer), kind])]
+                root = [] if layer == "lm_head" else ["transformer"]
+                value = stored[".".join([*root, *prefix, places.get(layer, layer), kind])]
                 parameter.copy_(value.T if layer in places and kind == "weight" else value)
 
 

@@ -61,7 +61,7 @@ def test_the_nanogpt_setting_is_nanogpt_s() -> None:
     assert (model.dropout_prob, model.bias, model.weight_tying, model.activation) == (
         0.0,
         False,
-        True,
+        False,
         "gelu",
     )
     assert (job.sequences_per_step, job.micro_batches, job.steps) == (12, 2, 2000)
