@@ -340,8 +340,7 @@ class AggregatorCore:
             out=self._out,
             now=clock.monotonic_seconds,
         )
-        self.run.save()
-        self.run.note("state", f"running: {record.job.name}")
+        self.run.report.begun()
         for member in self.members.values():
             self.run.join(member)
         if self.optimizer:

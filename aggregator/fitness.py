@@ -25,13 +25,20 @@ class Fitness:
         self._fit: set[str] = set()
         self._expected_until_seconds = now + RETURN_SECONDS if fingerprint else now
 
+    def why_not_layout(self, layout_hash: str) -> str:
+        """Why a worker that has built this layout can't take part; empty if it can."""
+        if self.layout_hash in ("", layout_hash):
+            return ""
+        return (
+            f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
+            "give all hosts the same version of Tiermesh"
+        )
+
     def why_not(self, layout_hash: str, fingerprint: Mapping[str, str]) -> str:
         """Why a worker that has built this can't take part; empty if it can."""
-        if self.layout_hash and layout_hash != self.layout_hash:
-            return (
-                f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
-                "give all hosts the same version of Tiermesh"
-            )
+        return self.why_not_layout(layout_hash) or self._why_not_fingerprint(fingerprint)
+
+    def _why_not_fingerprint(self, fingerprint: Mapping[str, str]) -> str:
         if not (self._exact and self.fingerprint):
             return ""
         differing = [

@@ -37,6 +37,7 @@ class Member:
         holds: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: how many chunks of that version it was sent.
+        stalled: whether it took too long over a lease, and nothing was heard of its work since.
         speed: micro-batches per second; 0 until measured.
     """
 
@@ -51,6 +52,7 @@ class Member:
     holds: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
+    stalled: bool = False
     speed: float = 0.0
 
     @property
@@ -61,7 +63,7 @@ class Member:
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
         self.ready, self.layout_hash, self.unfit, self.holds = False, "", "", None
-        self.sent_version, self.sent_chunks = None, 0
+        self.sent_version, self.sent_chunks, self.stalled = None, 0, False
 
     def measured(self, micro_batches: int, seconds: float) -> None:
         """Take a finished lease into the measured speed."""
@@ -72,6 +74,8 @@ class Member:
         """One word for people on what it is doing."""
         if self.unfit:
             return "refused"
+        if self.stalled:
+            return "stalled"
         if not self.ready:
             return "building" if self.exchange else "connected"
         return "ready"

@@ -1,43 +1,92 @@
-"""The orders that grant work: leases and windows, as messages."""
+"""What the workers of a job are told, as messages. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from aggregator.evaluation import EvaluationLease
+from aggregator.evaluation import Evaluation, EvaluationLease
+from aggregator.events import Outbox, ToWorker
 from aggregator.members import Version
-from aggregator.step import Assignment
+from aggregator.step import Assignment, StepSum
 from protos import cluster_pb2 as pb
+from services.envelope import WorkerOrder
 from services.tensors.ranges import to_ranges
+from services.tensors.tree import Node
 
 
-def train_lease(job: str, version: Version, assignment: Assignment, chunks: Iterable[int]) -> pb.Lease:
-    """A node to compute; `chunks` that are wanted of it, none: all."""
-    return pb.Lease(
-        job=job,
-        generation=version.generation,
-        step=version.step,
-        lease=assignment.lease,
-        phase=pb.TRAIN,
-        first=assignment.node.first,
-        count=assignment.node.count,
-        chunks=to_ranges(chunks),
-    )
+class Orders:
+    """Grants leases, and takes them back.
 
+    Args:
+        job: id of the job.
+        new_lease: makes a lease id that was never used before.
+        out: takes the orders.
+    """
 
-def evaluation_lease(job: str, version: Version, granted: EvaluationLease) -> pb.Lease:
-    """Held-out batches to evaluate."""
-    return pb.Lease(
-        job=job,
-        generation=version.generation,
-        step=version.step,
-        lease=granted.lease,
-        phase=pb.EVALUATE,
-        first=granted.first,
-        count=granted.count,
-    )
+    def __init__(self, job: str, new_lease: Callable[[], int], out: Outbox) -> None:
+        self.job = job
+        self._new_lease = new_lease
+        self._out = out
 
+    def _tell(self, session: int, body: WorkerOrder) -> None:
+        self._out.put(ToWorker(session, body))
 
-def window(job: str, version: Version, limit: int) -> pb.Window:
-    """How far the chunks of a step may be sent."""
-    return pb.Window(job=job, generation=version.generation, step=version.step, limit=limit)
+    def join(self, session: int, spec_json: str) -> None:
+        """Build the job."""
+        self._tell(session, pb.Join(job=self.job, spec_json=spec_json))
+
+    def leave(self, session: int, reason: str) -> None:
+        """Drop the job."""
+        self._tell(session, pb.Leave(job=self.job, reason=reason))
+
+    def initialise(self, session: int) -> int:
+        """Make the initial weights; returns the lease."""
+        lease = self._new_lease()
+        self._tell(session, pb.Lease(job=self.job, lease=lease, phase=pb.INITIALISE))
+        return lease
+
+    def train(self, session: int, step_sum: StepSum, assignment: Assignment, now: float) -> None:
+        """Compute what is missing of a node, if anything is."""
+        missing = step_sum.coverage.missing(assignment.node)
+        assignment.computed = not missing
+        if not missing:
+            return
+        assignment.lease, assignment.since_seconds = self._new_lease(), now
+        lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
+        if len(missing) < step_sum.coverage.chunks:
+            lease.chunks.extend(to_ranges(missing))
+        self.window(session, step_sum)
+        self._tell(session, lease)
+
+    def evaluate(
+        self, session: int, evaluation: Evaluation, version: Version, workers: int, now: float
+    ) -> None:
+        """Evaluate the next held-out batches that nobody evaluates, if there are any."""
+        granted = evaluation.grant(self._new_lease(), session, workers, now)
+        if granted is not None:
+            self._tell(session, self._lease(version, granted.lease, pb.EVALUATE, granted))
+
+    def _lease(self, version: Version, lease: int, phase: pb.Phase, part: Node | EvaluationLease) -> pb.Lease:
+        generation, step = version
+        return pb.Lease(
+            job=self.job,
+            generation=generation,
+            step=step,
+            lease=lease,
+            phase=phase,
+            first=part.first,
+            count=part.count,
+        )
+
+    def window(self, session: int, step_sum: StepSum) -> None:
+        """How far the chunks of a step may be sent."""
+        generation, step = step_sum.version
+        self._tell(session, pb.Window(job=self.job, generation=generation, step=step, limit=step_sum.limit))
+
+    def resend(self, session: int, lease: int, chunks: Iterable[pb.Range]) -> None:
+        """Send these chunks of a lease again."""
+        self._tell(session, pb.Resend(job=self.job, lease=lease, chunks=chunks))
+
+    def revoke(self, session: int, lease: int) -> None:
+        """Stop working on a lease."""
+        self._tell(session, pb.Revoke(job=self.job, lease=lease))

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from aggregator.evaluation import Evaluation
-from aggregator.events import Drop, DropAll, Note, Outbox, SaveJob, ToOptimizer, ToWorker
+from aggregator.events import Drop, DropAll, Outbox, ToOptimizer
 from aggregator.fitness import Fitness
 from aggregator.flow import Flow
 from aggregator.members import Member, Version, speeds
-from aggregator.orders import evaluation_lease, train_lease, window
-from aggregator.step import Assignment, StepSum
+from aggregator.orders import Orders
+from aggregator.report import Report
+from aggregator.step import StepSum
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
@@ -25,8 +26,6 @@ from services.tensors.ranges import from_ranges, to_ranges
 
 STALL_SECONDS = 600.0
 """A lease that takes longer is given to somebody else, if there is one."""
-RATE_MEMORY = 0.9
-"""Weight of the past in the reported tokens per second."""
 
 
 @dataclass
@@ -56,9 +55,10 @@ class Run:
         now: float,
     ) -> None:
         self.job = job
-        self.spec_json = spec_json
         self.plan = plan
         self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, now=now)
+        self.report = Report(job, spec_json, self.fitness, out)
+        self.orders = Orders(job.id, new_lease, out)
         self.flow = Flow(job.id, epoch, out)
         self.elements = 0
         self.chunks = 0
@@ -68,33 +68,13 @@ class Run:
         self.initialisation: Initialisation | None = None
         self.standing_state = pb.Standing.STATE_UNSPECIFIED
         self._evaluation_batches: int | None = None
-        self._told: Version | None = None
         self._checkpoint: Version | None = None
-        self._stalled: int | None = None  # session of who last failed to make the initial weights in time
         self._tokens_per_micro_batch = 0
-        self._committed_seconds: float | None = None
-        self._new_lease = new_lease
         self._members = members
         self._out = out
         job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
 
-    # ---- telling others ----
-
-    def snapshot(self) -> Job:
-        """A copy of the job's record."""
-        copy = Job()
-        copy.CopyFrom(self.job)
-        return copy
-
-    def note(
-        self, kind: str, text: str, grad_norm: float | None = None, learning_rate: float | None = None
-    ) -> None:
-        """Tell the job's log and watchers."""
-        self._out.put(Note(kind, text, self.snapshot(), grad_norm, learning_rate))
-
-    def save(self) -> None:
-        """Put the job's record on disk."""
-        self._out.put(SaveJob(self.snapshot(), self.spec_json, dict(self.fitness.fingerprint)))
+    # ---- the job ----
 
     @property
     def ended(self) -> bool:
@@ -103,11 +83,9 @@ class Run:
 
     def end(self, state: JobState, detail: str) -> None:
         """End the job; workers and optimizer drop it."""
-        self.job.state, self.job.detail, self.job.phase = state, detail, ""
-        self.save()
-        self.note("state", f"{JobState.Name(state).lower()}: {detail}")
+        self.report.ended(state, detail)
         for session in self._members:
-            self._out.put(ToWorker(session, pb.Leave(job=self.job.id, reason=detail)))
+            self.orders.leave(session, detail)
         self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
         self._out.put(DropAll())
 
@@ -127,15 +105,17 @@ class Run:
 
     def is_computing(self, member: Member) -> bool:
         """Whether a worker has something to compute now."""
+        initialising = self.initialisation is not None and self.initialisation.session == member.session
         training = self.sum is not None and self.sum.busy(member.session)
-        return training or (self.evaluation is not None and self.evaluation.busy(member.session))
+        evaluating = self.evaluation is not None and self.evaluation.busy(member.session)
+        return initialising or training or evaluating
 
     # ---- the optimizer ----
 
     def open(self) -> None:
         """The link to the optimizer is up: ask where it stands."""
         self.standing_state = pb.Standing.STATE_UNSPECIFIED
-        ask = pb.Open(job=self.job.id, spec_json=self.spec_json, generation=self.job.generation)
+        ask = pb.Open(job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation)
         self._out.put(ToOptimizer(ask))
 
     def standing(self, standing: pb.Standing, now: float) -> None:
@@ -151,19 +131,16 @@ class Run:
         layout = Layout.loads(standing.layout_json)
         self.fitness.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
         for member in list(self._members.values()):
-            reason = (
-                self.fitness.why_not(member.layout_hash, self.fitness.fingerprint) if member.ready else ""
-            )
-            if reason and not self.ended:
-                self.refuse(member, reason, now)
+            other = member.ready and self.fitness.why_not_layout(member.layout_hash)
+            if other and not self.ended:
+                self.refuse(member, other, now)
         if self.ended:
             return
         if standing.state == pb.Standing.RECEIVING:
             self._forget_weights()
             current = self.initialisation
             if current is not None and current.described:
-                resend = pb.Resend(job=self.job.id, lease=current.lease, chunks=standing.missing)
-                self._out.put(ToWorker(current.session, resend))
+                self.orders.resend(current.session, current.lease, standing.missing)
         else:
             self._continue_at(version, set(from_ranges(standing.missing, self.chunks)), now)
         if not self.ended:
@@ -183,7 +160,7 @@ class Run:
     def _end_initialisation(self) -> None:
         current, self.initialisation = self.initialisation, None
         if current is not None and current.session in self._members:
-            self._out.put(ToWorker(current.session, pb.Revoke(job=self.job.id, lease=current.lease)))
+            self.orders.revoke(current.session, current.lease)
 
     def _continue_at(self, version: Version, missing: set[int], now: float) -> None:
         """The optimizer holds the weights of a version, and lacks these chunks of the step's sum."""
@@ -203,20 +180,10 @@ class Run:
 
     def _enter(self, version: Version, now: float) -> None:
         """Continue at a version: whatever was under way for another one is void."""
-        if self.version is not None and version.generation > self.version.generation:
-            self.note(
-                "state", f"the optimizer went back to step {version.step}, generation {version.generation}"
-            )
+        self.report.entered(version)
         self.version = version
-        self.job.generation, self.job.step = version
-        self.job.ClearField("loss")  # of a step that was not seen to happen
-        if version.step < self.job.validation_step:
-            self.job.ClearField("validation_loss")
-            self.job.ClearField("validation_step")
         self.initialisation = None
-        self._committed_seconds = None
         self._out.put(DropAll())
-        self.save()
         self._next_phase(now)
 
     def _reconcile(self, step_sum: StepSum, missing: set[int]) -> None:
@@ -230,54 +197,33 @@ class Run:
             return
         for each in step_sum.assignments:
             if each.lease and each.session is not None:
-                resend = pb.Resend(job=self.job.id, lease=each.lease, chunks=reopened)
-                self._out.put(ToWorker(each.session, resend))
+                self.orders.resend(each.session, each.lease, reopened)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
         """The optimizer decided a step."""
         decided = Version(commit.generation, commit.step)
         if self.version == decided:
             self._advance(now)
-        if self.version != decided.following or self._told == self.version:
-            return
-        self._told = self.version
-        text = f"Step: {self.version.step}"
-        if self.job.HasField("loss"):
-            text += f", Loss: {self.job.loss:.7f}"
-        if not commit.applied:
-            text += " (skipped: the gradient is not finite)"
-        self.note("step", text, commit.grad_norm, commit.learning_rate)
+        if self.version == decided.following:
+            self.report.committed(commit, self.version)
 
     def _advance(self, now: float) -> None:
         """(generation, step) is committed; go on to step + 1."""
         assert self.version is not None
-        self._measure_rate(now)
-        loss = self.sum.loss if self.sum is not None else None
-        if loss is None:
-            self.job.ClearField("loss")
-        else:
-            self.job.loss = loss
         self.version = self.version.following
-        self.job.step = self.version.step
+        tokens = self._tokens_per_micro_batch * self.plan.micro_batches
+        self.report.advanced(self.version, self.sum.loss if self.sum is not None else None, tokens, now)
         self.flow.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
         self._next_phase(now)
-
-    def _measure_rate(self, now: float) -> None:
-        tokens = self._tokens_per_micro_batch * self.plan.micro_batches
-        if self._committed_seconds is not None and now > self._committed_seconds:
-            rate = tokens / (now - self._committed_seconds)
-            past = self.job.tokens_per_second
-            self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
-        self._committed_seconds = now
 
     def _next_phase(self, now: float) -> None:
         """Choose what is done with the weights of the current version."""
         assert self.version is not None
         self.sum, self.evaluation = None, None
         step = self.version.step
-        known = self.job.HasField("validation_loss") and self.job.validation_step == step
-        if self.plan.evaluates_at(step) and not known and self._evaluation_batches != 0:
+        due = self.plan.evaluates_at(step) and self.report.evaluated_step != step
+        if due and self._evaluation_batches != 0:
             self.job.phase = "evaluate"
             if self._evaluation_batches is not None:
                 self.evaluation = Evaluation(self._evaluation_batches)
@@ -287,18 +233,12 @@ class Run:
         else:
             self.job.phase = "train"
             self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now)
-            expected = [
-                member for member in self._members.values() if member.able and member.holds is not None
-            ]
-            self.sum.distribute(speeds(expected), now)
+            self.sum.distribute(speeds([each for each in self._able() if each.holds is not None]), now)
 
     def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
         """The optimizer has put a checkpoint on disk."""
         self._checkpoint = Version(written.generation, written.step)
-        self.job.checkpoint, self.job.checkpoint_step = written.path, written.step
-        self.job.model_sha256 = written.model_sha256
-        self.save()
-        self.note("checkpoint", f"checkpoint of step {written.step}: {written.path}")
+        self.report.checkpoint_written(written)
         self._finish_if_saved()
 
     def _finish_if_saved(self) -> None:
@@ -338,10 +278,8 @@ class Run:
         assert self.sum is not None and assignment is not None
         self.flow.gradient(self.sum, assignment, header, self.elements)
         if self.sum.widen():
-            for session in sorted(
-                {each.session for each in self.sum.assignments if each.session is not None}
-            ):
-                self._out.put(ToWorker(session, window(self.job.id, self.sum.version, self.sum.limit)))
+            for session in sorted(self.sum.sessions()):
+                self.orders.window(session, self.sum)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
@@ -358,7 +296,7 @@ class Run:
     def join(self, member: Member) -> None:
         """Have a worker build the job."""
         member.leave_job()
-        self._out.put(ToWorker(member.session, pb.Join(job=self.job.id, spec_json=self.spec_json)))
+        self.orders.join(member.session, self.report.spec_json)
 
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
         """A worker has built the job."""
@@ -368,7 +306,7 @@ class Run:
             return
         if not self.fitness.fingerprint:
             self.fitness.fingerprint = dict(ready.fingerprint)
-            self.save()
+            self.report.save()
         self.fitness.admitted(member.name)
         member.ready, member.layout_hash = True, ready.layout_hash
         member.holds = Version(ready.generation, ready.step) if ready.holds else None
@@ -377,7 +315,7 @@ class Run:
             self._evaluation_batches = ready.evaluation_batches
             if self.job.phase == "evaluate":
                 self._next_phase(now)
-        self.note("member", f"worker {member.name} is ready")
+        self.report.note("member", f"worker {member.name} is ready")
         if not self.ended:
             self.dispatch(now)
 
@@ -386,8 +324,8 @@ class Run:
         member.ready, member.unfit = False, reason
         self.fitness.refused(member.name)
         self._abandon(member, now)
-        self.note("member", f"worker {member.name} takes no part: {reason}")
-        self._out.put(ToWorker(member.session, pb.Leave(job=self.job.id, reason=reason)))
+        self.report.note("member", f"worker {member.name} takes no part: {reason}")
+        self.orders.leave(member.session, reason)
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
@@ -398,7 +336,7 @@ class Run:
 
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
         """A worker has complete weights of a version on its mesh."""
-        member.holds = Version(holding.generation, holding.step)
+        member.holds, member.stalled = Version(holding.generation, holding.step), False
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
@@ -415,7 +353,7 @@ class Run:
         assignment = self.sum.by_lease(computed.lease) if self.sum is not None else None
         if assignment is None or assignment.session != member.session:
             return
-        assignment.computed = True
+        assignment.computed, member.stalled = True, False
         member.measured(assignment.node.count, computed.seconds)
         self.dispatch(now)
 
@@ -426,11 +364,9 @@ class Run:
             return
         if not self.evaluation.finish(evaluated.lease, evaluated.losses):
             return
+        member.stalled = False
         if self.evaluation.complete:
-            self.job.validation_loss, self.job.validation_step = self.evaluation.loss, version.step
-            self._committed_seconds = None  # the time of an evaluation is not a step's
-            self.note("evaluation", f"Step: {version.step}, Validation loss: {self.evaluation.loss:.7f}")
-            self.save()
+            self.report.evaluated(version, self.evaluation.loss)
             self._next_phase(now)
         if not self.ended:
             self.dispatch(now)
@@ -438,7 +374,7 @@ class Run:
     def lost(self, member: Member, now: float) -> None:
         """A worker is gone (and no member any more); its leases are void."""
         self._abandon(member, now)
-        self.note("member", f"worker {member.name} is gone")
+        self.report.note("member", f"worker {member.name} is gone")
         self.dispatch(now)
 
     def _abandon(self, member: Member, now: float) -> None:
@@ -451,16 +387,19 @@ class Run:
 
     # ---- giving out work ----
 
+    def _able(self) -> list[Member]:
+        """The workers that can be given work; those that stalled only if there are no others."""
+        able = [member for member in self._members.values() if member.able]
+        return [member for member in able if not member.stalled] or able
+
     def dispatch(self, now: float) -> None:
         """Grant what can be granted."""
-        able = [member for member in self._members.values() if member.able]
+        able = self._able()
         if self.version is None:
             to_initialise = self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING)
             if to_initialise and self.initialisation is None and able:
-                session = min(able, key=lambda member: member.session == self._stalled).session
-                self.initialisation = Initialisation(self._new_lease(), session, now)
-                lease = pb.Lease(job=self.job.id, lease=self.initialisation.lease, phase=pb.INITIALISE)
-                self._out.put(ToWorker(session, lease))
+                session = able[0].session
+                self.initialisation = Initialisation(self.orders.initialise(session), session, now)
             return
         holders = [member for member in able if member.holds == self.version]
         if self.sum is not None:
@@ -469,63 +408,42 @@ class Run:
             sessions = {member.session for member in holders}
             for assignment in self.sum.assignments:
                 if assignment.session in sessions and not assignment.lease:
-                    self._grant(self.sum, assignment, assignment.session, now)
+                    self.orders.train(assignment.session, self.sum, assignment, now)
         elif self.evaluation is not None:
             for member in holders:
                 if not self.evaluation.busy(member.session):
-                    self._grant_evaluation(self.evaluation, self.version, member.session, len(holders), now)
-
-    def _grant(self, step_sum: StepSum, assignment: Assignment, session: int, now: float) -> None:
-        missing = step_sum.coverage.missing(assignment.node)
-        assignment.computed = not missing
-        if not missing:
-            return
-        assignment.lease, assignment.since_seconds = self._new_lease(), now
-        chunks = missing if len(missing) < self.chunks else []
-        self._out.put(ToWorker(session, window(self.job.id, step_sum.version, step_sum.limit)))
-        self._out.put(ToWorker(session, train_lease(self.job.id, step_sum.version, assignment, chunks)))
-
-    def _grant_evaluation(
-        self, evaluation: Evaluation, version: Version, session: int, workers: int, now: float
-    ) -> None:
-        granted = evaluation.grant(self._new_lease(), session, workers, now)
-        if granted is not None:
-            self._out.put(ToWorker(session, evaluation_lease(self.job.id, version, granted)))
-
-    # ---- time ----
+                    self.orders.evaluate(member.session, self.evaluation, self.version, len(holders), now)
 
     def tick(self, now: float) -> None:
         """Give leases that take too long to others, if there are idle ones."""
         self._end_if_hopeless(now)
         if self.ended:
             return
-        able = [member for member in self._members.values() if member.able]
-        late = now - STALL_SECONDS
-        current = self.initialisation
-        if current is not None and current.since_seconds < late and len(able) > 1:
-            self._stalled = current.session
-            self._tell_stalled(current.session)
-            self._end_initialisation()
-        if any(member.holds == self.version and not self.is_computing(member) for member in able):
-            self._release_late(late, now)
+        holders = [each for each in self._able() if self.version is None or each.holds == self.version]
+        if not all(self.is_computing(member) for member in holders):
+            self._release_late(now - STALL_SECONDS, now)
         self.dispatch(now)
 
     def _release_late(self, late: float, now: float) -> None:
+        current = self.initialisation
+        if current is not None and current.since_seconds < late:
+            self._stalled(current.session)
+            self._end_initialisation()
         if self.sum is not None:
             for each in self.sum.assignments:
                 if each.session is not None and not each.computed and each.since_seconds < late:
-                    self._revoke(each.session, each.lease)
+                    self._stalled(each.session)
+                    if each.lease:
+                        self.orders.revoke(each.session, each.lease)
                     self.sum.release(each, now)
         if self.evaluation is not None:
             for lease in self.evaluation.granted_before(late):
-                self._revoke(lease.session, lease.lease)
+                self._stalled(lease.session)
+                self.orders.revoke(lease.session, lease.lease)
                 self.evaluation.release(lease)
 
-    def _revoke(self, session: int, lease: int) -> None:
-        self._tell_stalled(session)
-        if lease:
-            self._out.put(ToWorker(session, pb.Revoke(job=self.job.id, lease=lease)))
-
-    def _tell_stalled(self, session: int) -> None:
-        name = self._members[session].name
-        self.note("member", f"worker {name} stalled on step {self.job.step}; its work goes to others")
+    def _stalled(self, session: int) -> None:
+        member = self._members[session]
+        member.stalled = True
+        text = f"worker {member.name} stalled on step {self.job.step}; its work goes to others"
+        self.report.note("member", text)

@@ -62,6 +62,10 @@ class StepSum:
         self.assignments += [Assignment(node, session, now) for node, session in owners.items()]
         self.assignments.sort(key=lambda each: each.node)
 
+    def sessions(self) -> set[int]:
+        """The workers that assignments are planned for."""
+        return {each.session for each in self.assignments if each.session is not None}
+
     def of_session(self, session: int) -> list[Assignment]:
         """Assignments of a worker."""
         return [each for each in self.assignments if each.session == session]

@@ -165,7 +165,7 @@ class AggregatorShell(Process):
             version, content = self._weights[header.index]
             must(
                 version == (header.generation, header.step),
-                f"weights of {version} are kept as chunk {header.index}, {header.generation, header.step} are to be sent",
+                f"weights of {version} are kept as chunk {header.index}, they are to be sent as {header}",
             )
             link.down_data.send(header, content)
 

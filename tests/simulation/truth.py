@@ -1,7 +1,7 @@
 """What an undisturbed run of a job gives. Payloads of the simulation are small values that can be held against it.
 
-A chunk of weights is one integer. A gradient is a `Sum`: which node of the reduction tree, which chunk, and a key of the
-weights (all chunks of them) and the step that it was computed from.
+A chunk of weights is one integer. A gradient is a `Sum`: which node of the reduction tree, which chunk, and a key of
+the weights (all chunks of them) and the step that it was computed from.
 """
 
 from __future__ import annotations
