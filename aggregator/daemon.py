@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from services.daemon import DaemonOptions, Service, run_role
 from services.errors import Refused
 from services.metrics import AggregatorMetrics
+from services.process import make_state_dir
 from services.security import split_address
 
 
@@ -40,6 +41,7 @@ def run(options: AggregatorOptions) -> int:
             split_address("--optimizer", options.optimizer)
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
+        make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
         service = AggregatorService(
             name=options.name,

@@ -148,11 +148,13 @@ class JobsClient:
                 self._channel.get_state() == grpc.ChannelConnectivity.READY
             ):  # its own words, not the connection's
                 return Unreachable(f"aggregator {self.address}: {method}: {details}")
-            how = "over TLS" if self._with_tls else "without TLS"
+            how, hint = (
+                ("over TLS", "") if self._with_tls else ("without TLS", "if it has TLS, give --tls-ca; ")
+            )
             reason = details.rpartition("last error: ")[2]
             return Unreachable(
-                f"aggregator {self.address}: can't be reached {how} ({reason}); is it running there? Start one with "
-                "`tiermesh aggregator`, or name another with --aggregator HOST:PORT"
+                f"aggregator {self.address}: can't be reached {how} ({reason}); {hint}is it running there? "
+                "Start one with `tiermesh aggregator`, or name another with --aggregator HOST:PORT"
             )
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._no_answer(method)

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from services.daemon import DaemonOptions, Service, run_role
 from services.metrics import OptimizerMetrics
+from services.process import make_state_dir
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ def run(options: OptimizerOptions) -> int:
     def build() -> tuple[Service, CollectorRegistry]:
         from optimizer.service import OptimizerService
 
+        make_state_dir(options.state_dir)
         metrics = OptimizerMetrics()
         service = OptimizerService(
             name=options.name, state_dir=options.state_dir, metrics=metrics, record=options.record

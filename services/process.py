@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
@@ -76,6 +77,20 @@ def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
         raise Refused(
             f"--ready-file {path}: can't be written ({error.strerror}); give a writable place"
         ) from None
+
+
+def make_state_dir(path: Path) -> None:
+    """Make a role's state dir if it isn't there, and hold that it can be written to.
+
+    Raises:
+        Refused: it can't.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise Refused(f"--state-dir {path}: can't be written to ({error.strerror}); give another") from None
 
 
 def run_daemon(

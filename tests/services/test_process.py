@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Refused
-from services.process import run_daemon, single_threaded_blas, write_ready_file
+from services.process import make_state_dir, run_daemon, single_threaded_blas, write_ready_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -123,6 +123,14 @@ def test_the_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(Refused, match=r"--ready-file .*: can't be written"):
         write_ready_file(tmp_path / "missing" / "ready.json", {})
+
+
+def test_a_state_dir_is_made_or_refused(tmp_path: Path) -> None:
+    make_state_dir(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"--state-dir .*file/state: can't be written to \(Not a directory\)"):
+        make_state_dir(tmp_path / "file" / "state")
 
 
 def test_blas_is_kept_on_one_thread() -> None:
