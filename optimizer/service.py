@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -67,7 +68,18 @@ class OptimizerService:
         self.engine: OptimizerEngine
 
     async def start(self) -> None:
-        """Open the state folder."""
+        """Open the state folder, and hold it against another optimizer until the process ends, however it does.
+
+        Raises:
+            Refused: another optimizer holds it.
+        """
+        self._lock = (self._state_dir / "optimizer.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(
+                f"--state-dir {self._state_dir}: in use by another optimizer; stop that one, or give another"
+            ) from None
         self.engine = OptimizerEngine(
             name=self.name,
             incarnation=self._incarnation,
@@ -84,6 +96,7 @@ class OptimizerService:
         if self._link is not None:
             self._link.mailbox.close("the optimizer stops")
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+        self._lock.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """For the server; the data stream is given and taken as raw messages."""

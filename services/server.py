@@ -37,7 +37,7 @@ _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     # Below the clients' ping interval: a server's default of five minutes ends their connections
     # (too_many_pings).
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
     # Two processes on one port would each get some of the calls.
     ("grpc.so_reuseport", 0),
 )

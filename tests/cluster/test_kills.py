@@ -166,7 +166,8 @@ def test_everything_killed_and_resumed(tmp_path: Path, tiers: int, corpus: Path,
     resumed = tiermesh(*arguments, "--resume", "--json")
     assert resumed.returncode == 0, resumed.stderr
     result = json.loads(resumed.stdout.splitlines()[-1])
-    assert (result["state"], result["step"], result["generation"]) == ("succeeded", STEPS, 2)
+    assert (result["state"], result["step"]) == ("succeeded", STEPS)
+    assert result["generation"] >= 2, "it went back to a checkpoint"
     job = jobs.Job(
         checkpoint=result["checkpoint"],
         model_sha256=result["model_sha256"],

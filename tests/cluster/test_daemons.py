@@ -1,0 +1,250 @@
+"""Daemons at their edges: starting where they can't, reaching nobody, being stopped, taking over, damaged state."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protos import jobs_pb2 as jobs
+from services.server import KEEPALIVE_SECONDS
+from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
+
+NOBODY = "127.0.0.1:1"
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    assert "Traceback" not in text and "internal error" not in text, text
+    return lines[-1]
+
+
+def error_line(daemon: Daemon) -> str:
+    """The one error that it logged."""
+    (line,) = [line for line in daemon.log_text().splitlines() if " ERROR " in line]
+    assert "internal error" not in line
+    return line
+
+
+# ---- starting ----
+
+
+@pytest.mark.parametrize("role", ["worker", "aggregator", "optimizer"])
+@pytest.mark.parametrize("option", ["--listen", "--metrics-listen"])
+def test_a_port_in_use(tmp_path: Path, role: str, option: str) -> None:
+    with Cluster(tmp_path) as cluster:
+        taken = cluster.aggregator.address
+        state = [] if role == "worker" else ["--state-dir", tmp_path / "state"]
+        listen = [] if option == "--listen" else ["--listen", "127.0.0.1:0"]
+        done = tiermesh(role, option, taken, *listen, *state)
+        assert done.returncode == 2
+        assert f"address {taken}: address already in use; choose another" in last_line(done.stderr)
+        assert not (tmp_path / "state" / "queue.sqlite").exists(), "what can't serve leaves the state alone"
+
+
+@pytest.mark.parametrize("role", ["aggregator", "optimizer"])
+def test_a_state_dir_that_can_not_be(tmp_path: Path, role: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = tiermesh(role, "--listen", "127.0.0.1:0", "--state-dir", tmp_path / "file")
+    assert done.returncode == 2
+    assert str(tmp_path / "file") in last_line(done.stderr)
+    assert "--state-dir" in last_line(done.stderr)
+
+
+@pytest.mark.parametrize("role", ["worker", "aggregator", "optimizer"])
+def test_beyond_loopback_needs_tls_or_insecure(tmp_path: Path, role: str) -> None:
+    state = [] if role == "worker" else ["--state-dir", tmp_path / "state"]
+    done = tiermesh(role, "--listen", "0.0.0.0:0", *state)
+    assert done.returncode == 2
+    assert "neither TLS nor --insecure is given" in last_line(done.stderr)
+
+
+def test_two_optimizers_on_one_state_dir(tmp_path: Path) -> None:
+    with Cluster(tmp_path, tiers=3):
+        done = tiermesh("optimizer", "--listen", "127.0.0.1:0", "--state-dir", tmp_path / "optimizer-state")
+        assert done.returncode == 2
+        line = last_line(done.stderr)
+        assert f"--state-dir {tmp_path / 'optimizer-state'}: in use by another optimizer" in line
+
+
+# ---- reaching nobody ----
+
+
+def test_a_worker_without_an_aggregator(tmp_path: Path) -> None:
+    worker = Daemon("worker", "lonely", tmp_path, "--aggregator", NOBODY)
+    try:
+        worker.ready()
+        worker.wait_log(f"aggregator {NOBODY}: ")
+        assert worker.metric("tiermesh_aggregator_connected") == 0
+        assert worker.terminate() == 0
+    finally:
+        worker.close()
+    warnings = [line for line in worker.log_text().splitlines() if "WARNING" in line]
+    assert len(warnings) == 1 and "trying again" in warnings[0], "said once, not at every attempt"
+
+
+def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) -> None:
+    """It takes jobs, says what they wait for, and goes on when the optimizer is there."""
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()
+        cluster.aggregator.wait_log("; trying again")
+        job = cluster.submit(short_spec)
+        status = cluster.status()
+        assert (status.running_job, status.tiers) == (job, 3)
+        assert status.optimizer.startswith(cluster.to_optimizer.address)
+        assert status.waiting.startswith(f"the optimizer: {cluster.to_optimizer.address}")
+        downloaded = tiermesh("download", job, tmp_path / "out", "--aggregator", cluster.aggregator.address)
+        assert downloaded.returncode == 1
+        assert "is not connected" in last_line(downloaded.stderr)
+        cluster.start_optimizer()
+        cluster.finish(job)
+
+
+def test_commands_without_an_aggregator() -> None:
+    done = tiermesh("jobs", "--aggregator", NOBODY, "--timeout-seconds", "5")
+    assert done.returncode == 1
+    assert f"aggregator {NOBODY}: can't be reached" in last_line(done.stderr)
+
+
+@pytest.mark.slow
+def test_idle_links_stay_up(tmp_path: Path) -> None:
+    """Longer than a server takes to be annoyed by a client's keepalive pings, of which it bears three."""
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        cluster.wait_workers(1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            cluster.aggregator.process.wait(5 * KEEPALIVE_SECONDS)
+        for daemon in cluster.daemons:
+            assert "trying again" not in daemon.log_text(), daemon.log_text()
+
+
+# ---- stopping ----
+
+
+@pytest.mark.parametrize("frozen", ["worker", "aggregator", "optimizer"])
+def test_sigterm_stops_every_role_beside_a_frozen_peer(tmp_path: Path, frozen: str, long_spec: str) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        cluster.wait_step(cluster.submit(long_spec), 2)
+        cluster.serving(frozen).freeze()
+        roles = [role for role in ("worker", "aggregator", "optimizer") if role != frozen]
+        for role in roles:
+            assert cluster.serving(role).terminate() == 0, role
+            log = cluster.serving(role).log_text()
+            assert "stopping: SIGTERM" in log
+            assert "Traceback" not in log and "ERROR" not in log, log
+
+
+def test_a_stopped_cluster_goes_on_where_it_was(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        assert cluster.optimizer is not None
+        for daemon in (cluster.aggregator, cluster.optimizer):
+            assert daemon.terminate() == 0
+            assert "stopping: SIGTERM" in daemon.log_text()
+            assert "ERROR" not in daemon.log_text()
+        cluster.start_optimizer()
+        cluster.start_aggregator()
+        assert bits(cluster.finish(job)) == undisturbed
+
+
+# ---- taking over ----
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_second_aggregator_on_the_state_dir_ends_the_first(
+    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=1, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        older = cluster.aggregator
+        cluster.start_aggregator()
+        assert older.ended() == 1
+        assert "has taken over" in error_line(older)
+        assert bits(cluster.finish(job)) == undisturbed
+        assert cluster.status().epoch == 2
+
+
+def test_an_idle_aggregator_is_ended_too(tmp_path: Path) -> None:
+    with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
+        older = cluster.aggregator
+        cluster.start_aggregator()
+        assert older.ended() == 1
+        line = error_line(older)
+        assert "epoch 2 has taken over from epoch 1" in line and "queue.sqlite" in line
+
+
+def test_an_older_aggregator_does_not_get_the_optimizer_back(tmp_path: Path, long_spec: str) -> None:
+    """Its state is another, so the optimizer alone can tell it."""
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        cluster.aggregator.kill()
+        cluster.start_aggregator()  # epoch 2
+        job = cluster.submit(long_spec)
+        cluster.wait_step(job, 1)
+        other = Daemon(
+            "aggregator", "other", tmp_path,
+            "--state-dir", tmp_path / "other-state", "--optimizer", cluster.to_optimizer.address,
+        )  # fmt: skip
+        try:
+            assert other.ended() == 1
+        finally:
+            other.close()
+        line = error_line(other)
+        assert "aggregator other is of epoch 1, this optimizer obeys epoch 2" in line
+        assert cluster.wait_step(job, cluster.job(job).step + 2).generation == 1
+
+
+# ---- damaged checkpoints ----
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(gpt_spec)
+        newest = 2 * CHECKPOINT_EVERY
+        cluster.wait(job, lambda each: each.checkpoint_step == newest, "its third checkpoint")
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()
+        flip_a_byte(cluster.checkpoints(job) / f"step-{newest:08d}" / "model.safetensors")
+        cluster.start_optimizer()
+        assert bits(cluster.finish(job)) == undisturbed
+        assert f"falling back to step-{CHECKPOINT_EVERY:08d}" in cluster.optimizer.log_text()
+        assert f"step-{newest:08d}: model.safetensors is damaged" in cluster.optimizer.log_text()
+
+
+def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short_spec: str) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 1)
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()
+        for folder in cluster.checkpoints(job).glob("step-*"):
+            flip_a_byte(folder / "optimizer.safetensors")
+        cluster.start_optimizer()
+        ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
+        assert ended.state == jobs.FAILED
+        assert "none of 1 is intact" in ended.detail and "restore one from a copy" in ended.detail
+        cluster.finish(cluster.submit(short_spec))
+
+
+def test_a_damaged_checkpoint_is_not_downloaded(tmp_path: Path, short_spec: str) -> None:
+    with Cluster(tmp_path, workers=1) as cluster:
+        job = cluster.submit(short_spec)
+        cluster.finish(job)
+        flip_a_byte(cluster.checkpoints(job) / "step-00000005" / "model.safetensors")
+        arguments = ("download", job, tmp_path / "out", "--aggregator", cluster.aggregator.address)
+        damaged = tiermesh(*arguments, "--step", "5")
+        assert damaged.returncode == 2
+        assert "model.safetensors is damaged" in last_line(damaged.stderr)
+        assert tiermesh(*arguments).returncode == 0
+        assert eventually((tmp_path / "out" / "step-00000000").is_dir, "the checkpoint before")

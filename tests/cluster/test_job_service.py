@@ -1,0 +1,185 @@
+"""The job service, over the command line and over generated stubs; health, reflection and metrics of each role."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos import jobs_pb2 as jobs
+from services.checkpoints import read_checkpoint
+from tests.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
+from tests.cluster.harness import LIMIT_SECONDS, ROOT, Cluster, Daemon, environment, tiermesh
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("job-service"), tiers=3, workers=2) as cluster:
+        cluster.wait_workers(2)
+        yield cluster
+
+
+def told(cluster: Cluster, *arguments: object) -> dict[str, Any]:
+    """The JSON result of a command that succeeds."""
+    done = tiermesh(*arguments, "--aggregator", cluster.aggregator.address, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(result, dict)
+    return result
+
+
+def test_a_job_over_the_command_line(
+    cluster: Cluster, corpus: Path, undisturbed: Bits, tmp_path: Path
+) -> None:
+    config = write_config(corpus.parent, gpt_config(corpus))
+    ended = told(cluster, "submit", config, "--follow")
+    assert (ended["state"], ended["step"], ended["model_sha256"]) == (
+        "succeeded",
+        STEPS,
+        undisturbed.model_sha256,
+    )
+    assert ended["validation_loss"] == undisturbed.validation_loss
+    job = ended["job"]
+    assert told(cluster, "status", job)["state"] == "succeeded"
+    assert job in [each["job"] for each in told(cluster, "jobs")["jobs"]]
+    assert {each["name"] for each in told(cluster, "status")["workers"]} == {"worker-1", "worker-2"}
+
+    printed = tiermesh("logs", job, "--aggregator", cluster.aggregator.address)
+    assert printed.returncode == 0
+    assert f"Step: {STEPS}, Loss: {undisturbed.loss:.7f}" in printed.stdout
+    assert f"Validation loss: {undisturbed.validation_loss:.7f}" in printed.stdout
+
+    fetched = told(cluster, "download", job, tmp_path)
+    checkpoint = read_checkpoint(Path(fetched["path"]))
+    assert (checkpoint.step, checkpoint.model_sha256) == (STEPS, undisturbed.model_sha256)
+    older = told(cluster, "download", job, tmp_path, "--step", "0")
+    assert read_checkpoint(Path(older["path"])).step == 0
+
+    refused = tiermesh("download", job, tmp_path, "--step", "5", "--aggregator", cluster.aggregator.address)
+    assert refused.returncode == 2
+    assert f"job {job} has no checkpoint of step 5; there are: 0, 4, 8, 12" in refused.stderr
+
+
+def test_a_job_over_generated_stubs(cluster: Cluster, gpt_spec: str, undisturbed: Bits) -> None:
+    stub = cluster.stub
+    job = stub.Submit(jobs.SubmitRequest(name="by stub", spec_json=gpt_spec), timeout=LIMIT_SECONDS)
+    assert job.name == "by stub" and job.state in (jobs.QUEUED, jobs.RUNNING)
+    follow = stub.Logs(jobs.LogsRequest(job=job.id, follow=True), timeout=LIMIT_SECONDS)
+    events = list(stub.Watch(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS))
+    assert [event.job.step for event in events if event.kind == "step"] == list(range(1, STEPS + 1))
+    assert all(event.grad_norm > 0 for event in events if event.kind == "step")
+    assert {event.kind for event in events} >= {"state", "step", "evaluation", "checkpoint"}
+    assert bits(events[-1].job) == undisturbed
+    assert [line.text for line in follow][-1] == f"succeeded: finished {STEPS} steps"
+
+    again = list(stub.Watch(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS))
+    assert [event.job.state for event in again] == [jobs.SUCCEEDED], (
+        "a job that is over: its state, and the end"
+    )
+    files: dict[str, bytes] = {}
+    for part in stub.Download(jobs.DownloadRequest(job=job.id, newest=True), timeout=LIMIT_SECONDS):
+        assert len(part.data) <= 1 << 20 and part.step == STEPS
+        files[part.path] = files.get(part.path, b"") + part.data
+        assert len(files[part.path]) <= part.size
+    folder = Path(events[-1].job.checkpoint)
+    assert files == {path.name: path.read_bytes() for path in folder.iterdir()}
+    stored = stub.Get(jobs.JobRequest(job=job.id), timeout=LIMIT_SECONDS)
+    assert stored == events[-1].job
+
+
+def test_cancelling_frees_the_workers_for_the_next_job(
+    cluster: Cluster, long_spec: str, short_spec: str
+) -> None:
+    running, queued, last = (cluster.submit(spec) for spec in (long_spec, short_spec, short_spec))
+    followed = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "cli.main",
+            "logs",
+            running,
+            "--follow",
+            "--aggregator",
+            cluster.aggregator.address,
+        ],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    cluster.wait_step(running, 2)
+    assert cluster.job(queued).state == jobs.QUEUED
+    assert told(cluster, "cancel", queued)["state"] == "cancelled"
+    answer = told(cluster, "cancel", running)
+    assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by request")
+    assert cluster.finish(last).step == 5
+    out, _ = followed.communicate(timeout=LIMIT_SECONDS)
+    assert followed.returncode == 0
+    assert out.rstrip().endswith("cancelled: cancelled by request")
+    again = tiermesh("cancel", running, "--aggregator", cluster.aggregator.address)
+    assert again.returncode == 2
+    assert f"job {running} is cancelled already" in again.stderr
+    for worker in cluster.workers:
+        worker.wait_log(f"job {running}: cancelled by request")
+
+
+def test_a_job_that_no_worker_can_run(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    """The corpus is there when the job is submitted, and gone, or another, when workers build it."""
+    text = corpus.read_text()
+    for after, reason in ((None, "corpus.txt"), (text + "more", "sha256")):
+        moved = tmp_path / "corpus.txt"
+        moved.write_text(text)
+        spec = spec_of(tmp_path, gpt_config(moved))
+        moved.unlink()
+        if after is not None:
+            moved.write_text(after)
+        job = cluster.submit(spec)
+        ended = cluster.wait(job, lambda each: each.state == jobs.FAILED, "its failure")
+        assert ended.detail.startswith("no worker can run it; worker-")
+        assert reason in ended.detail and "\n" not in ended.detail
+
+
+@pytest.mark.parametrize("role", ["worker", "aggregator", "optimizer"])
+def test_health_and_reflection(cluster: Cluster, role: str) -> None:
+    services = {
+        "worker": [],
+        "aggregator": ["tiermesh.Cluster", "tiermesh.Jobs"],
+        "optimizer": ["tiermesh.Optimizer"],
+    }[role]
+    with grpc.insecure_channel(cluster.serving(role).address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for name in ("", *services):
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=LIMIT_SECONDS)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest
+        requests = [ask(list_services=""), *(ask(file_containing_symbol=name) for name in services)]
+        listed, *files = reflection.ServerReflectionInfo(iter(requests), timeout=LIMIT_SECONDS)
+        names = [each.name for each in listed.list_services_response.service]
+        assert set(names) == {*services, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        assert all(each.file_descriptor_response.file_descriptor_proto for each in files)
+
+
+def test_metrics_of_each_role_know_the_job(cluster: Cluster, short_spec: str) -> None:
+    job = cluster.submit(short_spec)
+    cluster.finish(job)
+    assert cluster.optimizer is not None
+    expected: list[tuple[Daemon, str, str]] = [
+        (cluster.aggregator, "tiermesh_step", "aggregator"),
+        (cluster.aggregator, "tiermesh_commits_total", "aggregator"),
+        (cluster.optimizer, "tiermesh_updates_total", "optimizer"),
+        *((worker, "tiermesh_weights_step", "worker") for worker in cluster.workers),
+    ]
+    for daemon, name, role in expected:
+        assert daemon.metric(name, job=job, role=role) == 5, f"{name} of {daemon.name}"
+    assert cluster.aggregator.metric("tiermesh_validation_loss", job=job) > 0
+    assert all(worker.metric("tiermesh_aggregator_connected") == 1 for worker in cluster.workers)
