@@ -14,7 +14,7 @@ from protos import jobs_pb2 as jobs
 from services.config import load_job
 
 STEPS = 12
-CHECKPOINT_EVERY = 4
+CHECKPOINT_EVERY = 3
 MICRO_BATCHES = 7
 
 

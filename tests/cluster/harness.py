@@ -173,6 +173,7 @@ class Cluster:
         workers: how many to start, named worker-1, worker-2, ...
         options: for every daemon.
         heartbeat_seconds: of the aggregator.
+        recorded: whether aggregator and optimizer record their cores, in `folder`.
     """
 
     known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
@@ -185,6 +186,7 @@ class Cluster:
         workers: int = 0,
         options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
+        recorded: bool = False,
     ) -> None:
         self.folder = folder
         self.tiers = tiers
@@ -196,6 +198,7 @@ class Cluster:
         self.aggregator: Daemon
         self._options = options
         self._heartbeat_seconds = heartbeat_seconds
+        self._recorded = recorded
         self._number_of_workers = workers
         self._channel: grpc.Channel | None = None
         self.stub: JobsStub
@@ -247,7 +250,8 @@ class Cluster:
         """Start the optimizer, or start it again on the same state."""
         state = self.folder / "optimizer-state"
         again = self.optimizer is not None
-        self.optimizer = self._start("optimizer", "optimizer", "--state-dir", state).ready()
+        record = ["--record", self.folder / "optimizer.record"] if self._recorded else []
+        self.optimizer = self._start("optimizer", "optimizer", "--state-dir", state, *record).ready()
         if again:
             self.to_optimizer.target = self.optimizer.port
         else:
@@ -260,6 +264,8 @@ class Cluster:
         arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
         if self.optimizer is not None:
             arguments += ["--optimizer", self.to_optimizer.address]
+        if self._recorded:
+            arguments += ["--record", self.folder / "aggregator.record"]
         again = self._channel is not None
         self.aggregator = self._start("aggregator", "aggregator", *arguments).ready()
         if again:

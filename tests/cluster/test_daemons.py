@@ -211,15 +211,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 ) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
-        newest = 2 * CHECKPOINT_EVERY
-        cluster.wait(job, lambda each: each.checkpoint_step == newest, "its third checkpoint")
+        cluster.wait(job, lambda each: each.checkpoint_step >= CHECKPOINT_EVERY, "its second checkpoint")
         assert cluster.optimizer is not None
         cluster.optimizer.kill()
-        flip_a_byte(cluster.checkpoints(job) / f"step-{newest:08d}" / "model.safetensors")
+        *_, before, newest = sorted(cluster.checkpoints(job).glob("step-*"))
+        flip_a_byte(newest / "model.safetensors")
         cluster.start_optimizer()
         assert bits(cluster.finish(job)) == undisturbed
-        assert f"falling back to step-{CHECKPOINT_EVERY:08d}" in cluster.optimizer.log_text()
-        assert f"step-{newest:08d}: model.safetensors is damaged" in cluster.optimizer.log_text()
+        log = cluster.optimizer.log_text()
+        assert f"{newest}: model.safetensors is damaged" in log
+        assert f"falling back to {before.name}" in log
 
 
 def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short_spec: str) -> None:
@@ -233,7 +234,7 @@ def test_no_intact_checkpoint_fails_the_job(tmp_path: Path, gpt_spec: str, short
         cluster.start_optimizer()
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED
-        assert "none of 1 is intact" in ended.detail and "restore one from a copy" in ended.detail
+        assert "none of" in ended.detail and "restore one from a copy" in ended.detail
         cluster.finish(cluster.submit(short_spec))
 
 
