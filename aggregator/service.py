@@ -33,6 +33,7 @@ from services.errors import Refused
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
 from services.process import describe
+from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
 from services.tensors.kernels import Float32Array
@@ -95,7 +96,9 @@ class AggregatorService:
             for job, spec_json, fingerprint in self._queue.jobs()
         ]
         self.journal = Journal(self._state_dir / "logs")
-        self.core = AggregatorCore(
+        self.core = make_core(
+            AggregatorCore,
+            self._record,
             name=self.name,
             epoch=epoch,
             records=records,
@@ -129,6 +132,7 @@ class AggregatorService:
             incarnation=self._incarnation,
             state_dir=self._state_dir,
             metrics=OptimizerMetrics(self.metrics.registry),
+            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
         )
         return LocalOptimizer(self._engine, name=self.name, epoch=epoch, events=events)
 

@@ -30,6 +30,7 @@ from services.errors import Refused, TiermeshError
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.process import describe
+from services.record import make_core
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 from services.tensors.wire import pack, serialize
@@ -55,11 +56,13 @@ class Outlet:
 class OptimizerEngine:
     """One optimizer: its core, its tensors, its threads."""
 
-    def __init__(self, *, name: str, incarnation: str, state_dir: Path, metrics: OptimizerMetrics) -> None:
+    def __init__(
+        self, *, name: str, incarnation: str, state_dir: Path, metrics: OptimizerMetrics, record: Path | None
+    ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.store = JobStore(state_dir / "checkpoints")
-        self.core = OptimizerCore(name=name)
+        self.core = make_core(OptimizerCore, record, name=name)
         self._metrics = metrics
         self._outlet: Outlet | None = None
         self._config: JobConfig | None = None

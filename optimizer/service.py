@@ -85,6 +85,7 @@ class OptimizerService:
             incarnation=self._incarnation,
             state_dir=self._state_dir,
             metrics=self._metrics,
+            record=self._record,
         )
 
     async def run(self) -> None:

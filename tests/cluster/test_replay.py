@@ -1,0 +1,31 @@
+"""A recorded run of real daemons replays through the cores to the same effects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.core import AggregatorCore
+from optimizer.core import OptimizerCore
+from services.record import ReplayDiffers, replay
+from tests.cluster.harness import Cluster
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, gpt_spec: str) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=2, recorded=True) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        cluster.workers[0].kill()  # so that a lease is given anew
+        cluster.finish(job)
+    aggregator_record = tmp_path / "aggregator.record"
+    optimizer_record = tmp_path / ("optimizer.record" if tiers == 3 else "aggregator.record.optimizer")
+    assert replay(aggregator_record, AggregatorCore) > 100
+    assert replay(optimizer_record, OptimizerCore) > 50
+
+    lines = optimizer_record.read_text().splitlines(keepends=True)
+    staged = next(number for number, line in enumerate(lines) if "optimizer.events:Stage" in line)
+    optimizer_record.write_text("".join(lines[:staged] + lines[staged + 1 :]))
+    with pytest.raises(ReplayDiffers, match="line"):
+        replay(optimizer_record, OptimizerCore)
