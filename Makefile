@@ -1,6 +1,6 @@
 # make install   .venv with everything that demo and test need; .venv/bin/tiermesh is the command
 # make demo      a 3-tier cluster on this machine trains a small GPT
-# make test      all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
+# make test      lint, then all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
 # make protos    renew the generated modules of protos/            make clean   remove what make made
 SHELL := /bin/sh
@@ -36,7 +36,7 @@ demo: install
 	@mkdir -p build
 	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo
 
-test: install
+test: lint
 	$(BIN)/python -m pytest
 
 test-slow: install

@@ -25,7 +25,7 @@ Core = TypeVar("Core")
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""
 PULLS = ("next_weights", "next_chunk")
-"""Methods that hand out what is next, counted as sent. One that returns None has changed nothing, and is not recorded."""
+"""Methods that hand out what is next, counted as sent. One that gives None has changed nothing and is not recorded."""
 
 
 class ReplayDiffers(TiermeshError):
@@ -116,7 +116,7 @@ def replay(path: Path, kind: Callable[..., Any]) -> int:
     if first.get("core") != _name_of(kind):
         raise Refused(f"{path}: line 1: core {first.get('core')!r}, expected a record of {_name_of(kind)}")
     core = kind(**{key: decode(each) for key, each in first["arguments"].items()})
-    for number, line in lines:  # noqa: B007: the number of the last line is the number of calls, and one more
+    for number, line in lines:  # noqa: B007  # the last line's number is that of the calls, and one more
         name = line.get("call")
         if name not in INPUTS + PULLS:
             raise Refused(
