@@ -116,7 +116,7 @@ def replay(path: Path, kind: Callable[..., Any]) -> int:
     if first.get("core") != _name_of(kind):
         raise Refused(f"{path}: line 1: core {first.get('core')!r}, expected a record of {_name_of(kind)}")
     core = kind(**{key: decode(each) for key, each in first["arguments"].items()})
-    for number, line in lines:  # noqa: B007  # the last line's number is that of the calls, and one more
+    for number, line in lines:  # the last line's number is that of the calls, and one more
         name = line.get("call")
         if name not in INPUTS + PULLS:
             raise Refused(

@@ -148,5 +148,5 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     path.write_text("")
     with pytest.raises(Refused, match="line 1: core None"):
         replay(path, OptimizerCore)
-    with pytest.raises(Refused, match="--record .*no-such-folder"):
+    with pytest.raises(Refused, match=r"--record .*no-such-folder"):
         Recorder(tmp_path / "no-such-folder" / "record")
