@@ -32,7 +32,6 @@ from services.envelope import OptimizerBody, unseal
 from services.errors import Refused
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
-from services.process import describe
 from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
@@ -163,7 +162,6 @@ class AggregatorService:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: Exception) -> None:
-        log.error("%s", describe(error))
         if not self._failed.done():
             self._failed.set_exception(error)
 
@@ -177,6 +175,8 @@ class AggregatorService:
             values: of the gradient chunk that just arrived.
             message: of the weights chunk that just arrived, as it came.
         """
+        if self._failed.done():
+            return  # whatever comes while the service ends is for its successor
         clock = Clock(time.monotonic(), time.time())
         sums: list[ev.Keep | ev.Drop | ev.DropAll | ev.Merge | ev.Forward] = []
         try:
