@@ -73,7 +73,7 @@ def check(
             below = reference({**exact, name: exact[name] - step * direction})
             slope = SEED * float(((above - below) * weights).sum()) / (2 * step)
             found = float((gradients[name].astype(np.float64) * direction).sum())
-            assert found == pytest.approx(slope, rel=1e-4, abs=1e-4 * size), name
+            assert found == pytest.approx(slope, rel=1e-4, abs=float(1e-4 * size)), name
 
 
 def exact_gelu(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
