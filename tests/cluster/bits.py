@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,15 @@ def spec_of(folder: Path, config: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Bits:
-    """What a finished job's result comes down to."""
+    """What a finished job's result comes down to.
+
+    The last step's loss is no part of it: an aggregator that is killed right after that step takes it along.
+    """
 
     model_sha256: str
     optimizer_sha256: str
     validation_loss: float
-    loss: float
+    loss: float = field(compare=False)
 
 
 def bits(job: jobs.Job) -> Bits:
