@@ -2,9 +2,11 @@
 # make demo      a 3-tier cluster on this machine trains a small GPT
 # make test      lint, then all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
+# make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
 # make protos    renew the generated modules of protos/            make clean   remove what make made
 SHELL := /bin/sh
 PYTHON ?=
+SEEDS ?= 500
 UV ?= uv
 BIN := .venv/bin
 
@@ -13,7 +15,7 @@ BIN := .venv/bin
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: install demo test test-slow lint bench lock protos clean
+.PHONY: install demo test test-slow simulate lint bench lock protos clean
 
 install: $(installed)
 
@@ -41,6 +43,9 @@ test: lint
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+simulate: install
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 lint: install
 	$(BIN)/ruff check .
