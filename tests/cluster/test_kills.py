@@ -116,6 +116,17 @@ def test_a_frozen_worker_loses_its_leases_and_may_come_back(
         cluster.wait_workers(2)
 
 
+def test_a_frozen_aggregator_is_looked_for_anew(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 3)
+        cluster.aggregator.freeze()
+        cluster.workers[0].wait_log("silent for")
+        cluster.aggregator.thaw()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+
+
 def test_a_submitted_job_survives_kill_9(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path) as cluster:
         job = cluster.submit(short_spec)

@@ -16,7 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.checkpoints import CheckpointInfo, newest_checkpoint, read_checkpoint, write_checkpoint
+from services.checkpoints import (
+    CheckpointInfo,
+    newest_checkpoint,
+    newest_that,
+    read_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
 from services.errors import Failed, Refused
 from services.tensors.layout import Layout
 
@@ -59,8 +66,12 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.sampled_from(FILE_NAMES), st.integers(0, 10**9))
-def test_no_flipped_bit_is_loaded(intact: Path, name: str, position: int) -> None:
+@given(
+    st.sampled_from([read_checkpoint, verify_checkpoint]), st.sampled_from(FILE_NAMES), st.integers(0, 10**9)
+)
+def test_no_flipped_bit_is_loaded(
+    intact: Path, take: Callable[[Path], object], name: str, position: int
+) -> None:
     file = intact / name
     original = file.read_bytes()
     bit = position % (8 * len(original))
@@ -69,10 +80,21 @@ def test_no_flipped_bit_is_loaded(intact: Path, name: str, position: int) -> Non
     file.write_bytes(damaged)
     try:
         with pytest.raises(Refused, match=name.replace(".", r"\.")) as refusal:
-            read_checkpoint(intact)
+            take(intact)
     finally:
         file.write_bytes(original)
     assert "\n" not in str(refusal.value)
+
+
+def test_what_is_verified_is_the_newest_that_would_be_read(tmp_path: Path) -> None:
+    for step in (0, 5, 10):
+        write(tmp_path, step)
+    damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    read, told = newest_checkpoint(tmp_path)
+    assert read is not None
+    assert newest_that(verify_checkpoint, tmp_path) == (read.path, told)
+    assert read.step == 5
 
 
 @pytest.mark.parametrize("name", FILE_NAMES)
