@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
+IDLE_OPTIMISM = 1.05
+"""Each step without work raises a worker's supposed speed by this factor, until it is given some and measured anew."""
 
 
 class Version(NamedTuple):
@@ -69,6 +71,10 @@ class Member:
         """Take a finished lease into the measured speed."""
         rate = micro_batches / max(seconds, 1e-6)
         self.speed = rate if not self.speed else SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * rate
+
+    def idled(self) -> None:
+        """A step had no work for it: what was measured may not hold any more, so it is thought a little faster."""
+        self.speed *= IDLE_OPTIMISM
 
     def describe(self) -> str:
         """One word for people on what it is doing."""

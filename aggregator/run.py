@@ -233,7 +233,11 @@ class Run:
         else:
             self.job.phase = "train"
             self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now)
-            self.sum.distribute(speeds([each for each in self._able() if each.holds is not None]), now)
+            expected = [each for each in self._able() if each.holds is not None]
+            self.sum.distribute(speeds(expected), now)
+            for member in expected:
+                if not self.sum.of_session(member.session):
+                    member.idled()
 
     def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
         """The optimizer has put a checkpoint on disk."""

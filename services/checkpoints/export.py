@@ -56,7 +56,7 @@ def import_tensor(entry: Entry, tensor: NDArray[np.generic], weights: Float32Arr
 
 
 def read_constants(files: Mapping[str, bytes]) -> dict[str, Float32Array]:
-    """The tensors of the worker's constants file; none if it gave none.
+    """The tensors of the worker's constants file by name, in the order of names; none if it gave none.
 
     Raises:
         Refused: the file is no safetensors file of float32 tensors.
@@ -70,4 +70,5 @@ def read_constants(files: Mapping[str, bytes]) -> dict[str, Float32Array]:
     for name, tensor in constants.items():
         if tensor.dtype != np.float32:
             raise Refused(f"{CONSTANTS_FILE}: {name} is {tensor.dtype}, expected float32")
-    return dict(constants)
+    # The library hands them out in another order each time; the model file's bytes must not hang on that.
+    return dict(sorted(constants.items()))

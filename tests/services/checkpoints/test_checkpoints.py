@@ -170,6 +170,20 @@ def test_tensors_with_the_same_name_are_refused(tmp_path: Path) -> None:
         write(tmp_path, files=clash)
 
 
+def test_the_order_in_which_constants_are_read_makes_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = {name: np.full(2, number, np.float32) for number, name in enumerate("cab")}
+    hashes = set()
+    for run, order in enumerate(("abc", "cba", "bca")):
+        monkeypatch.setattr(
+            "services.checkpoints.export.load",
+            lambda data, order=order: {name: constants[name] for name in order},
+        )
+        hashes.add(write(tmp_path / str(run), files={CONSTANTS_FILE: b""}).model_sha256)
+    assert len(hashes) == 1
+
+
 @pytest.mark.parametrize(
     ("constants", "text"),
     [(b"garbage", "not a safetensors file"), (save({"c": np.zeros(1)}), "c is float64, expected float32")],
