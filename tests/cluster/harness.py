@@ -295,9 +295,7 @@ class Cluster:
 
     def serving(self, role: str) -> Daemon:
         """The daemon of that role: worker-1 of the workers."""
-        daemon = {"worker": self.workers[:1], "aggregator": [self.aggregator], "optimizer": [self.optimizer]}[
-            role
-        ][0]
+        daemon = {"worker": self.workers[0], "aggregator": self.aggregator, "optimizer": self.optimizer}[role]
         assert daemon is not None
         return daemon
 
