@@ -28,6 +28,12 @@ def run_seed(seed: int, tracing: bool = False) -> tuple[int, int, str]:
     return seed, world.commits, ""
 
 
+def report_failure(seed: int, problem: str) -> None:
+    """Print what went wrong, and the command that replays it."""
+    print(f"seed {seed}: {problem}")
+    print(f"    replay: python -m tests.simulation --seed {seed} --trace", flush=True)
+
+
 def run_seeds(first: int, count: int, processes: int) -> int:
     """Run seeds side by side; print those that fail; return how many did."""
     started = time.perf_counter()
@@ -37,10 +43,7 @@ def run_seeds(first: int, count: int, processes: int) -> int:
             steps += committed
             if problem:
                 failed += 1
-                print(
-                    f"seed {seed}: {problem}\n    replay: python -m tests.simulation --seed {seed} --trace",
-                    flush=True,
-                )
+                report_failure(seed, problem)
     seconds = time.perf_counter() - started
     print(f"{count} seeds, {steps} steps, {failed} failed, {seconds:.1f} s")
     return failed

@@ -176,7 +176,7 @@ class AggregatorShell(Process):
         optimizer = self.world.optimizer
         local = self.world.scenario.tiers == 2
         if optimizer is None or not optimizer.alive:
-            self.later(0.01 + self.world.rng.random() ** 2, self.dial)
+            self.later(0.01 + self.world.rng.random() ** 4, self.dial)
             return
         link = Link(self.world, 0, local=local)
         link.connect(

@@ -106,7 +106,7 @@ class OptimizerShell(Process):
                 self.world.committed(self, effect)
                 assert tensors is not None
                 for chunk in range(tensors.job.chunks):
-                    self._kernel.submit(random() * seconds, self._update, tensors, effect, chunk)
+                    self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
             case ev.Say():
                 if self._link is not None:
                     self._link.down_control.send(self.core.epoch, effect.body)

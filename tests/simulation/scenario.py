@@ -23,6 +23,7 @@ class Scenario:
         control_seconds, data_seconds: typical delays of messages.
         skews: factors on them, drawn per stream.
         optimizer_seconds: how long the optimizer's tasks take at most.
+        restart_seconds: how long a process that died stays away at most.
         repeat_control, repeat_chunks: how likely a message comes twice.
         copies_messages: messages go through bytes, so that no two processes share one.
         faults: how many there will be.
@@ -36,6 +37,7 @@ class Scenario:
     data_seconds: float
     skews: tuple[float, ...]
     optimizer_seconds: float
+    restart_seconds: float
     repeat_control: float
     repeat_chunks: float
     copies_messages: bool
@@ -66,6 +68,7 @@ class Scenario:
             data_seconds=slow,
             skews=rng.choice(((1,), (1, 1, 10), (1, 1, 100))),
             optimizer_seconds=rng.choice((0.004, 0.004, 0.1, 1.0)),
+            restart_seconds=rng.choice((0.5, 20.0)),
             repeat_control=rng.choice((0.0, 0.01)),
             repeat_chunks=rng.choice((0.0, 0.02)),
             copies_messages=seed % 16 == 0,
@@ -73,12 +76,40 @@ class Scenario:
             odd_worker=len(jobs) == 1 and rng.random() < 0.1,
         )
 
+    @classmethod
+    def hostile(cls, seed: int) -> Scenario:
+        """A short one with most that can go wrong."""
+        rng = random.Random(seed)
+        chunks = rng.choice((1, 2, 3, 5))
+        return cls(
+            tiers=3,
+            jobs=[_job(rng, 0, 60, chunks, 7, evaluate_every=rng.choice((1, 3)))],
+            workers=rng.choice((2, 3)),
+            control_seconds=0.01,
+            data_seconds=0.01,
+            skews=(1, 30),
+            optimizer_seconds=rng.choice((0.01, 2.0, 6.0)),
+            restart_seconds=0.5,
+            repeat_control=0.05,
+            repeat_chunks=0.05,
+            copies_messages=False,
+            faults=40,
+            odd_worker=False,
+        )
 
-def _job(rng: random.Random, number: int, steps: int, chunks: int, most_micro_batches: int) -> SimulatedJob:
+
+def _job(
+    rng: random.Random,
+    number: int,
+    steps: int,
+    chunks: int,
+    most_micro_batches: int,
+    evaluate_every: int | None = None,
+) -> SimulatedJob:
     plan = JobPlan(
         steps=steps,
         micro_batches=rng.randint(1, most_micro_batches),
-        evaluate_every=rng.choice((0, 7, 20, 50)),
+        evaluate_every=rng.choice((0, 7, 20, 50)) if evaluate_every is None else evaluate_every,
         checkpoint_every=rng.choice((3, 5, 8, 13)),
     )
     return SimulatedJob(number, plan, chunks, rng.randint(0, 9), 0.0)

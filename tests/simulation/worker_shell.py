@@ -67,7 +67,7 @@ class WorkerShell(Process):
         """Connect to the aggregator, again and again."""
         aggregator = self.world.aggregator
         if aggregator is None or not aggregator.alive:
-            self.later(0.01 + self.world.rng.random() ** 2, self.dial)
+            self.later(0.01 + self.world.rng.random() ** 4, self.dial)
             return
         link = self._link = Link(self.world, aggregator.new_session())
         link.connect(
@@ -156,6 +156,7 @@ class WorkerShell(Process):
                 self._do(self._finish_load(effect))
             case ev.Perform():
                 held = self._sums[effect.lease.lease] = HeldSum(effect.lease)
+                self._hold_bound(effect.lease)
                 self._do(self._perform(held))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
@@ -166,6 +167,15 @@ class WorkerShell(Process):
                 self._do(self._build(effect))
             case ev.DropJob():
                 self._do(self._drop())
+
+    def _hold_bound(self, lease: pb.Lease) -> None:
+        """Sums of one version are kept at a time (and initial weights, until there are newer ones)."""
+        version = (lease.generation, lease.step)
+        for other in self._sums.values():
+            must(
+                other.lease.phase != pb.TRAIN or (other.lease.generation, other.lease.step) == version,
+                f"{self.title} still keeps lease {other.lease.lease} when it is to compute {version}",
+            )
 
     # ---- the device ----
 
@@ -253,13 +263,11 @@ class WorkerShell(Process):
             self._events.send(ev.LeaseEvaluated(lease.lease, losses))
             return
         seconds = self._seconds * lease.count * (0.5 + random())
-        yield seconds
+        yield seconds  # what is dropped from now on is computed and told of all the same
         held.key = key_of(job.number, lease.step, weights)
         losses = tuple(job.loss(lease.step, index) for index in indices)
         cut = int(random() * 2 * job.chunks)
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
-            if held.dropped:
-                return
             must(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
             held.ready_from = ready_from
             self._events.send(ev.NodeReady(lease.lease, ready_from, () if ready_from else losses))

@@ -28,6 +28,8 @@ Core = TypeVar("Core")
 
 PATIENCE_SECONDS = 300.0
 """Without a fault, something gets done at least that often (virtual seconds)."""
+MOST_SECONDS = 40_000.0
+"""Every run is over by then."""
 HANG_SECONDS = 1500.0
 """How long a hanging device hangs: longer than the aggregator waits for a lease."""
 
@@ -140,6 +142,7 @@ class World:
             aggregator = self.aggregator
             waits = aggregator.core.waits_for() if aggregator and aggregator.alive else "no aggregator"
             raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
+        must(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
         self.loop.after(10.0, self._watch)
 
     def _moved(self) -> None:
@@ -191,7 +194,7 @@ class World:
         """A process is gone: its links break, and it is started again some time."""
         process.alive = False
         self._cut_links_of(process)
-        delay = 0.02 + self.rng.random() ** 4 * 20
+        delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
         if isinstance(process, WorkerShell):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = bool(others) and self.rng.random() < 0.3
@@ -218,7 +221,7 @@ class World:
     def _maybe_fault(self) -> None:
         while self._faults_at and self._faults_at[0] <= self.commits:
             self._faults_at.pop(0)
-            self.loop.after(self.rng.random() * 2, self._fault)
+            self.loop.after(self.rng.random() * 2 * max(1.0, self.scenario.optimizer_seconds), self._fault)
 
     def _fault(self) -> None:
         self._moved()
@@ -240,7 +243,7 @@ class World:
                         self.lost_in_flight += link.up_data.in_flight
                         link.cut()
             case "worker" if alive:
-                rng.choice(alive).doomed_after = rng.randint(0, 20)
+                self._doom(rng.choice(alive))
             case "aggregator":
                 self._doom(self.aggregator)
             case "optimizer":
@@ -253,8 +256,12 @@ class World:
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
 
     def _doom(self, process: Process | None) -> None:
+        """A process dies now, or soon, between two effects."""
         if process is not None and process.alive:
-            process.doomed_after = self.rng.randint(0, 30)
+            if self.rng.random() < 0.5:
+                process.die()
+            else:
+                process.doomed_after = self.rng.randint(0, 30)
 
     # ---- what must hold ----
 

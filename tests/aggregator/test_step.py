@@ -1,0 +1,97 @@
+"""One step's sum: who computes what, the senders' window, the loss."""
+
+from __future__ import annotations
+
+import math
+
+from aggregator.members import Version
+from aggregator.step import StepSum
+from services.plan import WINDOW_CHUNKS
+from services.tensors.tree import Node
+
+VERSION = Version(1, 7)
+
+
+def granted(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum:
+    """A step that is shared out, with lease ids equal to positions plus 1."""
+    step_sum = StepSum(VERSION, micro_batches, chunks, 0.0)
+    step_sum.distribute(dict.fromkeys(sessions, 1.0), 0.0)
+    for lease, assignment in enumerate(step_sum.assignments, 1):
+        assignment.lease = lease
+    return step_sum
+
+
+def test_the_whole_step_is_nobodys_at_first() -> None:
+    step_sum = StepSum(VERSION, 5, 1, 0.0)
+    assert [each.node for each in step_sum.orphans()] == [Node(0, 5)]
+    step_sum.distribute({}, 0.0)
+    assert [each.node for each in step_sum.orphans()] == [Node(0, 5)]
+
+
+def test_what_a_lost_worker_had_is_shared_out_again() -> None:
+    step_sum = granted(4, 1, 2)
+    step_sum.abandon(1, 5.0)
+    assert [each.node for each in step_sum.orphans()] == [Node(0, 2)]
+    step_sum.distribute({2: 1.0, 3: 1.0}, 5.0)
+    assert step_sum.orphans() == []
+    assert step_sum.sessions() == {2, 3}
+    assert sorted(leaf for each in step_sum.assignments for leaf in range(each.node.first, each.node.stop)) == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+
+
+def test_what_a_lost_worker_had_delivered_is_no_orphan() -> None:
+    step_sum = granted(2, 1, 2)
+    first = step_sum.assignments[0]
+    step_sum.arrive(first, 0, [1.0])
+    step_sum.abandon(1, 5.0)
+    assert step_sum.orphans() == []
+
+
+def test_a_void_lease_is_not_found() -> None:
+    step_sum = granted(2, 1, 2)
+    assert step_sum.by_lease(1) is step_sum.assignments[0]
+    step_sum.abandon(1, 0.0)
+    assert step_sum.by_lease(1) is None
+    assert step_sum.by_lease(0) is None, "0 is no lease"
+
+
+def test_a_worker_is_busy_until_it_has_computed() -> None:
+    step_sum = granted(2, 1, 2)
+    assert step_sum.busy(1) and not step_sum.busy(3)
+    step_sum.of_session(1)[0].computed = True
+    assert not step_sum.busy(1) and step_sum.busy(2)
+
+
+def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None:
+    step_sum = granted(1, 1, chunks=40)
+    assert step_sum.limit == WINDOW_CHUNKS
+    limits = []
+    for chunk in reversed(range(40)):
+        step_sum.arrive(step_sum.assignments[0], chunk, [])
+        if step_sum.widen():
+            limits.append(step_sum.limit)
+    assert limits == [24, 32, 40]
+
+
+def test_a_small_layout_needs_no_window_messages() -> None:
+    step_sum = granted(1, 1, chunks=3)
+    assert step_sum.limit == 3
+    step_sum.arrive(step_sum.assignments[0], 2, [])
+    assert not step_sum.widen()
+
+
+def test_the_loss_is_the_mean_over_micro_batches_in_their_order() -> None:
+    step_sum = granted(3, 1, 2)
+    losses = [0.1, 0.7, 1e16]
+    assert step_sum.loss is None
+    for assignment in reversed(step_sum.assignments):
+        node = assignment.node
+        step_sum.arrive(assignment, 0, losses[node.first : node.stop])
+    assert step_sum.loss == math.fsum(losses) / 3
+
+
+def test_losses_of_another_length_are_not_believed() -> None:
+    step_sum = granted(2, 1)
+    step_sum.arrive(step_sum.assignments[0], 0, [1.0])
+    assert step_sum.loss is None

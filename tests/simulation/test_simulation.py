@@ -1,0 +1,226 @@
+"""Many whole clusters, each with its own faults; and the same with a core that is broken on purpose.
+
+A failing seed prints the command that replays it. More seeds: `python -m tests.simulation --seeds 10000`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregator.coverage import Coverage
+from aggregator.flow import WeightStore
+from aggregator.members import Version
+from aggregator.report import Report
+from aggregator.run import Run
+from aggregator.step import StepSum
+from optimizer.core import OptimizerCore
+from optimizer.events import SaveGeneration, Snapshot
+from protos import cluster_pb2 as pb
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import World
+from worker.core import WorkerCore
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 500
+
+
+def test_clusters_end_in_the_bits_of_an_undisturbed_run() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seeds", str(SEEDS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"{SEEDS} seeds" in run.stdout and " 0 failed" in run.stdout
+
+
+def test_a_failing_seed_prints_the_command_that_replays_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.simulation.__main__ import report_failure, run_seed
+
+    monkeypatch.setattr(StepSum, "abandon", lambda self, session, now: None)
+    seed, _, problem = next(result for result in map(run_seed, range(50)) if result[2])
+    report_failure(seed, problem)
+    assert f"python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
+    assert run_seed(seed)[2] == problem, "a seed does the same each time"
+
+
+# ---- it bites: known mistakes, some of them once made ----
+
+
+def counts_duplicates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Coverage, "covers", lambda self, node, chunk: False)
+
+
+def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "abandon", lambda self, session, now: None)
+
+
+def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
+    def chunk_arrived(self: Run, member: Any, header: Any, now: float) -> None:
+        if self.sum is not None and self.sum.assignments:
+            self.flow.gradient(self.sum, self.sum.assignments[0], header, self.elements)
+
+    patch.setattr(Run, "chunk_arrived", chunk_arrived)
+
+
+def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "reopen", lambda self, chunks: [])
+
+
+def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
+    advance = Run._advance
+    patch.setattr(Run, "_advance", lambda self, now: advance(self, now) if self.sum is not None else None)
+    # ... by an aggregator that does not know what its predecessor evaluated:
+    evaluated = Report.evaluated
+
+    def noted(self: Any, version: Version, loss: float) -> None:
+        self.known = version.step
+        evaluated(self, version, loss)
+
+    patch.setattr(Report, "evaluated", noted)
+    patch.setattr(Report, "evaluated_step", property(lambda self: getattr(self, "known", None)))
+
+
+def sends_weights_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
+    def add(self: WeightStore, chunk: int) -> bool:
+        self.prefix = max(self.prefix, chunk + 1 if chunk % 2 else 0)
+        return True
+
+    patch.setattr(WeightStore, "add", add)
+
+
+def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
+    def why_stale(self: OptimizerCore, header: Any) -> str:
+        return "" if self.open_job is not None and header.job == self.open_job.job else "of another job"
+
+    patch.setattr(OptimizerCore, "why_stale", why_stale)
+
+
+def commits_twice(patch: pytest.MonkeyPatch) -> None:
+    commit = OptimizerCore._commit
+
+    def twice(self: OptimizerCore, event: Any) -> None:
+        commit(self, event)
+        if self.open_job is not None and event.step % 50 == 49:
+            self.open_job.step, self.open_job.deciding = event.step, True
+            commit(self, event)
+
+    patch.setattr(OptimizerCore, "_commit", twice)
+
+
+def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
+    handle = OptimizerCore.handle
+
+    def kept(self: OptimizerCore, event: Any) -> list[Any]:
+        effects = handle(self, event)
+        for effect in effects:
+            if isinstance(effect, SaveGeneration) and self.open_job is not None:
+                self.open_job.generation = 1
+        return [effect for effect in effects if not isinstance(effect, SaveGeneration)]
+
+    patch.setattr(OptimizerCore, "handle", kept)
+
+
+def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
+    handle = OptimizerCore.handle
+
+    def early(self: OptimizerCore, event: Any) -> list[Any]:
+        effects = handle(self, event)
+        for effect in list(effects):
+            if isinstance(effect, Snapshot) and effect.step:
+                written = pb.CheckpointWritten(job=effect.job, generation=effect.generation, step=effect.step)
+                self._say(written)
+        told, self._out = self._out, []
+        return effects + told
+
+    patch.setattr(OptimizerCore, "handle", early)
+
+
+def streams_weights_to_whoever_connects(patch: pytest.MonkeyPatch) -> None:
+    connect = OptimizerCore._connect
+
+    def connected(self: OptimizerCore, hello: Any) -> None:
+        connect(self, hello)
+        self._to_send = self.open_job.chunks if self.open_job is not None else None
+
+    def send_weights(self: OptimizerCore, order: pb.SendWeights) -> None:
+        job = self.open_job
+        if job is not None and (order.generation, order.step) == (job.generation, job.step):
+            self._to_send = 0
+
+    patch.setattr(OptimizerCore, "_connect", connected)
+    patch.setattr(OptimizerCore, "_send_weights", send_weights)
+
+
+def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "_drop_leases", lambda self: None)
+
+
+def takes_older_weights(patch: pytest.MonkeyPatch) -> None:
+    weights = WorkerCore._weights
+
+    def taken(self: WorkerCore, header: Any) -> None:
+        if self.job is not None and (header.generation, header.step) < (self.job.receiving or (0, 0)):
+            self.job.receiving = None
+        weights(self, header)
+
+    patch.setattr(WorkerCore, "_weights", taken)
+
+
+def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
+    weights = WorkerCore._weights
+
+    def early(self: WorkerCore, header: Any) -> None:
+        weights(self, header)
+        if self.job is not None and self.job.received and self.job.holds is None:
+            self.job.holds = self.job.receiving
+            self._say(pb.Holding(job=header.job, generation=header.generation, step=header.step))
+
+    patch.setattr(WorkerCore, "_weights", early)
+
+
+def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "_may_go", lambda self, held, chunk: held.ready_from < self.job.chunks)
+
+
+MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
+    counts_duplicates,
+    forgets_orphans,
+    takes_chunks_of_void_leases,
+    ignores_what_the_optimizer_lost,
+    drops_a_commit_while_evaluating,
+    sends_weights_before_they_are_there,
+    stages_stale_chunks,
+    commits_twice,
+    keeps_the_generation,
+    tells_of_checkpoints_too_early,
+    streams_weights_to_whoever_connects,
+    keeps_leases_when_weights_change,
+    takes_older_weights,
+    says_it_holds_what_it_is_loading,
+    sends_before_it_is_computed,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_in_a_core_fails_a_seed(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    for seed in range(100):
+        try:
+            World(seed, scenario=Scenario.hostile(seed)).run()
+        except Exception as error:
+            print(f"seed {seed}: {type(error).__name__}: {error}")
+            return
+    pytest.fail(f"{mistake.__name__} passes 100 seeds")
