@@ -12,7 +12,7 @@ from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.tree import Node
 from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
 from tests.simulation.process import Process, Queue
-from tests.simulation.truth import merged, must
+from tests.simulation.truth import SimulationFailed, merged, must
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -163,10 +163,8 @@ class AggregatorShell(Process):
             if header is None:
                 return
             version, content = self._weights[header.index]
-            must(
-                version == (header.generation, header.step),
-                f"weights of {version} are kept as chunk {header.index}, they are to be sent as {header}",
-            )
+            if version != (header.generation, header.step):
+                raise SimulationFailed(f"weights of {version} are kept where they are to be sent as {header}")
             link.down_data.send(header, content)
 
     # ---- the optimizer ----

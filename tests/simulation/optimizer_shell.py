@@ -10,7 +10,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from tests.simulation.links import CHUNKS_IN_FLIGHT, Link
 from tests.simulation.process import Process, Queue
-from tests.simulation.truth import SimulatedJob, must, updated
+from tests.simulation.truth import SimulatedJob, SimulationFailed, must, updated
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -74,7 +74,8 @@ class OptimizerShell(Process):
             assert self.tensors is not None
             content = self.tensors.weights[header.index]
             expected = self.tensors.job.weights[header.step][header.index]
-            must(content == expected, f"weights sent as {header} are not those of step {header.step}")
+            if content != expected:
+                raise SimulationFailed(f"weights sent as {header} are not those of step {header.step}")
             link.down_data.send(header, content)
 
     # ---- the core ----
@@ -152,10 +153,8 @@ class OptimizerShell(Process):
         must(job.id == effect.job, f"{effect} while {job.id} is open")
         for chunk in range(job.chunks):
             expected = job.sum_of(chunk, effect.step)
-            must(
-                tensors.staged.get(chunk) == expected,
-                f"staged {tensors.staged.get(chunk)}, expected {expected}",
-            )
+            if tensors.staged.get(chunk) != expected:
+                raise SimulationFailed(f"staged {tensors.staged.get(chunk)}, expected {expected}")
         must(len(tensors.staged) == job.chunks, f"staged {sorted(tensors.staged)}")
         tensors.staged.clear()
         step = effect.step

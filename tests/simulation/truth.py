@@ -21,7 +21,7 @@ class SimulationFailed(AssertionError):
 
 
 def must(condition: object, text: str) -> None:
-    """Fail with `text` unless the condition holds."""
+    """Fail with `text` unless the condition holds (where it happens often, spare the making of the text)."""
     if not condition:
         raise SimulationFailed(text)
 
@@ -42,9 +42,12 @@ def node_sum(node: Node, chunk: int, key: int) -> Sum:
 
 def merged(left: Sum, right: Sum, parent: Node) -> Sum:
     """The sum of two siblings, held to be siblings of the same chunk, step and weights."""
-    must(children(parent) == (left.node, right.node), f"{left} + {right} is not a node of the tree: {parent}")
-    must(left.key == right.key and left.chunk == right.chunk, f"added unlike sums: {left} + {right}")
-    must(not left.mask & right.mask, f"micro-batch counted twice: {left} + {right}")
+    if children(parent) != (left.node, right.node):
+        raise SimulationFailed(f"{left} + {right} is not a node of the tree: {parent}")
+    if left.key != right.key or left.chunk != right.chunk:
+        raise SimulationFailed(f"added unlike sums: {left} + {right}")
+    if left.mask & right.mask:
+        raise SimulationFailed(f"micro-batch counted twice: {left} + {right}")
     return Sum(parent, left.mask | right.mask, left.chunk, left.key)
 
 

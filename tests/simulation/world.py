@@ -43,10 +43,12 @@ class Disk:
     generations: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[str, list[tuple[pb.CheckpointWritten, tuple[int, ...]]]] = field(default_factory=dict)
     plans: dict[str, Any] = field(default_factory=dict)
+    unfinished: int = 0
 
     def save(self, effect: SaveJob) -> None:
         """Put a job on disk."""
         self.jobs[effect.job.id] = effect
+        self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
 
     def records(self) -> list[Record]:
         """All jobs, oldest first, as a fresh process reads them."""
@@ -125,15 +127,9 @@ class World:
             self.loop.at(60.0, self._start_worker, "odd", "another")
         self.loop.at(10.0, self._watch)
         self._maybe_fault()
-        while not self._over():
+        while self.disk.unfinished or len(self.disk.jobs) < len(self.jobs):
             self.loop.step()
         self._check_end()
-
-    def _over(self) -> bool:
-        saved = self.disk.jobs
-        return len(saved) == len(self.jobs) and all(
-            each.job.state not in (QUEUED, RUNNING) for each in saved.values()
-        )
 
     def _watch(self) -> None:
         """Something must get done now and then."""
