@@ -1,0 +1,351 @@
+"""Dialogues with the optimizer's core. Each line is one effect, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from optimizer import events as ev
+from optimizer.core import OptimizerCore
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from services.plan import PROTOCOL_VERSION, JobPlan
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.ranges import from_ranges
+
+PLAN = JobPlan(steps=4, micro_batches=2, checkpoint_every=2)
+STATES = {pb.Standing.EMPTY: "empty", pb.Standing.RECEIVING: "receiving", pb.Standing.TRAINING: "training"}
+
+
+def line(effect: ev.Effect) -> str:
+    """An effect on one line."""
+    match effect:
+        case ev.Say(pb.Standing() as body):
+            missing = "".join(f" #{chunk}" for chunk in from_ranges(body.missing, 99))
+            return f"say {STATES[body.state]} {body.generation}.{body.step}, missing{missing or ' nothing'}"
+        case ev.Say(pb.Commit() as body):
+            return f"say commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}"
+        case ev.Say(pb.CheckpointWritten() as body):
+            return f"say checkpoint {body.generation}.{body.step}"
+        case ev.Say(pb.Unable() as body):
+            return f"say unable: {body.reason}"
+        case ev.Refuse():
+            return f"refuse: {effect.reason}"
+        case ev.SaveGeneration():
+            return f"save generation {effect.generation}"
+        case ev.Load() | ev.Allocate():
+            return f"{type(effect).__name__.lower()} {effect.job}"
+        case ev.Stage() | ev.StoreInitial():
+            return f"{'stage' if isinstance(effect, ev.Stage) else 'store'} #{effect.chunk}"
+        case ev.Measure():
+            return f"measure step {effect.step}"
+        case ev.Update():
+            return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
+        case ev.Snapshot():
+            return f"snapshot {effect.generation}.{effect.step}"
+    return "drop job"
+
+
+class Dialogue:
+    """An optimizer's core of a job of two chunks, and what was said to it."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.core = OptimizerCore(name="opt")
+        self.elements = 2 * CHUNK_ELEMENTS
+        self.epoch = epoch
+        assert self.connect(epoch) == []
+
+    def give(self, event: ev.Input) -> list[str]:
+        """Any input."""
+        return [line(effect) for effect in self.core.handle(event)]
+
+    def connect(self, epoch: int, **words: Any) -> list[str]:
+        """An aggregator connects."""
+        hello = {
+            "protocol": PROTOCOL_VERSION,
+            "role": "aggregator",
+            "name": "agg",
+            "epoch_seen": epoch,
+            **words,
+        }
+        return self.give(ev.Connected(pb.Hello(**hello)))
+
+    def order(self, body: Any, epoch: int | None = None) -> list[str]:
+        """An order of the aggregator."""
+        return self.give(ev.Ordered(self.core.epoch if epoch is None else epoch, body))
+
+    def open(self, job: str = "a", generation: int = 0) -> list[str]:
+        """The aggregator opens a job."""
+        return self.order(pb.Open(job=job, spec_json="{}", generation=generation))
+
+    def loaded(self, job: str = "a", generation: int = 0, step: int | None = None) -> list[str]:
+        """A job is found on disk, with a checkpoint of a step or without."""
+        if step is None:
+            return self.give(ev.Loaded(job, PLAN, generation))
+        written = self.written(generation, step, job)
+        return self.give(ev.Loaded(job, PLAN, generation, "layout", self.elements, written))
+
+    @staticmethod
+    def written(generation: int, step: int, job: str = "a") -> pb.CheckpointWritten:
+        """What is told of a checkpoint."""
+        return pb.CheckpointWritten(job=job, generation=generation, step=step, path=f"step-{step}")
+
+    def chunk(
+        self, index: int, generation: int = 1, step: int = 0, *, kind: Any = GRADIENT, **fields: Any
+    ) -> list[str]:
+        """A chunk of a step's sum."""
+        values = {"job": "a", "epoch": self.core.epoch, "index": index, **fields}
+        return self.give(ev.ChunkArrived(ChunkHeader(generation=generation, step=step, kind=kind, **values)))
+
+    def initial(self, index: int) -> list[str]:
+        """A chunk of initial weights."""
+        return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS)
+
+    def measured(self, step: int, finite: bool = True) -> list[str]:
+        """The staged gradient is measured."""
+        return self.give(ev.Measured("a", step, 2.0, finite, 0.1))
+
+    def updated(self, step: int, chunks: Iterable[int] = (0, 1)) -> list[str]:
+        """Chunks are updated."""
+        return [each for chunk in chunks for each in self.give(ev.Updated("a", step, chunk))]
+
+    def stream(self) -> list[str]:
+        """The weights that may be sent now."""
+        lines = []
+        while (header := self.core.next_weights()) is not None:
+            lines.append(f"{header.generation}.{header.step} #{header.index}")
+        return lines
+
+    def send_weights(self, generation: int, step: int) -> list[str]:
+        """The aggregator asks for weights."""
+        return self.order(pb.SendWeights(job="a", generation=generation, step=step))
+
+
+def training(generation: int = 0, step: int = 0) -> Dialogue:
+    """An optimizer that continues a job, under the next generation."""
+    talk = Dialogue()
+    talk.open()
+    talk.loaded(generation=generation, step=step)
+    talk.send_weights(generation + 1, step)
+    talk.stream()
+    return talk
+
+
+# ---- who is obeyed ----
+
+
+def test_an_older_aggregator_is_refused_by_name() -> None:
+    talk = Dialogue(epoch=3)
+    (text,) = talk.connect(2)
+    assert text == (
+        "refuse: aggregator agg is of epoch 2, this optimizer obeys epoch 3: "
+        "a newer aggregator has taken over; stop this one"
+    )
+    assert talk.connect(3) == [], "the same one, after its link broke"
+    assert talk.connect(4) == []
+    assert talk.order(pb.Open(job="a"), epoch=3) == [], "a word of the former one"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"protocol": 7}, "aggregator agg speaks protocol 7, this optimizer 1; install the same version"),
+        ({"role": "worker"}, "agg says that it is a 'worker'; only aggregators attend an optimizer"),
+    ],
+)
+def test_others_are_refused_by_name(words: dict[str, Any], reason: str) -> None:
+    (text,) = Dialogue().connect(1, **words)
+    assert text.startswith(f"refuse: {reason}")
+
+
+# ---- opening a job ----
+
+
+def test_a_job_from_nothing_to_training() -> None:
+    talk = Dialogue()
+    assert talk.open() == ["load a"]
+    assert talk.open() == [], "asked again while it loads"
+    assert talk.loaded() == ["save generation 1", "say empty 1.0, missing nothing"]
+    order = pb.Initialise(job="a", layout_json="layout", files={"config.json": b"{}"})
+    assert talk.order(order) == ["allocate a"]
+    assert talk.order(order) == [], "asked again while room is made"
+    assert talk.initial(0) == [], "no room yet"
+    assert talk.give(ev.Allocated("a", "layout", talk.elements)) == ["say receiving 1.0, missing #0 #1"]
+    assert talk.initial(0) == ["store #0"]
+    assert talk.initial(0) == [], "repeated"
+    assert talk.order(order) == ["say receiving 1.0, missing #1"], "another worker goes on"
+    assert talk.initial(1) == ["store #1", "snapshot 1.0"]
+    assert talk.order(order) == ["say receiving 1.0, missing nothing"]
+    assert talk.initial(1) == []
+    assert talk.give(ev.Saved(talk.written(1, 0))) == [
+        "say training 1.0, missing #0 #1",
+        "say checkpoint 1.0",
+    ]
+    assert talk.order(order) == [], "there are weights by now"
+
+
+def test_another_layout_takes_the_place_of_one_that_was_never_complete() -> None:
+    talk = Dialogue()
+    talk.open()
+    talk.loaded()
+    talk.order(pb.Initialise(job="a", layout_json="one"))
+    talk.give(ev.Allocated("a", "one", talk.elements))
+    talk.initial(0)
+    assert talk.order(pb.Initialise(job="a", layout_json="two")) == ["allocate a"]
+    assert talk.initial(1) == [], "for the layout that is given up"
+    assert talk.give(ev.Allocated("a", "one", talk.elements)) == []
+    assert talk.give(ev.Allocated("a", "two", 1)) == ["say receiving 1.0, missing #0"]
+
+
+def test_a_job_on_disk_continues_under_a_new_generation() -> None:
+    talk = Dialogue()
+    talk.open(generation=6)
+    assert talk.loaded(generation=4, step=2) == [
+        "save generation 7",
+        "say training 7.2, missing #0 #1",
+        "say checkpoint 4.2",
+    ], "above what is on disk, and above what the aggregator has seen"
+
+
+def test_opening_a_job_that_is_open_tells_where_it_stands() -> None:
+    talk = training(step=2)
+    talk.chunk(1, 1, 2)
+    talk.connect(2)
+    assert talk.open() == ["say training 1.2, missing #0", "say checkpoint 0.2"]
+
+
+def test_another_job_takes_the_place_of_the_open_one() -> None:
+    talk = training()
+    assert talk.open("b") == ["drop job", "load b"]
+    assert talk.chunk(0) == []
+    assert talk.order(pb.Close(job="b")) == []
+    assert talk.loaded("b") == [], "closed before it was loaded"
+    assert talk.open("b") == ["load b"]
+
+
+def test_a_job_that_cannot_be_loaded() -> None:
+    talk = Dialogue()
+    talk.open()
+    assert talk.give(ev.Broke("a", "checkpoint: flipped byte")) == ["say unable: checkpoint: flipped byte"]
+    assert talk.open() == ["load a"], "it can be tried again"
+
+
+# ---- a step ----
+
+
+def test_a_step() -> None:
+    talk = training()
+    assert talk.chunk(1) == ["stage #1"]
+    assert talk.chunk(0) == ["stage #0", "measure step 0"]
+    assert talk.measured(0) == ["say commit 1.0", "update step 0"]
+    assert talk.stream() == []
+    assert talk.updated(0, [0]) == []
+    assert talk.stream() == ["1.1 #0"], "each chunk as soon as it is updated"
+    assert talk.updated(0, [1]) == []
+    assert talk.stream() == ["1.1 #1"]
+
+
+def test_stale_and_repeated_chunks_change_nothing() -> None:
+    talk = training(step=2)
+    assert talk.chunk(0, 1, 2) == ["stage #0"]
+    for what in (
+        talk.chunk(0, 1, 2),  # repeated
+        talk.chunk(1, 1, 1),  # a step before
+        talk.chunk(1, 1, 3),  # a step to come
+        talk.chunk(1, 0, 2),  # another generation
+        talk.chunk(1, 1, 2, epoch=9),  # another aggregator
+        talk.chunk(1, 1, 2, job="b"),
+        talk.chunk(7, 1, 2),  # no such chunk
+        talk.initial(1),
+    ):
+        assert what == []
+    assert talk.chunk(1, 1, 2) == ["stage #1", "measure step 2"]
+    assert talk.chunk(1, 1, 2) == [], "being decided"
+
+
+def test_a_step_happens_once() -> None:
+    talk = training()
+    talk.chunk(0)
+    talk.chunk(1)
+    assert talk.measured(0) == ["say commit 1.0", "update step 0"]
+    assert talk.measured(0) == []
+    talk.updated(0)
+    assert talk.chunk(0) == [] and talk.chunk(1) == []
+
+
+def test_a_gradient_that_is_not_finite_is_a_step_that_changes_nothing() -> None:
+    talk = training()
+    talk.chunk(0)
+    talk.chunk(1)
+    assert talk.measured(0, finite=False) == ["say commit 1.0 skipped", "update step 0 skipped"]
+
+
+def test_checkpoints_are_taken_after_a_steps_last_chunk() -> None:
+    talk = training(step=1)
+    talk.chunk(0, 1, 1)
+    talk.chunk(1, 1, 1)
+    talk.measured(1)
+    assert talk.updated(1, [0]) == []
+    assert talk.updated(1, [0]) == [], "repeated"
+    assert talk.updated(1, [1]) == ["snapshot 1.2"]
+    assert talk.give(ev.Saved(talk.written(1, 2))) == ["say checkpoint 1.2"]
+
+
+def test_a_checkpoint_that_could_not_be_written_is_told_to_whoever_comes() -> None:
+    talk = training()
+    talk.give(ev.Disconnected())
+    assert talk.give(ev.Broke("a", "disk full")) == []
+    talk.connect(2)
+    assert talk.open()[-1] == "say unable: disk full"
+
+
+# ---- weights ----
+
+
+def test_weights_are_streamed_to_those_who_asked_on_this_link() -> None:
+    talk = training()
+    talk.chunk(0)
+    talk.chunk(1)
+    talk.connect(2)
+    assert talk.measured(0) == ["say commit 1.0", "update step 0"]
+    talk.updated(0)
+    assert talk.stream() == [], "this aggregator may not know where the job stands"
+    assert talk.send_weights(1, 0) == []
+    assert talk.stream() == ["1.1 #0", "1.1 #1"], "what has come of the version that it asked for"
+
+
+def test_who_has_a_version_asks_for_the_next() -> None:
+    talk = training()
+    talk.connect(1)
+    talk.send_weights(1, 1)
+    assert talk.stream() == []
+    talk.chunk(0)
+    talk.chunk(1)
+    talk.measured(0)
+    talk.updated(0)
+    assert talk.stream() == ["1.1 #0", "1.1 #1"]
+
+
+def test_weights_of_another_generation_are_not_sent() -> None:
+    talk = training()
+    talk.connect(1)
+    talk.send_weights(7, 0)
+    assert talk.stream() == []
+
+
+def test_weights_are_sent_again_when_asked_again() -> None:
+    talk = training()
+    talk.send_weights(1, 0)
+    assert talk.stream() == ["1.0 #0", "1.0 #1"]
+
+
+def test_nothing_is_streamed_while_the_link_is_down() -> None:
+    talk = training()
+    talk.send_weights(1, 0)
+    talk.give(ev.Disconnected())
+    assert talk.stream() == []
+    talk.chunk(0)
+    assert talk.chunk(1) == ["stage #1", "measure step 0"], "what came before counts"
+    assert talk.measured(0) == ["update step 0"], "nobody to tell"

@@ -1,0 +1,327 @@
+"""Dialogues with the worker's core. Each line is one effect, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.plan import WINDOW_CHUNKS
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.ranges import to_ranges
+from worker import events as ev
+from worker.core import WorkerCore
+
+
+def line(effect: ev.Effect) -> str:
+    """An effect on one line."""
+    match effect:
+        case ev.Say(pb.Ready() as body):
+            return f"say ready{f', holds {body.generation}.{body.step}' if body.holds else ''}"
+        case ev.Say(pb.Holding() as body):
+            return f"say holding {body.generation}.{body.step}"
+        case ev.Say(pb.Unable() as body):
+            return f"say unable: {body.reason}"
+        case ev.Say():
+            return f"say {type(effect.body).__name__.lower()}"
+        case ev.Load():
+            return f"load #{effect.header.index}"
+        case ev.FinishLoad():
+            return f"finish load {effect.generation}.{effect.step}"
+        case ev.Perform():
+            return f"perform {effect.lease.lease}"
+        case ev.DropLease():
+            return f"drop lease {effect.lease}"
+        case ev.Build():
+            return f"build {effect.job}"
+    return "drop job"
+
+
+class Dialogue:
+    """A worker's core, and what was said to it."""
+
+    def __init__(self, chunks: int = 3) -> None:
+        self.core = WorkerCore(name="w")
+        self.chunks = chunks
+
+    def give(self, event: ev.Input) -> list[str]:
+        """Any input."""
+        return [line(effect) for effect in self.core.handle(event)]
+
+    def connect(self, epoch: int = 1) -> list[str]:
+        """The streams to an aggregator come up."""
+        self.give(ev.Connected())
+        return self.order(pb.Welcome(name="agg"), epoch)
+
+    def order(self, body: Any, epoch: int | None = None) -> list[str]:
+        """An order of the aggregator."""
+        return self.give(ev.Ordered(self.core.epoch if epoch is None else epoch, body))
+
+    def join(self, job: str = "a") -> list[str]:
+        """The aggregator has a job built."""
+        return self.order(pb.Join(job=job, spec_json="{}"))
+
+    def built(self, job: str = "a") -> list[str]:
+        """The job is built."""
+        return self.give(ev.Built(job, "hash", self.chunks * CHUNK_ELEMENTS, 2, 10))
+
+    def weights(self, generation: int, step: int, *indices: int, **fields: Any) -> list[str]:
+        """Chunks of weights; all of them unless some are named."""
+        lines = []
+        for index in indices or range(self.chunks):
+            values = {"job": "a", "epoch": self.core.epoch, "kind": WEIGHTS, **fields}
+            header = ChunkHeader(generation=generation, step=step, index=index, **values)
+            lines += self.give(ev.WeightsArrived(header))
+        return lines
+
+    def loaded(self, generation: int, step: int) -> list[str]:
+        """The weights are on the mesh."""
+        return self.give(ev.Loaded("a", generation, step))
+
+    def lease(
+        self,
+        lease: int,
+        generation: int = 1,
+        step: int = 0,
+        *,
+        phase: Any = pb.TRAIN,
+        chunks: Iterable[int] = (),
+    ) -> list[str]:
+        """A lease is granted."""
+        return self.order(
+            pb.Lease(
+                job="a",
+                generation=generation,
+                step=step,
+                lease=lease,
+                phase=phase,
+                count=2,
+                chunks=to_ranges(chunks),
+            )
+        )
+
+    def sent(self) -> list[str]:
+        """The chunks that may be sent now."""
+        lines = []
+        while (header := self.core.next_chunk()) is not None:
+            losses = f" losses {list(header.losses)}" if header.losses else ""
+            lines.append(f"{header.lease} #{header.index}{losses}")
+        return lines
+
+
+def holding(chunks: int = 3) -> Dialogue:
+    """A worker that holds the weights of 1.0."""
+    talk = Dialogue(chunks)
+    talk.connect()
+    talk.join()
+    talk.built()
+    talk.weights(1, 0)
+    talk.loaded(1, 0)
+    return talk
+
+
+# ---- the aggregator ----
+
+
+def test_hello_says_what_this_worker_has_seen() -> None:
+    talk = holding()
+    hello = talk.core.hello("one")
+    assert (hello.epoch_seen, hello.layout_hash, hello.incarnation) == (1, "hash", "one")
+    assert (hello.shard_index, hello.shard_count) == (0, 1)
+
+
+def test_orders_of_a_former_aggregator_are_not_obeyed() -> None:
+    talk = Dialogue()
+    talk.connect(epoch=5)
+    assert talk.order(pb.Join(job="a"), epoch=4) == []
+    assert talk.order(pb.Join(job="a"), epoch=5) == ["build a"]
+
+
+def test_nothing_is_said_before_welcome() -> None:
+    talk = holding()
+    talk.give(ev.Disconnected())
+    talk.give(ev.Connected())
+    talk.weights(1, 1)
+    assert talk.loaded(1, 1) == []
+    talk.order(pb.Welcome(), epoch=2)
+    assert talk.join() == ["say ready, holds 1.1"], "the job is still built"
+
+
+def test_a_broken_link_voids_the_leases_but_not_the_weights() -> None:
+    talk = holding()
+    talk.lease(7)
+    assert talk.give(ev.Disconnected()) == ["drop lease 7"]
+    assert talk.sent() == []
+    talk.connect(epoch=2)
+    assert talk.join() == ["say ready, holds 1.0"]
+    assert talk.lease(8) == ["perform 8"]
+
+
+# ---- the job ----
+
+
+def test_a_job_is_built_once() -> None:
+    talk = Dialogue()
+    talk.connect()
+    assert talk.join() == ["build a"]
+    assert talk.join() == [], "being built"
+    assert talk.built() == ["say ready"]
+    assert talk.join() == ["say ready"]
+    assert talk.join("b") == ["drop job", "build b"]
+    assert talk.built("a") == [], "not wanted any more"
+
+
+def test_a_job_that_cannot_be_built() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    assert talk.give(ev.BuildFailed("a", "no such corpus")) == ["say unable: no such corpus"]
+    assert talk.join() == ["build a"], "it can be tried again"
+
+
+def test_leaving_a_job_drops_all_of_it() -> None:
+    talk = holding()
+    talk.lease(7)
+    assert talk.order(pb.Leave(job="b")) == []
+    assert talk.order(pb.Leave(job="a")) == ["drop lease 7", "drop job"]
+    assert talk.lease(8) == []
+
+
+# ---- weights ----
+
+
+def test_weights_of_a_version() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    assert talk.weights(1, 0) == [], "not built yet"
+    talk.built()
+    assert talk.weights(1, 0, 0, 1) == ["load #0", "load #1"]
+    assert talk.weights(1, 0, 1) == [], "repeated"
+    assert talk.weights(1, 0, 2) == ["load #2", "finish load 1.0"]
+    assert talk.lease(7) == [], "not on the mesh yet"
+    assert talk.loaded(1, 0) == ["say holding 1.0"]
+    assert talk.lease(7) == ["perform 7"]
+
+
+def test_stale_weights_change_nothing() -> None:
+    talk = holding()
+    talk.weights(2, 1)
+    talk.loaded(2, 1)
+    assert talk.weights(2, 0) == [] and talk.weights(1, 9) == [], "older versions"
+    assert talk.weights(2, 2, epoch=9) == [] and talk.weights(2, 2, job="b") == []
+    assert talk.weights(2, 2, 7) == [], "no such chunk"
+    assert talk.weights(2, 2, kind=GRADIENT) == []
+    assert talk.lease(7, 2, 1) == ["perform 7"], "it still holds what it held"
+
+
+def test_new_weights_tell_of_the_commit() -> None:
+    talk = holding()
+    talk.lease(7)
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    assert talk.weights(1, 1, 0) == ["drop lease 7", "load #0"]
+    assert talk.sent() == []
+    assert talk.lease(8) == [], "of a version that it holds no more"
+    assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == []
+
+
+def test_a_newer_version_overtakes_one_that_is_being_loaded() -> None:
+    talk = holding()
+    talk.weights(1, 1)
+    talk.weights(1, 2, 0)
+    assert talk.loaded(1, 1) == []
+    talk.weights(1, 2, 1, 2)
+    assert talk.loaded(1, 2) == ["say holding 1.2"]
+
+
+# ---- leases ----
+
+
+def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
+    talk = holding()
+    talk.lease(7)
+    assert talk.lease(7) == [], "repeated"
+    assert talk.sent() == []
+    talk.give(ev.NodeReady(7, 1))
+    assert talk.sent() == ["7 #2", "7 #1"]
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    assert talk.sent() == ["7 #0 losses [1.0, 2.0]"]
+    assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == ["say computed"]
+
+
+def test_only_what_is_wanted_of_a_node_is_sent() -> None:
+    talk = holding()
+    talk.lease(7, chunks=[0, 2])
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    assert talk.sent() == ["7 #2", "7 #0 losses [1.0, 2.0]"]
+
+
+def test_chunks_are_sent_again_when_asked() -> None:
+    talk = holding()
+    talk.lease(7)
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    talk.sent()
+    talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 2])))
+    assert talk.sent() == ["7 #2", "7 #0 losses [1.0, 2.0]"]
+    talk.order(pb.Resend(job="a", lease=99, chunks=to_ranges([0])))
+    assert talk.sent() == []
+
+
+def test_a_revoked_lease_is_dropped() -> None:
+    talk = holding()
+    talk.lease(7)
+    assert talk.order(pb.Revoke(job="a", lease=7)) == ["drop lease 7"]
+    assert talk.order(pb.Revoke(job="a", lease=7)) == []
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    assert talk.sent() == []
+
+
+def test_a_lease_that_fails_is_said_so() -> None:
+    talk = holding()
+    talk.lease(7)
+    assert talk.give(ev.LeaseFailed(7, "out of memory")) == ["drop lease 7", "say unable: out of memory"]
+
+
+def test_nothing_is_sent_beyond_the_window() -> None:
+    talk = holding(chunks=40)
+    talk.lease(7)
+    talk.lease(8)
+    for lease in (7, 8):
+        talk.give(ev.NodeReady(lease, 0, (1.0, 2.0)))
+    assert len(talk.sent()) == 2 * WINDOW_CHUNKS, "what is before the window's end, of each lease"
+    talk.order(pb.Window(job="a", generation=1, step=0, limit=24))
+    talk.order(pb.Window(job="a", generation=1, step=0, limit=20))
+    assert talk.sent() == [f"{lease} #{chunk}" for lease in (7, 8) for chunk in range(23, 15, -1)]
+
+
+def test_a_window_belongs_to_one_aggregator() -> None:
+    talk = holding(chunks=40)
+    talk.order(pb.Window(job="a", generation=1, step=0, limit=40))
+    talk.give(ev.Disconnected())
+    talk.connect(epoch=2)
+    talk.join()
+    talk.lease(9)
+    talk.give(ev.NodeReady(9, 0, (1.0, 2.0)))
+    assert len(talk.sent()) == WINDOW_CHUNKS
+
+
+def test_initial_weights_are_sent_first_chunk_first_when_asked() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    talk.built()
+    assert talk.lease(7, 0, 0, phase=pb.INITIALISE) == ["perform 7"]
+    assert talk.give(ev.Described(7, "layout", {})) == ["say description"]
+    assert talk.sent() == [], "the optimizer says what it lacks"
+    talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 2])))
+    header = talk.core.next_chunk()
+    assert header is not None and (header.index, header.kind) == (0, INITIAL_WEIGHTS)
+    assert talk.sent() == ["7 #2"]
+
+
+def test_an_evaluation_is_over_when_it_is_told() -> None:
+    talk = holding()
+    assert talk.lease(7, phase=pb.EVALUATE) == ["perform 7"]
+    assert talk.give(ev.LeaseEvaluated(7, (pb.BatchLoss(index=0, sum=1.0, tokens=2),))) == ["say evaluated"]
+    assert talk.order(pb.Revoke(job="a", lease=7)) == []
