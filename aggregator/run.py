@@ -91,7 +91,7 @@ class Run:
 
     def waits_for(self) -> str:
         """What the job waits for, for people."""
-        able = [member for member in self._members.values() if member.able]
+        able = self._able()
         if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
             return "the optimizer's answer"
         if not self._members:
@@ -100,8 +100,8 @@ class Run:
             return "workers to build the job: " + ", ".join(
                 f"{member.name} ({member.unfit or member.describe()})" for member in self._members.values()
             )
-        holders = [member.name for member in able if member.holds == self.version]
-        return f"{self.job.phase} of step {self.job.step}; {len(holders)} of {len(able)} workers hold its weights"
+        holders = sum(member.holds == self.version for member in able)
+        return f"{self.job.phase} of step {self.job.step}; {holders} of {len(able)} workers hold its weights"
 
     def is_computing(self, member: Member) -> bool:
         """Whether a worker has something to compute now."""
@@ -122,7 +122,9 @@ class Run:
         """The optimizer says where it stands."""
         self.standing_state = standing.state
         if standing.state == pb.Standing.EMPTY:
-            self._forget_progress()
+            self._forget_weights()
+            self._end_initialisation()
+            self.fitness.layout_hash = ""
             self.dispatch(now)
             return
         version = Version(standing.generation, standing.step)
@@ -151,11 +153,6 @@ class Run:
         self.job.phase = "initialise"
         self.flow.weights.begin(None, 0)
         self._out.put(DropAll())
-
-    def _forget_progress(self) -> None:
-        self._forget_weights()
-        self.fitness.layout_hash = ""
-        self._end_initialisation()
 
     def _end_initialisation(self) -> None:
         current, self.initialisation = self.initialisation, None
@@ -193,10 +190,9 @@ class Run:
                 for node in step_sum.coverage.mark_done(chunk):
                     self._out.put(Drop(chunk, node))
         reopened = to_ranges(step_sum.reopen(sorted(missing)))
-        if not reopened:
-            return
+        self._widen(step_sum)
         for each in step_sum.assignments:
-            if each.lease and each.session is not None:
+            if reopened and each.lease and each.session is not None:
                 self.orders.resend(each.session, each.lease, reopened)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
@@ -281,9 +277,12 @@ class Run:
         assignment = self.sum.by_lease(header.lease) if self.sum is not None else None
         assert self.sum is not None and assignment is not None
         self.flow.gradient(self.sum, assignment, header, self.elements)
-        if self.sum.widen():
-            for session in sorted(self.sum.sessions()):
-                self.orders.window(session, self.sum)
+        self._widen(self.sum)
+
+    def _widen(self, step_sum: StepSum) -> None:
+        if step_sum.widen():
+            for session in sorted(step_sum.sessions()):
+                self.orders.window(session, step_sum)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""

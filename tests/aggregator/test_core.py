@@ -339,6 +339,16 @@ def test_a_new_aggregator_continues_what_the_optimizer_has() -> None:
     assert talk.leases[1] >> 32 == 4, "no lease of another epoch has its id"
 
 
+def test_a_new_aggregators_window_starts_after_what_the_optimizer_has() -> None:
+    before = training(1, chunks=20, step=2)
+    talk = Dialogue(epoch=4, chunks=20, records=before.saved.values())
+    talk.give(ev.Ticked())
+    talk.optimizer()
+    talk.joins(1, holds=(1, 2))
+    lines = talk.stands(1, 2, missing=[0, 1])
+    assert lines[-2:] == ["1 <- window 20", "1 <- train 0-3 of 1.2 only #0 #1"]
+
+
 def test_a_new_aggregator_does_not_compute_what_is_being_decided() -> None:
     before = training(1, step=2)
     talk = Dialogue(epoch=4, records=before.saved.values())

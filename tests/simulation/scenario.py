@@ -47,7 +47,7 @@ class Scenario:
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
         """The scenario of a seed."""
-        wide = rng.random() < 0.03  # more chunks than a window holds
+        wide = rng.random() < 0.06  # more chunks than a window holds
         chunks = rng.randint(17, 24) if wide else rng.choice((1, 1, 1, 2, 2, 3, 4, 5))
         workers = rng.randint(1, 2) if wide else rng.choice((1, 2, 2, 3, 3, 4, 5))
         jobs = [_job(rng, 0, STEPS, chunks, 3 if wide else 9)]

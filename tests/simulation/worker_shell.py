@@ -47,6 +47,7 @@ class WorkerShell(Process):
         self.name = name
         self.core = WorkerCore(name=name)
         self.hang_seconds = 0.0
+        self.fingerprint = fingerprint
         self._incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
         self._seconds = 0.01 * 2 ** world.rng.randint(0, 3)

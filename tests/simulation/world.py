@@ -194,7 +194,7 @@ class World:
         if isinstance(process, WorkerShell):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = bool(others) and self.rng.random() < 0.3
-            self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name)
+            self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
         elif self.scenario.tiers == 2:
             for each in (self.optimizer, self.aggregator):
                 if each is not None:
