@@ -30,7 +30,7 @@ class JobsServicer(GeneratedServicer):
     def __init__(self, service: AggregatorService) -> None:
         self._service = service
 
-    async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:  # noqa: N802
+    async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
         """Queue a job; when this answers, the job survives kill -9."""
         try:
             config = JobConfig.from_json(request.spec_json)
@@ -44,16 +44,16 @@ class JobsServicer(GeneratedServicer):
         self._service.feed(Submitted(job, config.to_json(), plan_of(config)))
         return self._service.core.records[job.id].job
 
-    async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:  # noqa: N802
+    async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:
         """All jobs, oldest first."""
         records = self._service.core.records.values()
         return jobs.ListReply(jobs=[record.job for record in records])
 
-    async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:  # noqa: N802
+    async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """One job as it is now."""
         return await self._job(request.job, context)
 
-    async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:  # noqa: N802
+    async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job."""
         job = await self._job(request.job, context)
         if job.state in ENDED:
@@ -63,9 +63,7 @@ class JobsServicer(GeneratedServicer):
         self._service.feed(CancelAsked(job.id))
         return await self._job(request.job, context)
 
-    async def Watch(  # noqa: N802
-        self, request: jobs.JobRequest, context: Context
-    ) -> AsyncIterator[jobs.JobEvent]:
+    async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
         """The job as it is, then each change; ends with the job."""
         job = await self._job(request.job, context)
         with self._service.journal.subscription(job.id) as events:
@@ -76,9 +74,7 @@ class JobsServicer(GeneratedServicer):
                 event = await events.get()
                 yield event
 
-    async def Logs(  # noqa: N802
-        self, request: jobs.LogsRequest, context: Context
-    ) -> AsyncIterator[jobs.LogLine]:
+    async def Logs(self, request: jobs.LogsRequest, context: Context) -> AsyncIterator[jobs.LogLine]:
         """The job's log so far, and with `follow` until it ends."""
         job = await self._job(request.job, context)
         with self._service.journal.subscription(job.id) as events:
@@ -89,9 +85,7 @@ class JobsServicer(GeneratedServicer):
                 job = event.job
                 yield jobs.LogLine(seconds=event.seconds, text=event.text)
 
-    async def Download(  # noqa: N802
-        self, request: jobs.DownloadRequest, context: Context
-    ) -> AsyncIterator[FilePart]:
+    async def Download(self, request: jobs.DownloadRequest, context: Context) -> AsyncIterator[FilePart]:
         """A checkpoint, file by file."""
         job = await self._job(request.job, context)
         ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
@@ -105,9 +99,7 @@ class JobsServicer(GeneratedServicer):
         except grpc.aio.AioRpcError as error:
             await _abort(context, error.code(), error.details() or "")
 
-    async def Status(  # noqa: N802
-        self, request: jobs.StatusRequest, context: Context
-    ) -> jobs.ClusterStatus:
+    async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """The cluster as it is now."""
         return self._service.core.status(time.monotonic())
 
