@@ -50,7 +50,7 @@ def test_a_failing_seed_prints_the_command_that_replays_it(
     monkeypatch.setattr(StepSum, "abandon", lambda self, session, now: None)
     seed, _, problem = next(result for result in map(run_seed, range(50)) if result[2])
     report_failure(seed, problem)
-    assert f"python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
+    assert f".venv/bin/python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
     assert run_seed(seed)[2] == problem, "a seed does the same each time"
 
 
