@@ -51,5 +51,8 @@ def pytest_runtest_makereport() -> Iterator[Any]:
     report = yield
     if report.failed:
         for daemon in [daemon for cluster in Cluster.known for daemon in cluster.daemons]:
-            report.sections.append((f"log of {daemon.name}", daemon.log_text()[-LOG_CHARACTERS:]))
+            code = daemon.process.poll()
+            state = "still runs" if code is None else f"exit code {code}"
+            title = f"log of {daemon.name}, process {daemon.process.pid}, {state}"
+            report.sections.append((title, daemon.log_text()[-LOG_CHARACTERS:]))
     return report
