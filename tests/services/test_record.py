@@ -88,10 +88,14 @@ def record_world(folder: Path, seed: int) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("seed", [5, 16])
-def test_every_life_of_a_simulated_cluster_replays(tmp_path: Path, seed: int) -> None:
-    paths = record_world(tmp_path, seed)
-    assert len(paths) > 4, "this seed kills nobody; take another"
+def test_every_life_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
+    for seed in range(100):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        paths = record_world(folder, seed)
+        if len(paths) > 4:
+            break
+    assert len(paths) > 4, "no seed kills aggregator and optimizer"
     calls = [replay(path, KINDS[path.stem.split("-")[1]]) for path in paths]
     assert max(calls) > 1000
 
