@@ -44,6 +44,11 @@ class AggregatorShell(Process):
         self.tick()
         self.dial()
 
+    @property
+    def replaced(self) -> bool:
+        """Whether another aggregator has taken the disk over."""
+        return self.world.disk.epoch != self.epoch
+
     # ---- the core ----
 
     def feed(self, event: ev.Input, payload: Any = None) -> None:
@@ -87,9 +92,9 @@ class AggregatorShell(Process):
                 link = self._sessions.pop(effect.session, None)
                 if link is not None:
                     link.close(effect.reason)
-            case ev.SaveJob():
+            case ev.SaveJob() if not self.replaced:
                 self.world.disk.save(effect)
-            case ev.Note():
+            case ev.Note() if not self.replaced:
                 self.world.noted(effect)
 
     def _hold_bound(self) -> None:

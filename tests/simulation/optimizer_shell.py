@@ -43,6 +43,10 @@ class OptimizerShell(Process):
         if not self.alive:
             return
         if isinstance(body, pb.Hello):
+            reason = self.core.why_not(body)
+            if reason:
+                link.close(reason)
+                return
             answer = pb.Hello(role="optimizer", name="optimizer", shard_count=1)
             if self._link is not None and self._link is not link:
                 self._link.close("another aggregator has taken over")

@@ -30,16 +30,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 500
 
 
-def test_clusters_end_in_the_bits_of_an_undisturbed_run() -> None:
+@pytest.mark.timeout(900)  # a minute on two cores of its own
+@pytest.mark.parametrize(("options", "seeds"), [([], SEEDS), (["--hostile"], 200)], ids=["usual", "hostile"])
+def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], seeds: int) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", "--seeds", str(SEEDS)],
+        [sys.executable, "-m", "tests.simulation", *options, "--seeds", str(seeds)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert f"{SEEDS} seeds" in run.stdout and " 0 failed" in run.stdout
+    assert f"{seeds} seeds" in run.stdout and " 0 failed" in run.stdout
 
 
 def test_a_failing_seed_prints_the_command_that_replays_it(

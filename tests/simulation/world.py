@@ -195,6 +195,8 @@ class World:
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = bool(others) and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
+        elif isinstance(process, AggregatorShell) and process is not self.aggregator:
+            return  # one that had been replaced
         elif self.scenario.tiers == 2:
             for each in (self.optimizer, self.aggregator):
                 if each is not None:
@@ -225,6 +227,7 @@ class World:
         kinds = ["link", "link", "worker", "worker", "aggregator"]
         if self.scenario.tiers == 3:
             kinds += ["optimizer", "optimizer link"]
+            kinds += ["usurper"] if rng.random() < 0.2 else []
         kinds += ["everything"] if rng.random() < 0.3 else []
         kinds += ["hang"] if rng.random() < 0.1 else []
         kind = rng.choice(kinds)
@@ -247,9 +250,19 @@ class World:
             case "everything":
                 for process in [self.aggregator, self.optimizer, *alive]:
                     self._doom(process)
+            case "usurper" if self.aggregator is not None and self.aggregator.alive:
+                self._usurp(self.aggregator)
             case "hang" if alive:
                 rng.choice(alive).hang_seconds = HANG_SECONDS
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
+
+    def _usurp(self, former: AggregatorShell) -> None:
+        """Another aggregator is started while one lives on, as far as it is let."""
+        self._start_aggregator()
+        for link in self.links:
+            if former in link.ends and self.optimizer not in link.ends:
+                self.loop.after(self.rng.random() * 20, link.cut)
+        self.loop.after(60.0, former.die)
 
     def _doom(self, process: Process | None) -> None:
         """A process dies now, or soon, between two effects."""
