@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -113,6 +114,7 @@ def run_daemon(
     Returns:
         Exit code: 0 ended or stopped as asked, 2 refused, 1 anything else.
     """
+    faulthandler.enable()  # a native library that crashes would else leave no word in the log
     try:
         return asyncio.run(_supervise(serve, exit_with_parent, stop_seconds))
     except TiermeshError as error:
