@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.report import Skipped
 from mesh.device import Mesh, open_mesh
 from services.config import GPT2Config, JobConfig, load_job
+from worker.parallel import axes_of
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs" / "training_configs" / "nanogpt_shakespeare_char_cpu.yaml"
@@ -50,8 +51,7 @@ def mesh_of(config: JobConfig) -> Mesh:
         device.mesh_shape,
         backend="emulator",
         dtype=device.dtype,
-        enable_ddp=device.enable_ddp,
-        enable_tp=False,
+        axes=axes_of(device),
     )
 
 

@@ -16,11 +16,8 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     Raises:
         Refused: for the first thing that is wrong.
     """
-    from mesh.axes import parallel_axes
-
     config = read_job(path, overrides, output)
     device = config.device
-    parallel_axes(device.mesh_shape, enable_ddp=device.enable_ddp, enable_tp=device.enable_tp)
     fields: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,
@@ -29,6 +26,8 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
         "batch_size": config.batch_size,
         "sequences_per_step": config.sequences_per_step,
         "mesh_shape": list(device.mesh_shape),
+        "data_parallel": device.data_parallel_size,
+        "tensor_parallel": device.tensor_parallel_size,
         "optimizer": config.optimizer.type,
         "schedule": config.schedule.type,
         "data": config.data.path if config.data else None,

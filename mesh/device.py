@@ -8,11 +8,13 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from mesh.axes import Axes, parallel_axes
+from mesh.axes import Axes
 from mesh.door import device_module
 from services.errors import Failed, Refused
 
 DTYPES = ("bfloat16", "float32")
+
+_ONE_CHIP = Axes()
 
 _open_lock = threading.Lock()
 _open_mesh: Mesh | None = None
@@ -46,6 +48,16 @@ class Mesh:
         """Number of chips."""
         return self.shape[0] * self.shape[1]
 
+    @property
+    def data_size(self) -> int:
+        """Chips along the data axis, 1 without one."""
+        return 1 if self.axes.data is None else self.shape[self.axes.data]
+
+    @property
+    def tensor_size(self) -> int:
+        """Chips along the tensor axis, 1 without one."""
+        return 1 if self.axes.tensor is None else self.shape[self.axes.tensor]
+
     def close(self) -> None:
         """Wait for the device and close it. Closing twice is no error; tensors are useless afterwards."""
         global _open_mesh
@@ -73,8 +85,7 @@ def open_mesh(
     *,
     backend: str = "auto",
     dtype: str | None = None,
-    enable_ddp: bool = False,
-    enable_tp: bool = False,
+    axes: Axes = _ONE_CHIP,
     module: Any = None,
 ) -> Mesh:
     """Open a mesh of (rows, cols) chips.
@@ -83,15 +94,13 @@ def open_mesh(
         mesh_shape: rows and cols.
         backend: `auto`, `ttnn` or `emulator`.
         dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn, float32 on the emulator.
-        enable_ddp: whether the data is split over the mesh.
-        enable_tp: tensor parallel, refused as not built yet.
+        axes: which axis carries which strategy; chips along an axis without one do the same work twice.
         module: a device module to use instead of the backend's.
 
     Raises Refused for values that can't be, Failed if the device refuses, or if this process has a mesh open: a
     second one crashes ttnn.
     """
     global _open_mesh
-    axes = parallel_axes((mesh_shape[0], mesh_shape[1]), enable_ddp=enable_ddp, enable_tp=enable_tp)
     tt = device_module(backend) if module is None else module
     emulated = str(tt.__name__) == "mesh.emulator"
     if dtype is None:
@@ -100,6 +109,8 @@ def open_mesh(
         raise Refused(f"device_config.dtype: {dtype!r}, expected one of {', '.join(DTYPES)}")
     if dtype == "float32" and not emulated:
         raise Refused("device_config.dtype: 'float32' needs ops that ttnn has in bfloat16 only; use bfloat16")
+    if len(mesh_shape) != 2 or min(mesh_shape) < 1:
+        raise Refused(f"device_config.mesh_shape: {list(mesh_shape)}, expected [rows, cols], both 1 or more")
     shape = (int(mesh_shape[0]), int(mesh_shape[1]))
     with _open_lock:
         if _open_mesh is not None:

@@ -8,23 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
+from mesh.placement import PARTIAL, WHOLE, Placement, Placements
+
+Array = npt.NDArray[Any]
 
 _UPLOADED = (np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int32))
 
 
-def upload(
-    mesh: Mesh, array: npt.NDArray[Any], *, dtype: Any, layout: Any, shard_dim_data: int | None = None
-) -> Any:
-    """A tensor of `array`'s values, copied to every chip or in equal parts of a dimension along the data axis.
+def upload(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, placements: Placements = WHOLE) -> Any:
+    """A tensor of `array`'s values, whole or in equal pieces over the axes of the mesh.
 
     Args:
         mesh: the mesh.
         array: float32, uint32 or int32, rank 1 or more.
         dtype: the tensor's dtype (of `mesh.tt`); float values are rounded to it.
         layout: the tensor's layout (of `mesh.tt`).
-        shard_dim_data: the dimension to split; None replicates. Without a data axis there is nothing to split.
+        placements: replicated or sharded; an axis that the mesh hasn't got has nothing to split.
 
-    Raises ValueError for other arrays, and if the chips don't divide the dimension.
+    Raises ValueError for other arrays, and if the devices don't divide a dimension.
     """
     if array.dtype not in _UPLOADED or array.ndim == 0:
         raise ValueError(
@@ -35,38 +36,68 @@ def upload(
     if floating != (array.dtype == np.float32):
         raise ValueError(f"upload: {array.dtype} array for {dtype}; convert it first")
     values = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
-    if shard_dim_data is None or mesh.axes.data is None:
-        mapper = tt.replicate_tensor_to_mesh_mapper(mesh.handle)
-    else:
-        size = array.shape[shard_dim_data]
-        if size % mesh.axes.data_size or size == 0:
-            raise ValueError(
-                f"upload: dimension {shard_dim_data} of size {size} can't be split over {mesh.axes.data_size} chips"
-            )
-        placements: list[Any] = [tt.PlacementReplicate(), tt.PlacementReplicate()]
-        placements[mesh.axes.data] = tt.PlacementShard(shard_dim_data % array.ndim)
-        mapper = tt.create_mesh_mapper(mesh.handle, tt.MeshMapperConfig(placements))
+    mapper = _mapper(mesh, array.shape, placements)
     return tt.Tensor(values, dtype, device=mesh.handle, layout=layout, mesh_mapper=mapper)
 
 
-def download(mesh: Mesh, tensor: Any) -> npt.NDArray[Any]:
-    """The first chip's values in row-major order: all there is of a replicated tensor, read from one chip only.
+def download(mesh: Mesh, tensor: Any, placements: Placements = WHOLE) -> Array:
+    """The whole tensor in row-major order, put together from its pieces; each is read from one device only.
 
-    float32 for both float dtypes, else the tensor's own dtype.
+    float32 for both float dtypes, else the tensor's own dtype. Raises ValueError for a partial tensor.
     """
-    values: npt.NDArray[Any] = _to_host(mesh, mesh.tt.get_device_tensors(tensor)[0]).to_numpy()
+    row, column = _by_mesh_axis(mesh, placements)
+    if PARTIAL in (row, column):
+        raise ValueError(f"download: a tensor placed {placements} has no values yet; add up its parts first")
+    devices = mesh.tt.get_device_tensors(tensor)
+    rows = range(mesh.shape[0] if row.dim is not None else 1)
+    columns = range(mesh.shape[1] if column.dim is not None else 1)
+    pieces = [[_read(mesh, devices[r * mesh.shape[1] + c]) for c in columns] for r in rows]
+    return _joined([_joined(line, column) for line in pieces], row)
+
+
+def _by_mesh_axis(mesh: Mesh, placements: Placements) -> tuple[Placement, Placement]:
+    """Over rows and over columns of the mesh."""
+    found = [WHOLE.data, WHOLE.data]
+    if mesh.axes.data is not None:
+        found[mesh.axes.data] = placements.data
+    if mesh.axes.tensor is not None:
+        found[mesh.axes.tensor] = placements.tensor
+    return found[0], found[1]
+
+
+def _mapper(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Any:
+    tt = mesh.tt
+    found: list[Any] = []
+    for axis, placement in enumerate(_by_mesh_axis(mesh, placements)):
+        if placement == PARTIAL:
+            raise ValueError("upload: values can be whole or in pieces, not partial sums")
+        if placement.dim is None:
+            found.append(tt.PlacementReplicate())
+            continue
+        # ttnn leaves devices without data where there is less of it than devices.
+        if (
+            placement.dim >= len(shape)
+            or shape[placement.dim] % mesh.shape[axis]
+            or shape[placement.dim] == 0
+        ):
+            raise ValueError(
+                f"upload: dimension {placement.dim} of {list(shape)} can't be split over {mesh.shape[axis]} devices"
+            )
+        found.append(tt.PlacementShard(placement.dim))
+    if not any(placement.dim is not None for placement in _by_mesh_axis(mesh, placements)):
+        return tt.replicate_tensor_to_mesh_mapper(mesh.handle)
+    return tt.create_mesh_mapper(mesh.handle, tt.MeshMapperConfig(found))
+
+
+def _read(mesh: Mesh, piece: Any) -> Array:
+    host = piece.cpu()
+    if piece.dtype == mesh.tt.bfloat16:
+        host = mesh.tt.to_dtype(host, mesh.tt.float32)
+    values: Array = host.to_numpy()
     return values
 
 
-def download_shards(mesh: Mesh, tensor: Any, dim: int = 0) -> npt.NDArray[Any]:
-    """The values of the chips along the data axis, one behind the other along `dim`, in the order of `upload`."""
-    if mesh.axes.data is None:
-        return download(mesh, tensor)
-    host = _to_host(mesh, tensor)
-    values: npt.NDArray[Any] = host.to_numpy(mesh.tt.concat_mesh_to_tensor_composer(mesh.handle, dim))
-    return values
-
-
-def _to_host(mesh: Mesh, tensor: Any) -> Any:
-    host = tensor.cpu()
-    return mesh.tt.to_dtype(host, mesh.tt.float32) if tensor.dtype == mesh.tt.bfloat16 else host
+def _joined(pieces: list[Array], placement: Placement) -> Array:
+    if placement.dim is None:
+        return pieces[0]
+    return np.concatenate(pieces, axis=placement.dim)

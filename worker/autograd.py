@@ -3,34 +3,25 @@
 An operation (worker/ops) computes its value at once and records on the tape how a gradient of that value becomes
 gradients of its inputs. `Tape.backward` replays the records from the last to the first, dropping each as it goes, so
 that the values it kept are freed while the pass runs. The tape, not the device library, knows how a value lies on the
-mesh: the library labels partial sums wrongly and never refuses placements that don't go together.
+mesh (mesh/placement.py), and adds up the parts of a gradient that devices hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from typing import Any, TypeAlias
 
+from mesh.collectives import settle
 from mesh.device import Mesh
+from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
+from worker.parallel import Split
 
 Tensor: TypeAlias = Any
-"""A tensor of the mesh's device module, be it `ttnn` or the emulator; the two share no base class."""
+"""A tensor of the mesh's device module, be it `ttnn` or what stands in for it; the two share no base class."""
 
 Backward: TypeAlias = Callable[[Any], tuple[Tensor | None, ...]]
 """From the gradient of an operation's value to those of its inputs, in their order; None where none is needed.
 Of a loss the gradient is a plain number."""
-
-
-class Placement(Enum):
-    """How a value lies over the mesh's data axis."""
-
-    REPLICATED = "replicated"
-    """The same on every device."""
-    SHARDED = "sharded"
-    """Each device has its own rows of the batch."""
-    PARTIAL = "partial"
-    """Each device has a summand; the value is their sum."""
 
 
 class Gradient:
@@ -38,34 +29,38 @@ class Gradient:
 
     Attributes:
         value: the sum so far; None before the first summand.
-        placement: of the value.
+        placements: of that sum; devices may hold parts that are yet to be added up.
+        target: the placements of the complete gradient.
         uses: recorded operations that have yet to add their summand.
         parameter: whose gradient it is, if it is a parameter's.
     """
 
-    __slots__ = ("parameter", "placement", "uses", "value")
+    __slots__ = ("parameter", "placements", "target", "uses", "value")
 
-    def __init__(self, placement: Placement, parameter: Parameter | None = None) -> None:
+    def __init__(self, target: Placements, parameter: Parameter | None = None) -> None:
         self.value: Any = None
-        self.placement = placement
+        self.placements = target
+        self.target = target
         self.uses = 0
         self.parameter = parameter
 
-    def add(self, mesh: Mesh, summand: Tensor, placement: Placement) -> None:
-        """Add a summand that comes from an operation whose value has that placement.
+    def add(self, mesh: Mesh, summand: Tensor, placements: Placements) -> None:
+        """Add a summand that lies on the mesh as `placements` says."""
+        if self.value is None:
+            self.value, self.placements = summand, placements
+            return
+        if placements != self.placements:
+            # One is partial where the other isn't: as long as all are alike, they are added up over devices once.
+            summand = settle(mesh, summand, placements, self.target)
+            self.complete(mesh)
+        self.value = mesh.tt.add(self.value, summand)
 
-        Of a parameter used beside sharded values, each device has only its own rows' share of the gradient.
-
-        Raises:
-            ValueError: the summand does not lie on the mesh as the variable does, or as the summands before it.
-        """
-        if self.parameter is not None and placement is Placement.SHARDED:
-            placement = Placement.PARTIAL
-        if placement is not self.placement:
-            if self.parameter is None or self.value is not None:
-                raise ValueError(f"a {self.placement.value} gradient was given a {placement.value} summand")
-            self.placement = placement
-        self.value = summand if self.value is None else mesh.tt.add(self.value, summand)
+    def complete(self, mesh: Mesh) -> Tensor:
+        """The value, laid out as the target says."""
+        if self.placements != self.target:
+            self.value = settle(mesh, self.value, self.placements, self.target)
+            self.placements = self.target
+        return self.value
 
 
 class Variable:
@@ -73,15 +68,15 @@ class Variable:
 
     Attributes:
         value: the device tensor.
-        placement: of the value over the data axis.
+        placements: of the value over the mesh's axes.
         gradient: where its gradient is added up; None if none is wanted, and for a parameter (the tape has those).
     """
 
-    __slots__ = ("gradient", "placement", "value")
+    __slots__ = ("gradient", "placements", "value")
 
-    def __init__(self, value: Tensor, placement: Placement, gradient: Gradient | None = None) -> None:
+    def __init__(self, value: Tensor, placements: Placements, gradient: Gradient | None = None) -> None:
         self.value = value
-        self.placement = placement
+        self.placements = placements
         self.gradient = gradient
 
     @property
@@ -89,20 +84,26 @@ class Variable:
         """Whether a gradient is wanted for it."""
         return self.gradient is not None
 
+    @property
+    def used_placements(self) -> Placements:
+        """Of the value that operations compute with."""
+        return self.placements
+
 
 class Parameter(Variable):
-    """A trained value: the same on every device, float32 with the optimizer, in the mesh's dtype here.
+    """A trained value, float32 with the optimizer, in the mesh's dtype here.
 
     Attributes:
         name: in the layout, e.g. `blocks.0.attention.qkv.weight`.
         shape: logical shape, as in the layout and in checkpoints.
-        mesh_shape: shape on the device: the same elements in the same order.
+        mesh_shape: the same elements in the same order, as they lie on a mesh of one device.
+        split: how tensor-parallel devices share it; None if each has the whole.
         initial_deviation: of the normal distribution that it starts from; 0 for a constant.
         initial_mean: of that distribution, or the constant.
         export_name: of the tensor in `model.safetensors`.
     """
 
-    __slots__ = ("export_name", "initial_deviation", "initial_mean", "mesh_shape", "name", "shape")
+    __slots__ = ("export_name", "initial_deviation", "initial_mean", "mesh_shape", "name", "shape", "split")
 
     def __init__(
         self,
@@ -112,12 +113,14 @@ class Parameter(Variable):
         export_name: str,
         initial_deviation: float = 0.0,
         initial_mean: float = 0.0,
+        split: Split | None = None,
     ) -> None:
-        super().__init__(None, Placement.REPLICATED)
+        super().__init__(None, WHOLE)
         self.name = name
         self.shape = shape
         # Layer-norm gradients must be [1, E] (the library checks), and matrices are 4-D as activations are.
         self.mesh_shape = (1, *shape) if len(shape) == 1 else (1, 1, *shape)
+        self.split = split
         self.initial_deviation = initial_deviation
         self.initial_mean = initial_mean
         self.export_name = export_name
@@ -131,6 +134,14 @@ class Parameter(Variable):
     def is_matrix(self) -> bool:
         """Whether it is a matrix (embedding tables among them) and not a bias or a gain."""
         return len(self.shape) > 1
+
+    @property
+    def used_placements(self) -> Placements:
+        """A parameter that is sharded over the data axis is gathered before it is used."""
+        return Placements(REPLICATED, self.placements.tensor)
+
+
+_Record: TypeAlias = tuple[Gradient, tuple[tuple[Gradient, Placements] | None, ...], Backward]
 
 
 class Tape:
@@ -148,50 +159,89 @@ class Tape:
         self.mesh = mesh
         self.dropout_seed = dropout_seed
         self._recording = recording
-        self._records: list[tuple[Gradient, tuple[Gradient | None, ...], Backward]] = []
+        self._records: list[_Record] = []
         self._parameters: dict[Parameter, Gradient] = {}
+        self._noted: dict[Parameter, None] | None = None  # used in what is being passed through unrecorded
 
     def __len__(self) -> int:
         """Operations recorded and not yet replayed."""
         return len(self._records)
 
-    def record(self, value: Tensor, inputs: tuple[Variable, ...], backward: Backward) -> Variable:
+    def record(
+        self,
+        value: Tensor,
+        inputs: tuple[Variable, ...],
+        backward: Backward,
+        placements: Placements | None = None,
+    ) -> Variable:
         """The variable that an operation gives; keeps `backward` if a gradient of any input is wanted.
+
+        How a gradient lies over an axis follows: where an input is sharded, its gradient is sharded alike. Where it is
+        replicated but the result sharded, each device knows only its own share of the gradient, which the tape adds
+        up over devices when the last summand is there. Else the gradient is replicated.
 
         Args:
             value: what the operation computed.
             inputs: the variables it took; `backward` gives one gradient (or None) for each.
             backward: see `Backward`. It must hold on to no more values than it needs.
+            placements: of the value; None if it lies as the inputs do, element for element.
 
         Raises:
-            ValueError: an input is a partial sum: it must be reduced over the mesh first.
+            ValueError: the value is said to be partial, or lies as the inputs do, which lie in different ways.
         """
-        placement = Placement.REPLICATED
-        wanted = False
-        for variable in inputs:
-            if variable.placement is Placement.PARTIAL:
-                raise ValueError("an operation was given a partial sum; reduce it over the data axis first")
-            if variable.placement is Placement.SHARDED:
-                placement = Placement.SHARDED
-            wanted = wanted or variable.requires_grad
-        if not (wanted and self._recording):
-            return Variable(value, placement)
-        gradients = tuple(self._gradient(variable) for variable in inputs)
-        for gradient in gradients:
-            if gradient is not None:
-                gradient.uses += 1
-        result = Gradient(placement)
-        self._records.append((result, gradients, backward))
-        return Variable(value, placement, result)
+        if placements is None:
+            placements = elementwise(inputs)
+        elif PARTIAL in placements:
+            raise ValueError("an operation gave a partial sum; it must add it up itself")
+        if not any(variable.requires_grad for variable in inputs):
+            return Variable(value, placements)
+        if not self._recording:
+            if self._noted is not None:
+                self._noted.update((one, None) for one in inputs if isinstance(one, Parameter))
+            return Variable(value, placements)
+        return self._record(value, inputs, backward, placements)
 
-    def backward(self, loss: Variable, seed: float, on_final: Callable[[Parameter, Gradient], None]) -> None:
+    def recompute(self, function: Callable[..., Variable], *inputs: Variable) -> Variable:
+        """`function(*inputs)`, of whose values nothing is kept: the backward pass computes them again.
+
+        Args:
+            function: operations on this tape, from `inputs` and parameters to one variable. It is called again in the
+                backward pass and must do the same then (dropout does: its seeds follow from names).
+            inputs: the variables it takes.
+        """
+        if not self._recording:
+            return function(*inputs)
+        self._recording, self._noted = False, {}
+        try:
+            result = function(*inputs)
+            parameters = tuple(self._noted)
+        finally:
+            self._recording, self._noted = True, None
+        gradients = tuple(variable.gradient for variable in inputs)
+        values = tuple((variable.value, variable.placements) for variable in inputs)
+
+        def again(gradient: Tensor) -> tuple[Tensor | None, ...]:
+            before = len(self._records)
+            variables = (
+                Variable(value, placements, own)
+                for (value, placements), own in zip(values, gradients, strict=True)
+            )
+            repeated = function(*variables)
+            if len(self._records) == before or repeated.gradient is not self._records[-1][0]:
+                raise ValueError("what is recomputed must end with the operation that gives its result")
+            repeated.gradient.add(self.mesh, gradient, repeated.placements)
+            return (None,) * (len(inputs) + len(parameters))
+
+        return self._record(result.value, (*inputs, *parameters), again, result.placements)
+
+    def backward(self, loss: Variable, seed: float, on_final: Callable[[Parameter, Tensor], None]) -> None:
         """Replay the tape backwards from `loss`, emptying it.
 
         Args:
             loss: what a loss operation gave; its gradient is the number `seed`, the weight of each of its elements.
             seed: e.g. 1 / tokens for the mean over them.
-            on_final: called with each parameter as soon as its gradient is complete, last used first; partial where
-                the parameter met sharded values. The gradient is dropped when the call returns.
+            on_final: called with each parameter and its gradient, which lies as the parameter does, as soon as it is
+                complete, last used first. The gradient is dropped when the call returns.
 
         Raises:
             ValueError: `loss` is not what was recorded last, or a recorded value does not enter it.
@@ -202,26 +252,76 @@ class Tape:
         while self._records:
             self._replay_last(on_final)
 
-    def _gradient(self, variable: Variable) -> Gradient | None:
-        """Where the gradient of an input is added up. A parameter outlives tapes, so its gradient is the tape's."""
-        if isinstance(variable, Parameter):
-            return self._parameters.setdefault(variable, Gradient(Placement.REPLICATED, variable))
-        return variable.gradient
+    def _record(
+        self, value: Tensor, inputs: tuple[Variable, ...], backward: Backward, placements: Placements
+    ) -> Variable:
+        summands = tuple(self._summand(variable, placements) for variable in inputs)
+        for summand in summands:
+            if summand is not None:
+                summand[0].uses += 1
+        result = Gradient(placements)
+        self._records.append((result, summands, backward))
+        return Variable(value, placements, result)
 
-    def _replay_last(self, on_final: Callable[[Parameter, Gradient], None]) -> None:
+    def _summand(self, variable: Variable, result: Placements) -> tuple[Gradient, Placements] | None:
+        """Where the gradient of an input is added up, and how a summand of it lies."""
+        gradient = variable.gradient
+        if isinstance(variable, Parameter):
+            # A parameter outlives tapes, so its gradient is the tape's.
+            gradient = self._parameters.setdefault(variable, Gradient(variable.placements, variable))
+        if gradient is None:
+            return None
+        used = variable.used_placements
+        return gradient, Placements(_share(used.data, result.data), _share(used.tensor, result.tensor))
+
+    def _replay_last(self, on_final: Callable[[Parameter, Tensor], None]) -> None:
         """Replay one record; its values die with this frame."""
-        result, gradients, backward = self._records.pop()
+        result, summands, backward = self._records.pop()
         if result.value is None:
             raise ValueError("a recorded value does not enter the loss")
+        depth = len(self._records)
+        computed = backward(result.complete(self.mesh))
+        recomputed = len(self._records) > depth
         # Last input first, so that a weight's bias, behind it in the layout, is final before it.
-        for gradient, summand in reversed(list(zip(gradients, backward(result.value), strict=True))):
-            if gradient is None:
-                continue
+        for summand, value in reversed(list(zip(summands, computed, strict=True))):
             if summand is None:
-                raise ValueError("an operation left out a gradient that is wanted")
-            gradient.add(self.mesh, summand, result.placement)
+                continue
+            gradient, placements = summand
             gradient.uses -= 1
+            if recomputed:
+                continue  # its summands come from the records that were just made
+            if value is None:
+                raise ValueError("an operation left out a gradient that is wanted")
+            gradient.add(self.mesh, value, placements)
             if gradient.parameter is not None and gradient.uses == 0:
-                on_final(gradient.parameter, gradient)
+                on_final(gradient.parameter, gradient.complete(self.mesh))
                 del self._parameters[gradient.parameter]
         result.value = None
+
+
+def elementwise(inputs: tuple[Variable, ...]) -> Placements:
+    """How the result of an operation lies that works element by element on inputs that broadcast over dimensions.
+
+    Raises:
+        ValueError: two inputs are sharded in different ways.
+    """
+    data, tensor = REPLICATED, REPLICATED
+    for variable in inputs:
+        used = variable.used_placements
+        data = _common(data, used.data, inputs)
+        tensor = _common(tensor, used.tensor, inputs)
+    return Placements(data, tensor)
+
+
+def _common(one: Placement, other: Placement, inputs: tuple[Variable, ...]) -> Placement:
+    if other == PARTIAL or not (one == other or REPLICATED in (one, other)):
+        shown = " and ".join(str(variable.used_placements) for variable in inputs)
+        raise ValueError(f"an operation was given inputs that don't lie alike on the mesh: {shown}")
+    return other if one == REPLICATED else one
+
+
+def _share(used: Placement, result: Placement) -> Placement:
+    """How the gradient of an input that lies as `used` comes out of an operation whose result lies as `result`."""
+    if used == REPLICATED and result.dim is not None:
+        return PARTIAL
+    return used

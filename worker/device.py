@@ -26,6 +26,7 @@ from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from worker import events as ev
 from worker.node_sum import NodeSum
+from worker.parallel import axes_of
 from worker.step import TrainingStep
 
 log = logging.getLogger("tiermesh.worker")
@@ -243,8 +244,7 @@ def _open(config: JobConfig) -> Mesh:
         device.mesh_shape,
         backend=device.backend,
         dtype=device.dtype,
-        enable_ddp=device.enable_ddp,
-        enable_tp=device.enable_tp,
+        axes=axes_of(device),
     )
 
 

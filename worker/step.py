@@ -12,14 +12,14 @@ from safetensors.numpy import save
 
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
-from mesh.transfer import download, download_shards
+from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, LinearRegressionConfig
 from services.tensors.layout import Layout
-from worker import ops
-from worker.autograd import Gradient, Parameter, Placement, Tape, Variable
+from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.data import Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
 from worker.models import Model, build_model, initial_value, load_parameter, model_layout
+from worker.parallel import from_mesh
 from worker.seeds import seed32
 
 Float32Array = npt.NDArray[np.float32]
@@ -124,11 +124,7 @@ class TrainingStep:
 
     def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
         """The loss of every row of the batch, sequence by sequence."""
-        if loss.placement is Placement.SHARDED:
-            values = download_shards(self._mesh, loss.value, 2)
-        else:
-            values = download(self._mesh, loss.value)
-        return values.reshape(-1).astype(np.float64)
+        return download(self._mesh, loss.value, loss.placements).reshape(-1).astype(np.float64)
 
 
 class _GradientSink:
@@ -150,12 +146,12 @@ class _GradientSink:
         self._missing_below = len(layout.entries)
         self._early: set[int] = set()
 
-    def take(self, parameter: Parameter, gradient: Gradient) -> None:
-        """Read a complete gradient off the mesh into its place."""
+    def take(self, parameter: Parameter, gradient: Tensor) -> None:
+        """Read a complete gradient, which lies as its parameter does, off the mesh into its place."""
         index = self._indices[parameter]
         entry = self._layout.entries[index]
-        value = download(self._mesh, ops.sum_over_data(self._mesh, gradient))
-        self._out[entry.offset : entry.stop] = value.reshape(-1)
+        value = download(self._mesh, gradient, parameter.placements)
+        self._out[entry.offset : entry.stop] = from_mesh(parameter, value, self._mesh)
         self._early.add(index)
         offset = None
         while self._missing_below - 1 in self._early:

@@ -8,6 +8,7 @@ import numpy as np
 
 import mesh.emulator as tt
 from mesh.device import Mesh
+from mesh.placement import WHOLE, over_data
 from mesh.transfer import upload
 
 
@@ -16,13 +17,14 @@ def tensor(
 ) -> Any:
     """Float values in the mesh's dtype unless told, integers as uint32 unless they are int32."""
     array = np.array(values)
+    placements = WHOLE if shard is None else over_data(shard)
     if array.dtype.kind == "f":
         return upload(
-            mesh, array.astype(np.float32), dtype=dtype or mesh.dtype, layout=layout, shard_dim_data=shard
+            mesh, array.astype(np.float32), dtype=dtype or mesh.dtype, layout=layout, placements=placements
         )
     kind = tt.int32 if array.dtype == np.int32 else tt.uint32
     number = np.int32 if kind is tt.int32 else np.uint32
-    return upload(mesh, array.astype(number), dtype=kind, layout=layout, shard_dim_data=shard)
+    return upload(mesh, array.astype(number), dtype=kind, layout=layout, placements=placements)
 
 
 def empty(mesh: Mesh, *shape: int) -> Any:

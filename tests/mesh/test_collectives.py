@@ -9,7 +9,8 @@ from emulated import close, tensor
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (4, 1)])
@@ -17,7 +18,7 @@ def test_all_reduce(
     open_emulator: Callable[..., Mesh], numbers: np.random.Generator, shape: tuple[int, int]
 ) -> None:
     mesh = open_emulator(shape)
-    chips = mesh.axes.data_size
+    chips = mesh.data_size
     x = numbers.standard_normal((chips * 2, 3)).astype(np.float32)
     total = tt.all_reduce(tensor(mesh, x, shard=0), cluster_axis=mesh.axes.data)
     pieces = x.reshape(chips, 2, 3)
@@ -43,7 +44,7 @@ def test_gather_and_scatter(loudbox: Mesh, numbers: np.random.Generator) -> None
     assert np.array_equal(download(loudbox, gathered), x)
     scattered = tt.reduce_scatter(tensor(loudbox, x, shard=0), 1, cluster_axis=1)
     assert scattered.shape == (1, 2)
-    close(download_shards(loudbox, scattered, 1), x.sum(0, keepdims=True), 1e-6)
+    close(download(loudbox, scattered, over_data(1)), x.sum(0, keepdims=True), 1e-6)
 
 
 def test_refusals(one_chip: Mesh) -> None:

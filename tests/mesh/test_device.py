@@ -4,38 +4,34 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
 import mesh.door
-from mesh.axes import Axes, parallel_axes
+from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import fingerprint
-from mesh.transfer import download, download_shards, upload
+from mesh.placement import over_data
+from mesh.transfer import download, upload
 from services.errors import Failed, Refused
 
 
-def test_axes() -> None:
-    assert parallel_axes((1, 1), enable_ddp=False) == Axes(None, None, 1, 1)
-    assert parallel_axes((1, 8), enable_ddp=True) == Axes(1, None, 8, 1)
-    assert parallel_axes((32, 1), enable_ddp=True) == Axes(0, None, 32, 1)
-
-
 @pytest.mark.parametrize(
-    ("shape", "ddp", "tp", "words"),
-    [
-        ((1, 8), False, False, "mesh_shape.*enable_ddp: true"),
-        ((1, 1), True, False, "enable_ddp.*one chip"),
-        ((2, 4), True, False, r"mesh_shape: \[2, 4\].*\[1, 8\]"),
-        ((1, 8), False, True, "enable_tp.*not built yet"),
-        ((0, 8), True, False, r"mesh_shape: \[0, 8\]"),
-    ],
+    "wrong", [{"data": 2}, {"data": 0, "tensor": 0}, {"tensor": 0, "shard_parameters": True}]
 )
-def test_axes_that_cannot_be(shape: tuple[int, int], ddp: bool, tp: bool, words: str) -> None:
-    with pytest.raises(Refused, match=words):
-        parallel_axes(shape, enable_ddp=ddp, enable_tp=tp)
+def test_axes_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"axis|axes"):
+        Axes(**wrong)
+
+
+def test_sizes_of_axes(open_emulator: Callable[..., Mesh]) -> None:
+    mesh = open_emulator((2, 4), axes=Axes(data=1, tensor=0))
+    assert (mesh.data_size, mesh.tensor_size) == (4, 2)
+    mesh = open_emulator()
+    assert (mesh.data_size, mesh.tensor_size) == (1, 1)
 
 
 def test_one_mesh_at_a_time(open_emulator: Callable[..., Mesh]) -> None:
@@ -61,7 +57,9 @@ def test_values_that_are_refused() -> None:
     with pytest.raises(Refused, match=r"device_config\.dtype: 'float16'"):
         open_mesh((1, 1), backend="emulator", dtype="float16")
     with pytest.raises(Failed, match="can't be opened"):
-        open_mesh((1, 100_000), backend="emulator", enable_ddp=True)
+        open_mesh((1, 100_000), backend="emulator")
+    with pytest.raises(Refused, match=r"mesh_shape: \[0, 8\]"):
+        open_mesh((0, 8), backend="emulator")
     open_mesh((1, 1), backend="emulator").close()
 
 
@@ -112,11 +110,11 @@ def test_transfer_round_trips(loudbox: Mesh, numbers: np.random.Generator) -> No
     tt = loudbox.tt
     x = numbers.standard_normal((16, 3)).astype(np.float32)
     x.setflags(write=False)
-    sharded = upload(loudbox, x, dtype=tt.float32, layout=tt.TILE_LAYOUT, shard_dim_data=0)
+    sharded = upload(loudbox, x, dtype=tt.float32, layout=tt.TILE_LAYOUT, placements=over_data(0))
     assert sharded.shape == (2, 3)
-    assert np.array_equal(download_shards(loudbox, sharded), x)
-    strided = upload(loudbox, x.T, dtype=tt.float32, layout=tt.TILE_LAYOUT, shard_dim_data=-1)
-    assert np.array_equal(download_shards(loudbox, strided, 1), x.T)
+    assert np.array_equal(download(loudbox, sharded, over_data(0)), x)
+    strided = upload(loudbox, x.T, dtype=tt.float32, layout=tt.TILE_LAYOUT, placements=over_data(1))
+    assert np.array_equal(download(loudbox, strided, over_data(1)), x.T)
     replicated = upload(loudbox, x, dtype=tt.float32, layout=tt.TILE_LAYOUT)
     read = download(loudbox, replicated)
     assert np.array_equal(read, x)
@@ -128,9 +126,9 @@ def test_transfer_round_trips(loudbox: Mesh, numbers: np.random.Generator) -> No
 def test_transfer_without_a_data_axis(one_chip: Mesh) -> None:
     tt = one_chip.tt
     x = np.ones((3, 2), np.float32)
-    made = upload(one_chip, x, dtype=tt.bfloat16, layout=tt.TILE_LAYOUT, shard_dim_data=0)
+    made = upload(one_chip, x, dtype=tt.bfloat16, layout=tt.TILE_LAYOUT, placements=over_data(0))
     assert made.shape == (3, 2)
-    assert download_shards(one_chip, made).dtype == np.float32
+    assert download(one_chip, made, over_data(0)).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -141,11 +139,15 @@ def test_transfer_without_a_data_axis(one_chip: Mesh) -> None:
         (np.ones(8, np.uint16), "bfloat16", "uint16"),
         (np.ones(8, np.uint32), "bfloat16", "convert it first"),
         (np.ones(8, np.float32), "int32", "convert it first"),
-        (np.ones(12, np.float32), "float32", "size 12 can't be split over 8 chips"),
+        (np.ones(12, np.float32), "float32", r"\[12\] can't be split over 8 devices"),
     ],
 )
 def test_arrays_that_are_refused(loudbox: Mesh, array: np.ndarray, dtype: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         upload(
-            loudbox, array, dtype=getattr(loudbox.tt, dtype), layout=loudbox.tt.TILE_LAYOUT, shard_dim_data=0
+            loudbox,
+            array,
+            dtype=getattr(loudbox.tt, dtype),
+            layout=loudbox.tt.TILE_LAYOUT,
+            placements=over_data(0),
         )

@@ -8,7 +8,8 @@ from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 SHAPE = (1, 1, 512, 64)
 
@@ -48,9 +49,9 @@ def test_masks_of_seeds_that_follow_each_other_are_unrelated(one_chip: Mesh) -> 
 
 
 def test_chips_draw_their_own_masks_unless_told(loudbox: Mesh) -> None:
-    own = download_shards(loudbox, dropped(loudbox, 5, shard=2), 2).reshape(8, -1)
+    own = download(loudbox, dropped(loudbox, 5, shard=2), over_data(2)).reshape(8, -1)
     assert len({chip.tobytes() for chip in own}) == 8
-    same = download_shards(loudbox, dropped(loudbox, 5, shard=2, per_device=False), 2).reshape(8, -1)
+    same = download(loudbox, dropped(loudbox, 5, shard=2, per_device=False), over_data(2)).reshape(8, -1)
     assert len({chip.tobytes() for chip in same}) == 1
     replicated = dropped(loudbox, 5, per_device=False)
     assert replicated.array.shape[:2] == (1, 1)

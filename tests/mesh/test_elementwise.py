@@ -6,7 +6,8 @@ from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 64), (1, 1, 1, 64), (64,), (2, 1, 32, 1), (3, 32, 64)])
@@ -23,7 +24,7 @@ def test_replicated_meets_sharded_whatever_the_ranks(loudbox: Mesh, numbers: np.
     for y in (tt.add(tensor(loudbox, x, shard=0), tensor(loudbox, row)),
               tt.add(tensor(loudbox, row), tensor(loudbox, x, shard=0))):  # fmt: skip
         assert y.shape == (2, 1, 8, 32)
-        close(download_shards(loudbox, y), x + row, 1e-6)
+        close(download(loudbox, y, over_data(0)), x + row, 1e-6)
 
 
 def test_numbers_and_functions_of_one_operand(one_chip: Mesh, numbers: np.random.Generator) -> None:
@@ -76,7 +77,7 @@ def test_sums_and_means(
 def test_sums_stay_on_their_chip(loudbox: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((1, 1, 64, 32))
     local = tt.sum(tensor(loudbox, x, shard=2), dim=2, keepdim=True)
-    close(download_shards(loudbox, local, 2), x.reshape(1, 1, 8, 8, 32).sum(3), 1e-6)
+    close(download(loudbox, local, over_data(2)), x.reshape(1, 1, 8, 8, 32).sum(3), 1e-6)
 
 
 def test_refusals(one_chip: Mesh) -> None:

@@ -8,7 +8,8 @@ from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 SHAPES = [
     ((2, 1, 16, 24), (1, 1, 24, 40)),
@@ -74,7 +75,7 @@ def test_sharded_rows_meet_one_weight(
     rows = tensor(mesh, x, shard=2)
     y = tt.matmul(rows, tensor(mesh, w))
     assert y.shape == (1, 1, 8, 40)
-    close(download_shards(mesh, y, 2), x @ w, 1e-6)
+    close(download(mesh, y, over_data(2)), x @ w, 1e-6)
     gradient = tt.all_reduce(tt.matmul(rows, y, transpose_a=True), cluster_axis=mesh.axes.data)
     close(download(mesh, gradient), x.swapaxes(-1, -2) @ (x @ w), 1e-6)
 

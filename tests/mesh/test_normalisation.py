@@ -9,7 +9,8 @@ from emulated import close, empty, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 Array = np.ndarray[Any, Any]
 
@@ -67,12 +68,12 @@ def test_rows_over_chips(open_emulator: Callable[..., Mesh], numbers: np.random.
     mesh = open_emulator((1, 8))
     operand, scale = tensor(mesh, x, shard=2), tensor(mesh, gamma)
     out = tt.moreh_layer_norm(operand, 1, 1e-5, scale, mean=empty(mesh, 1, 1, 8), rstd=empty(mesh, 1, 1, 8))
-    close(download_shards(mesh, out[0], 2), y, 2e-6)
+    close(download(mesh, out[0], over_data(2)), y, 2e-6)
     gradients = tt.moreh_layer_norm_backward(
         tensor(mesh, dy, shard=2), operand, out[1], out[2], 1, gamma=scale,
         input_grad=empty(mesh, 1, 1, 8, 32), gamma_grad=empty(mesh, 1, 32),
     )  # fmt: skip
-    close(download_shards(mesh, gradients[0], 2), dx, 1e-5)
+    close(download(mesh, gradients[0], over_data(2)), dx, 1e-5)
     close(download(mesh, tt.all_reduce(gradients[1], cluster_axis=1)), dgamma[None], 1e-5)
     assert gradients[2] is None
 

@@ -6,7 +6,8 @@ from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.transfer import download, download_shards
+from mesh.placement import over_data
+from mesh.transfer import download
 
 
 def test_moves(one_chip: Mesh, numbers: np.random.Generator) -> None:
@@ -26,7 +27,7 @@ def test_moves(one_chip: Mesh, numbers: np.random.Generator) -> None:
 def test_sharded_tensors_move_on_their_chips(loudbox: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((16, 1, 4, 32)).astype(np.float32)
     rows = tt.reshape(tensor(loudbox, x, shard=0), [1, 1, 8, 32])
-    assert np.array_equal(download_shards(loudbox, rows, 2), x.reshape(1, 1, 64, 32))
+    assert np.array_equal(download(loudbox, rows, over_data(2)), x.reshape(1, 1, 64, 32))
     beside = tt.concat([rows, tensor(loudbox, np.zeros((1, 1, 8, 32)))], dim=3)
     assert beside.shape == (1, 1, 8, 64)
 

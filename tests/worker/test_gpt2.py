@@ -13,7 +13,7 @@ from mesh.device import Mesh
 from mesh.transfer import download
 from services.config import GPT2Config
 from services.errors import Refused
-from worker.autograd import Gradient, Parameter, Tape
+from worker.autograd import Parameter, Tape, Tensor
 from worker.models import GPT2, initial_value, load_parameter, model_layout
 from worker.models.gpt2 import sinusoids
 
@@ -109,8 +109,8 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
 
     gradients: dict[str, Any] = {}
 
-    def take(parameter: Parameter, gradient: Gradient) -> None:
-        gradients[parameter.export_name] = download(mesh, gradient.value).reshape(parameter.shape).copy()
+    def take(parameter: Parameter, gradient: Tensor) -> None:
+        gradients[parameter.export_name] = download(mesh, gradient).reshape(parameter.shape).copy()
 
     tape.backward(loss, 1 / inputs.size, take)
     assert gradients.keys() == values.keys()

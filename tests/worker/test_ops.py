@@ -13,7 +13,7 @@ import pytest
 from mesh.device import Mesh
 from mesh.transfer import download, upload
 from worker import ops
-from worker.autograd import Gradient, Parameter, Placement, Tape, Variable
+from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.models import load_parameter
 from worker.models.model import constant
 
@@ -47,8 +47,8 @@ def run(mesh: Mesh, forward: Forward, values: dict[str, Any], weights: Any) -> t
     loss = result if weights is None else tape.record(None, (result,), weigh)
     gradients: dict[str, Any] = {}
 
-    def take(parameter: Parameter, gradient: Gradient) -> None:
-        gradients[parameter.name] = download(mesh, gradient.value).reshape(parameter.shape).copy()
+    def take(parameter: Parameter, gradient: Tensor) -> None:
+        gradients[parameter.name] = download(mesh, gradient).reshape(parameter.shape).copy()
 
     tape.backward(loss, SEED, take)
     return value, gradients
@@ -111,11 +111,9 @@ def test_linear(mesh: Mesh, biased: bool, transposed: bool):
 
 def test_embedding(mesh: Mesh):
     ids = RANDOM.integers(0, 37, (2, TOKENS), dtype=np.uint32)
-    tt = mesh.tt
-    uploaded = Variable(upload(mesh, ids, dtype=tt.uint32, layout=tt.ROW_MAJOR_LAYOUT), Placement.REPLICATED)
     check(
         mesh,
-        lambda tape, of: ops.embedding(tape, uploaded, of["table"]),
+        lambda tape, of: ops.embedding(tape, ids, of["table"]),
         lambda of: of["table"][ids.astype(np.int64)].reshape(2 * TOKENS, WIDTH),
         table=normal(37, WIDTH),
     )
@@ -194,7 +192,7 @@ def test_causal_attention(mesh: Mesh, heads: int):
     mask = constant(mesh, causal_mask(), mesh.dtype)
 
     def forward(tape: Tape, of: dict[str, Parameter]) -> Variable:
-        return ops.causal_attention(tape, of["qkv"], mask, heads, 0.0, "site")
+        return ops.causal_attention(tape, of["qkv"], mask, width // heads, 0.0, "site")
 
     def reference(of: Values) -> npt.NDArray[np.float64]:
         folded = of["qkv"].reshape(2, TOKENS, 3, heads, width // heads)
@@ -214,7 +212,7 @@ def test_attention_drops_weights_the_same_way_in_both_passes(mesh: Mesh):
     def value_and_gradient(at: Any, seed: int = 9) -> tuple[float, Any]:
         def forward(tape: Tape, of: dict[str, Parameter]) -> Variable:
             tape.dropout_seed = lambda site: seed
-            return ops.causal_attention(tape, of["qkv"], mask, 1, 0.4, "site")
+            return ops.causal_attention(tape, of["qkv"], mask, WIDTH, 0.4, "site")
 
         value, gradients = run(mesh, forward, {"qkv": at}, weights)
         return SEED * float((value.reshape(weights.shape) * weights).sum()), gradients["qkv"]
@@ -288,16 +286,3 @@ def test_take_row(mesh: Mesh):
     values = normal(1, 1, ROWS, WIDTH)
     row = ops.take_row(Tape(mesh), constant(mesh, values, mesh.dtype), 7)
     np.testing.assert_array_equal(download(mesh, row.value), values[:, :, 7:8])
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_partial_gradients_are_summed_over_the_data_axis(open_emulator: Callable[..., Mesh], axis: int):
-    mesh = open_emulator((1, 4) if axis else (4, 1))
-    shares = normal(4, 1, 8, WIDTH)
-    tt = mesh.tt
-    gradient = Gradient(Placement.PARTIAL)
-    gradient.value = upload(mesh, shares, dtype=tt.float32, layout=tt.TILE_LAYOUT, shard_dim_data=0)
-    total = download(mesh, ops.sum_over_data(mesh, gradient))
-    np.testing.assert_allclose(total, shares.sum(axis=0, keepdims=True), rtol=1e-5, atol=1e-5)
-    gradient.placement = Placement.REPLICATED
-    assert ops.sum_over_data(mesh, gradient) is gradient.value

@@ -11,6 +11,7 @@ from services.config import GPT2Config, LinearRegressionConfig
 from worker.autograd import Parameter
 from worker.models.gpt2 import GPT2
 from worker.models.linear_regression import LinearRegression
+from worker.parallel import placements_of, to_mesh
 
 
 def build_model(
@@ -24,20 +25,30 @@ def build_model(
         mesh: to run on.
 
     Raises:
-        Refused: sizes that the device library has no kernels for.
+        Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide.
     """
+    model: GPT2 | LinearRegression
     if isinstance(config, GPT2Config):
-        return GPT2(config, vocabulary, mesh)
-    return LinearRegression(config, mesh)
+        model = GPT2(config, vocabulary, mesh)
+    else:
+        model = LinearRegression(config, mesh)
+    for parameter in model.parameters():
+        parameter.placements = placements_of(parameter, mesh)
+    return model
 
 
 def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:
-    """Put a parameter's value on the mesh, the same on every device, in the mesh's dtype.
+    """Put a parameter's value on the mesh, laid out as its placements say, in the mesh's dtype.
 
     Args:
         mesh: to put it on.
         parameter: whose former value is freed.
         values: float32, flat, in the order of its logical shape.
     """
-    array = values.reshape(parameter.mesh_shape)
-    parameter.value = upload(mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT)
+    parameter.value = upload(
+        mesh,
+        to_mesh(parameter, values, mesh),
+        dtype=mesh.dtype,
+        layout=mesh.tt.TILE_LAYOUT,
+        placements=parameter.placements,
+    )

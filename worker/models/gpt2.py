@@ -13,9 +13,10 @@ from services.config import GPT2Config
 from services.errors import Refused
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.model import Array, constant, sharded
+from worker.models.model import Array, batched, constant
 from worker.modules import Block, LayerNorm
 from worker.modules.initial import INITIAL_DEVIATION
+from worker.parallel import Split
 
 MASKED = -1e9
 """Added to the score of a key that a query may not see; well within bfloat16's range."""
@@ -38,11 +39,13 @@ class GPT2:
         self._config = config
         self._vocabulary = vocabulary
         width, tokens = config.embedding_dim, config.max_sequence_length
+        by_vocabulary = Split(0, padded=True)
         self.token_embedding = Parameter(
             "token_embedding.weight",
             (vocabulary, width),
             export_name="transformer.wte.weight",
             initial_deviation=INITIAL_DEVIATION,
+            split=by_vocabulary,
         )
         self.positions: Variable
         if config.positional_embedding_type == "trainable":
@@ -65,11 +68,11 @@ class GPT2:
                 (vocabulary, width),
                 export_name="lm_head.weight",
                 initial_deviation=INITIAL_DEVIATION,
+                split=by_vocabulary,
             )
         mask = np.triu(np.full((1, 1, tokens, tokens), MASKED, np.float32), 1)
         self._mask = constant(mesh, mask, mesh.dtype)
-        classes = np.arange(vocabulary, dtype=np.uint32).reshape(1, 1, 1, vocabulary)
-        self._classes = constant(mesh, classes, mesh.tt.uint32)
+        self._classes = ops.Vocabulary.on(mesh, vocabulary)
 
     def parameters(self) -> Iterator[Parameter]:
         """In order of first use in the forward pass; a tied projection is the token embedding, and comes once."""
@@ -94,12 +97,12 @@ class GPT2:
             float32 [1, 1, sequences x tokens of one device, 1].
         """
         tt = tape.mesh.tt
-        following = sharded(
-            tape.mesh, targets.reshape(1, 1, -1, 1), dtype=tt.uint32, layout=tt.TILE_LAYOUT, axis=2
+        following = batched(
+            tape.mesh, targets.reshape(1, 1, -1, 1), dtype=tt.uint32, layout=tt.TILE_LAYOUT, dim=2
         )
         hidden = self._hidden(tape, inputs)
         logits = ops.linear(tape, hidden, self.projection, transpose_weight=True)
-        return ops.cross_entropy(tape, logits, following, self._classes)
+        return ops.token_loss(tape, logits, following, self._classes)
 
     def logits(self, tape: Tape, ids: Array, position: int) -> Variable:
         """What the model says of the token after `position`, as [1, 1, 1, vocabulary].
@@ -114,9 +117,7 @@ class GPT2:
 
     def _hidden(self, tape: Tape, ids: Array) -> Variable:
         """[1, 1, sequences x tokens of one device, width], ready for the projection."""
-        tt = tape.mesh.tt
-        tokens = sharded(tape.mesh, ids, dtype=tt.uint32, layout=tt.ROW_MAJOR_LAYOUT, axis=0)
-        x = ops.add_positions(tape, ops.embedding(tape, tokens, self.token_embedding), self.positions)
+        x = ops.add_positions(tape, ops.embedding(tape, ids, self.token_embedding), self.positions)
         x = ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
         for block in self.blocks:
             x = block(tape, x, self._mask)

@@ -12,7 +12,7 @@ from mesh.device import Mesh
 from services.config import LinearRegressionConfig
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.model import Array, sharded
+from worker.models.model import Array, batched
 from worker.modules import Linear
 
 
@@ -54,8 +54,8 @@ class LinearRegression:
             float32 [1, 1, samples of one device, 1].
         """
         tt = tape.mesh.tt
-        x = sharded(tape.mesh, inputs[None, None], dtype=self._dtype, layout=tt.TILE_LAYOUT, axis=2)
-        y = sharded(tape.mesh, targets[None, None], dtype=tt.float32, layout=tt.TILE_LAYOUT, axis=2)
+        x = batched(tape.mesh, inputs[None, None], dtype=self._dtype, layout=tt.TILE_LAYOUT, dim=2)
+        y = batched(tape.mesh, targets[None, None], dtype=tt.float32, layout=tt.TILE_LAYOUT, dim=2)
         return ops.squared_error(tape, self._layer(tape, x), y)
 
     def hugging_face_config(self) -> dict[str, Any]:

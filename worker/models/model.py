@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
+from mesh.placement import WHOLE, Placements, over_data
 from mesh.transfer import upload
-from worker.autograd import Parameter, Placement, Tape, Variable
+from worker.autograd import Parameter, Tape, Variable
 
 Array = npt.NDArray[Any]
 
@@ -35,14 +36,14 @@ class Model(Protocol):
         ...
 
 
-def constant(mesh: Mesh, array: Array, dtype: Any) -> Variable:
-    """An untrained value, the same on every device, in tiles."""
-    return Variable(upload(mesh, array, dtype=dtype, layout=mesh.tt.TILE_LAYOUT), Placement.REPLICATED)
+def constant(mesh: Mesh, array: Array, dtype: Any, placements: Placements = WHOLE) -> Variable:
+    """An untrained value in tiles, the same on every device unless told."""
+    return Variable(
+        upload(mesh, array, dtype=dtype, layout=mesh.tt.TILE_LAYOUT, placements=placements), placements
+    )
 
 
-def sharded(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, axis: int) -> Variable:
-    """An input whose axis `axis` is split over the data axis of the mesh, if it has one."""
-    if mesh.axes.data is None:
-        return Variable(upload(mesh, array, dtype=dtype, layout=layout), Placement.REPLICATED)
-    value = upload(mesh, array, dtype=dtype, layout=layout, shard_dim_data=axis)
-    return Variable(value, Placement.SHARDED)
+def batched(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, dim: int) -> Variable:
+    """An input whose dimension `dim` is shared out over the data axis of the mesh, if it has one."""
+    placements = WHOLE if mesh.axes.data is None else over_data(dim)
+    return Variable(upload(mesh, array, dtype=dtype, layout=layout, placements=placements), placements)

@@ -23,7 +23,7 @@ class CausalSelfAttention:
     def __init__(self, name: str, config: GPT2Config, export_prefix: str) -> None:
         width = config.embedding_dim
         self._name = name
-        self._heads = config.num_heads
+        self._head_width = width // config.num_heads
         self._dropout = config.dropout_prob
         self.qkv = Linear(
             f"{name}.qkv",
@@ -32,6 +32,8 @@ class CausalSelfAttention:
             bias=config.bias,
             deviation=INITIAL_DEVIATION,
             export_prefix=f"{export_prefix}c_attn.",
+            split="outputs",
+            parts=(width, width, width),
         )
         self.projection = Linear(
             f"{name}.projection",
@@ -40,6 +42,7 @@ class CausalSelfAttention:
             bias=config.bias,
             deviation=residual_deviation(config.num_blocks),
             export_prefix=f"{export_prefix}c_proj.",
+            split="inputs",
         )
 
     def parameters(self) -> Iterator[Parameter]:
@@ -51,6 +54,6 @@ class CausalSelfAttention:
         """[1, 1, N, width] to the same; mask [1, 1, tokens, tokens], 0 or very negative."""
         qkv = self.qkv(tape, x)
         attended = ops.causal_attention(
-            tape, qkv, mask, self._heads, self._dropout, f"{self._name}.weights_dropout"
+            tape, qkv, mask, self._head_width, self._dropout, f"{self._name}.weights_dropout"
         )
         return ops.dropout(tape, self.projection(tape, attended), self._dropout, f"{self._name}.dropout")

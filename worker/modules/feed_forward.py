@@ -32,6 +32,7 @@ class FeedForward:
             bias=config.bias,
             deviation=INITIAL_DEVIATION,
             export_prefix=f"{export_prefix}c_fc.",
+            split="outputs",
         )
         self.projection = Linear(
             f"{name}.projection",
@@ -40,6 +41,7 @@ class FeedForward:
             bias=config.bias,
             deviation=residual_deviation(config.num_blocks),
             export_prefix=f"{export_prefix}c_proj.",
+            split="inputs",
         )
 
     def parameters(self) -> Iterator[Parameter]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from worker.ops.activation import Gelu, gelu
 from worker.ops.attention import causal_attention
-from worker.ops.collectives import sum_over_data
 from worker.ops.dropout import dropout
 from worker.ops.elementwise import add, add_positions, take_row
 from worker.ops.embedding import embedding
@@ -17,20 +16,25 @@ from worker.ops.linear import linear
 from worker.ops.losses import cross_entropy, squared_error
 from worker.ops.normalisation import EPSILON as LAYER_NORM_EPSILON
 from worker.ops.normalisation import layer_norm
+from worker.ops.placing import gathered, rows_of
+from worker.ops.vocabulary import Vocabulary, token_loss
 
 __all__ = [
     "LAYER_NORM_EPSILON",
     "Gelu",
+    "Vocabulary",
     "add",
     "add_positions",
     "causal_attention",
     "cross_entropy",
     "dropout",
     "embedding",
+    "gathered",
     "gelu",
     "layer_norm",
     "linear",
+    "rows_of",
     "squared_error",
-    "sum_over_data",
     "take_row",
+    "token_loss",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from mesh.collectives import all_gather
 from mesh.device import Mesh
+from mesh.placement import REPLICATED, Placements
 from worker.autograd import Tape, Tensor, Variable
 
 
@@ -22,16 +24,30 @@ def dropout(tape: Tape, x: Variable, probability: float, site: str) -> Variable:
         return x
     mesh = tape.mesh
     seed = tape.dropout_seed(site)
-    value = masked(mesh, x.value, probability, seed)
+    placements = x.placements
+    value = masked(mesh, x.value, placements, probability, seed)
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (masked(mesh, gradient, probability, seed),)
+        return (masked(mesh, gradient, placements, probability, seed),)
 
     return tape.record(value, (x,), backward)
 
 
-def masked(mesh: Mesh, value: Tensor, probability: float, seed: int) -> Tensor:
-    """`value` under the mask of a seed; each device draws its own, since each has rows of its own."""
+def masked(mesh: Mesh, value: Tensor, placements: Placements, probability: float, seed: int) -> Tensor:
+    """`value` under the mask of a seed: one of its own for each device that has elements of its own, and the same for
+    devices that have the same elements."""
+    tt = mesh.tt
+    copies = mesh.tensor_size > 1 and placements.tensor == REPLICATED
+    if not copies or mesh.data_size == 1:
+        return _drop(mesh, value, probability, seed, own=not copies)
+    # The library seeds all devices alike or each for itself. To be alike along one axis of two, each device of that
+    # axis drops from a piece of ones, and all of them put the pieces together.
+    axis = mesh.axes.tensor
+    ones = tt.ones_like(tt.mesh_partition(value, 3, cluster_axis=axis))
+    return tt.multiply(value, all_gather(mesh, _drop(mesh, ones, probability, seed, own=True), axis, 3))
+
+
+def _drop(mesh: Mesh, value: Tensor, probability: float, seed: int, *, own: bool) -> Tensor:
     return mesh.tt.experimental.dropout(
-        value, probability=probability, scale=1 / (1 - probability), seed=seed, use_per_device_seed=True
+        value, probability=probability, scale=1 / (1 - probability), seed=seed, use_per_device_seed=own
     )

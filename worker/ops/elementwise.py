@@ -42,4 +42,4 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
 def take_row(tape: Tape, x: Variable, row: int) -> Variable:
     """Row `row` of `x` [1, 1, N, width] as [1, 1, 1, width]; for generation, so without a gradient."""
     width = x.value.shape[3]
-    return Variable(tape.mesh.tt.slice(x.value, [0, 0, row, 0], [1, 1, row + 1, width]), x.placement)
+    return Variable(tape.mesh.tt.slice(x.value, [0, 0, row, 0], [1, 1, row + 1, width]), x.placements)

@@ -9,30 +9,41 @@ TILE = 32
 """Side of a tile. Heads of another multiple come out of the library's kernels with a wrong shape and no error."""
 
 
-def split_qkv(mesh: Mesh, qkv: Tensor, heads: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_qkv(mesh: Mesh, qkv: Tensor, head_width: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [sequences, heads, tokens, head width] of `qkv` [1, 1, N, 3 x width]."""
     tt = mesh.tt
     rows, triple = qkv.shape[2], qkv.shape[3]
     sequences, width = rows // tokens, triple // 3
     folded = tt.reshape(qkv, [sequences, 1, tokens, triple])
-    if (width // heads) % TILE == 0:
+    if head_width % TILE == 0:
+        heads = width // head_width
         q, k, v = tt.experimental.nlp_create_qkv_heads(
             folded, num_heads=heads, num_kv_heads=heads, transpose_k_heads=False
         )
         return q, k, v
     q, k, v = (
-        split(mesh, tt.slice(folded, [0, 0, 0, start], [sequences, 1, tokens, start + width]), heads, tokens)
+        split(
+            mesh,
+            tt.slice(folded, [0, 0, 0, start], [sequences, 1, tokens, start + width]),
+            head_width,
+            tokens,
+        )
         for start in (0, width, 2 * width)
     )
     return q, k, v
 
 
-def split(mesh: Mesh, x: Tensor, heads: int, tokens: int) -> Tensor:
+def split(mesh: Mesh, x: Tensor, head_width: int, tokens: int) -> Tensor:
     """[sequences, heads, tokens, head width] of x, which has sequences x tokens rows of heads x head width."""
     tt = mesh.tt
     shape = x.shape
-    rows, width = shape[0] * shape[1] * shape[2], shape[3]
-    return tt.transpose(tt.reshape(x, [rows // tokens, tokens, heads, width // heads]), 1, 2)
+    sequences, heads = shape[0] * shape[1] * shape[2] // tokens, shape[3] // head_width
+    if head_width % TILE == 0:
+        folded = tt.reshape(x, [sequences, 1, tokens, shape[3]])
+        return tt.experimental.nlp_create_qkv_heads(
+            folded, num_heads=heads, num_kv_heads=0, transpose_k_heads=False
+        )[0]
+    return tt.transpose(tt.reshape(x, [sequences, tokens, heads, head_width]), 1, 2)
 
 
 def merge(mesh: Mesh, x: Tensor) -> Tensor:
@@ -49,3 +60,19 @@ def merge(mesh: Mesh, x: Tensor) -> Tensor:
 def merge_qkv(mesh: Mesh, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[1, 1, N, 3 x width], the reverse of `split_qkv`: side by side as heads, the three need one merging."""
     return merge(mesh, mesh.tt.concat([q, k, v], dim=1))
+
+
+def fold_groups(mesh: Mesh, x: Tensor, groups: int) -> Tensor:
+    """[sequences, groups, heads of a group x tokens, width] of x [sequences, heads, tokens, width]."""
+    sequences, heads, tokens, width = x.shape
+    if heads == groups:
+        return x
+    return mesh.tt.reshape(x, [sequences, groups, heads // groups * tokens, width])
+
+
+def unfold_groups(mesh: Mesh, x: Tensor, heads: int) -> Tensor:
+    """The reverse of `fold_groups`."""
+    sequences, groups, folded, width = x.shape
+    if heads == groups:
+        return x
+    return mesh.tt.reshape(x, [sequences, heads, groups * folded // heads, width])

@@ -1,8 +1,11 @@
-"""Matrix product with a weight, bias included."""
+"""Matrix product with a weight, bias included; in tensor parallel by its columns or by its rows."""
 
 from __future__ import annotations
 
+from mesh.collectives import all_reduce
+from mesh.placement import REPLICATED, Placements, sharded
 from worker.autograd import Parameter, Tape, Tensor, Variable
+from worker.ops.placing import gathered
 from worker.ops.precision import accurate
 
 
@@ -16,34 +19,56 @@ def linear(
 ) -> Variable:
     """x @ weight + bias.
 
+    A weight whose outputs are shared out over tensor-parallel devices takes whole rows and gives each device its
+    columns of the result. One whose inputs are shared out takes such columns, and gives whole rows, added up over the
+    devices. (Megatron-LM, arXiv:1909.08053, section 3.)
+
     Args:
         tape: of this pass.
         x: [1, 1, N, inputs].
         weight: [inputs, outputs], or [outputs, inputs] with `transpose_weight` (a token embedding as projection).
-        bias: [outputs].
+        bias: [outputs]; shared out if the weight's outputs are.
         transpose_weight: multiply with the transpose; nothing is copied for it.
 
     Returns:
         [1, 1, N, outputs].
+
+    Raises:
+        ValueError: x doesn't lie as the weight wants it.
     """
-    tt = tape.mesh.tt
-    kernel = accurate(tape.mesh)
-    x_value, weight_value = x.value, weight.value
+    mesh = tape.mesh
+    tt = mesh.tt
+    kernel = accurate(mesh)
+    outputs_dim = 2 if transpose_weight else 3
+    cut = weight.placements.tensor.dim
+    by_inputs = cut is not None and cut != outputs_dim
+    if x.placements.tensor != (sharded(3) if by_inputs else REPLICATED):
+        raise ValueError(
+            f"linear: an operand that lies {x.placements} for a weight that lies {weight.placements}"
+        )
+    x_value = x.value
     value = tt.linear(
         x_value,
-        weight_value,
-        bias=None if bias is None else bias.value,
+        gathered(mesh, weight),
+        bias=None if bias is None or by_inputs else bias.value,
         transpose_b=transpose_weight,
         compute_kernel_config=kernel,
     )
+    if by_inputs:
+        value = all_reduce(mesh, value, mesh.axes.tensor)
+        if bias is not None:
+            value = tt.add(value, bias.value)
     x_wanted = x.requires_grad
-    bias_shape = None if bias is None else list(bias.mesh_shape)
+    bias_shape = None if bias is None else list(bias.value.shape)
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
         dx = None
         if x_wanted:
             dx = tt.matmul(
-                gradient, weight_value, transpose_b=not transpose_weight, compute_kernel_config=kernel
+                gradient,
+                gathered(mesh, weight),
+                transpose_b=not transpose_weight,
+                compute_kernel_config=kernel,
             )
         left, right = (gradient, x_value) if transpose_weight else (x_value, gradient)
         dweight = tt.matmul(left, right, transpose_a=True, compute_kernel_config=kernel)
@@ -52,4 +77,6 @@ def linear(
         dbias = tt.sum(gradient, dim=2, keepdim=True, compute_kernel_config=kernel)
         return dx, dweight, tt.reshape(dbias, bias_shape)
 
-    return tape.record(value, (x, weight) if bias is None else (x, weight, bias), backward)
+    outputs = sharded(3) if cut == outputs_dim else REPLICATED
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    return tape.record(value, inputs, backward, Placements(x.placements.data, outputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.autograd import Parameter, Tape, Tensor, Variable
+from worker.ops.placing import check_whole_rows
 from worker.ops.precision import accurate
 
 EPSILON = 1e-5
@@ -22,13 +23,15 @@ def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None 
         As `x`.
 
     Raises:
-        ValueError: `gain` or `bias` is of another width; the device library would not say so.
+        ValueError: `gain` or `bias` is of another width (the device library would not say so), or devices hold pieces
+            of rows.
     """
     mesh = tape.mesh
     tt = mesh.tt
     kernel = accurate(mesh)
     x_value, gain_value = x.value, gain.value
     shape = list(x_value.shape)
+    check_whole_rows("layer norm", x)
     if gain.shape != (shape[3],) or (bias is not None and bias.shape != gain.shape):
         raise ValueError(f"layer norm of width {shape[3]} with a gain of shape {gain.shape}")
 
