@@ -3,7 +3,7 @@
 # make test      lint, then all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
 # make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
-# make protos    renew the generated modules of protos/            make clean   remove what make made
+# make protos    renew the modules generated from .proto files      make clean   remove what make made
 SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
@@ -64,6 +64,7 @@ lock:
 protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 	@rm -f protos/tensors_pb2_grpc.py  # it has no service
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. mesh/descriptors/mesh_graph.proto
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

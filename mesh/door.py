@@ -9,10 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from services.errors import Refused
+from mesh.descriptors.choose import VARIABLE, choose_descriptor
+from services.errors import Failed, Refused
 
 BACKENDS = ("auto", "ttnn", "emulator")
 DEVICE_FOLDER = Path("/dev/tenstorrent")
+
+_read: tuple[str, str] | None = None
+"""TT_MESH_GRAPH_DESC_PATH as it was given, and the file that ttnn has read, which it does once a process."""
 
 
 def device_present() -> bool:
@@ -20,11 +24,15 @@ def device_present() -> bool:
     return DEVICE_FOLDER.exists() or bool(os.environ.get("TT_METAL_SIMULATOR"))
 
 
-def device_module(backend: str) -> Any:
-    """The module that all ops go through.
+def device_module(backend: str, mesh_shape: tuple[int, int] = (1, 1)) -> Any:
+    """The module that all ops go through, ready to open a mesh of (rows, columns).
 
-    `auto` takes `ttnn` if it is installed and a device or simulator is there, else the emulator. Raises Refused for
-    an unknown backend, and for `ttnn` where it can't be imported.
+    `auto` takes `ttnn` if it is installed and a device or simulator is there, else the emulator. What ttnn reads from
+    the environment is set before it is imported, the mesh graph descriptor among it.
+
+    Raises:
+        Refused: an unknown backend, `ttnn` where it can't be imported, a descriptor that the mesh does not fit.
+        Failed: ttnn has read another descriptor already.
     """
     if backend not in BACKENDS:
         raise Refused(f"device_config.backend: {backend!r}, expected one of {', '.join(BACKENDS)}")
@@ -33,6 +41,7 @@ def device_module(backend: str) -> Any:
     if backend == "emulator":
         return importlib.import_module("mesh.emulator")
     _set_environment()
+    _set_descriptor(mesh_shape)
     try:
         return importlib.import_module("ttnn")
     except ImportError as error:
@@ -51,7 +60,27 @@ def _set_environment() -> None:
     os.environ.setdefault("TT_METAL_LOGGER_LEVEL", "off")
     os.environ.setdefault("LOGURU_LEVEL", "INFO")
     chips = os.environ.get("TT_VISIBLE_DEVICES", "all").replace(",", "-")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiermesh" / f"ttnn-{chips}"
-    os.environ.setdefault("TT_METAL_CACHE", str(cache))
+    os.environ.setdefault("TT_METAL_CACHE", str(_cache() / f"ttnn-{chips}"))
     if "TT_METAL_LOGS_PATH" not in os.environ:
         os.environ["TT_METAL_LOGS_PATH"] = tempfile.mkdtemp(prefix="tiermesh-ttnn-")
+
+
+def _set_descriptor(mesh_shape: tuple[int, int]) -> None:
+    global _read
+    given = os.environ.get(VARIABLE, "")
+    if _read is not None and given == _read[1]:  # set here, for an earlier mesh
+        given = _read[0]
+    environment = {**os.environ, VARIABLE: given}
+    chosen = str(choose_descriptor(mesh_shape, environment, _cache() / "descriptors") or "")
+    if _read is not None and chosen != _read[1]:
+        raise Failed(
+            f"device_config.mesh_shape: {list(mesh_shape)} needs {chosen or 'the mesh graph descriptor of the board'}, "
+            f"but ttnn reads one descriptor a process and has {_read[1] or 'that of the board'}; restart this process"
+        )
+    _read = given, chosen
+    if chosen:
+        os.environ[VARIABLE] = chosen
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiermesh"

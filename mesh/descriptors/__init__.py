@@ -1,0 +1,1 @@
+"""Mesh graph descriptors: the files that tell ttnn which devices form a mesh."""

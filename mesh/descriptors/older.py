@@ -1,0 +1,151 @@
+"""The older mesh graph descriptors, in YAML (`mgd.yaml`): ttnn reads them no more, so they are converted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import yaml
+
+from mesh.descriptors.mesh_graph_pb2 import (
+    RELAXED,
+    STRICT,
+    Architecture,
+    Channels,
+    Connection,
+    GraphDescriptor,
+    MeshDescriptor,
+    MeshGraphDescriptor,
+    MeshRef,
+    MeshTopology,
+    NodeRef,
+    TorusTopology,
+)
+from services.errors import Refused
+
+GRAPH = "G0"
+
+
+def converted(text: str, source: str) -> MeshGraphDescriptor:
+    """The descriptor that an older file describes; `source` names it in errors.
+
+    `ethernet_ports` become channels of every link inside a mesh, RelaxedGraph links of policy RELAXED, and the ports
+    in Graph are counted per pair of meshes, policy STRICT.
+
+    Raises:
+        Refused: it isn't YAML of the older schema.
+    """
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct that place") from None
+    try:
+        return _converted(document)
+    except _Wrong as wrong:
+        raise Refused(f"{source}: {wrong}") from None
+
+
+class _Wrong(Exception):
+    """What is wrong with the document."""
+
+
+def _converted(document: Any) -> MeshGraphDescriptor:
+    chip = _field(document, "ChipSpec", dict, "the file")
+    name = str(_field(chip, "arch", str, "ChipSpec"))
+    if name.upper() not in Architecture.keys()[1:]:
+        known = ", ".join(key.lower() for key in Architecture.keys()[1:])
+        raise _Wrong(f"ChipSpec.arch: {name!r}, expected one of {known}")
+    arch = Architecture.Value(name.upper())
+    channels = _channels(_field(chip, "ethernet_ports", dict, "ChipSpec"))
+    boards = {
+        _field(board, "name", str, "Board"): board for board in _field(document, "Board", list, "the file")
+    }
+    descriptor = MeshGraphDescriptor()
+    instances = []
+    for number, mesh in enumerate(_field(document, "Mesh", list, "the file")):
+        place = f"Mesh[{number}]"
+        board = boards.get(_field(mesh, "board", str, place))
+        if board is None:
+            raise _Wrong(f"{place}.board: {mesh['board']!r}, expected one of {', '.join(map(str, boards))}")
+        shape = _sizes(mesh, "device_topology", place)
+        mesh_id = _field(mesh, "id", int, place)
+        described = MeshDescriptor(
+            name=f"M{mesh_id}",
+            arch=arch,
+            device_topology=TorusTopology(dims=shape),
+            host_topology=MeshTopology(dims=_sizes(mesh, "host_topology", place)),
+            channels=Channels(count=channels, policy=STRICT),
+        )
+        if board.get("type") == "Torus":
+            described.device_topology.dim_types.extend([TorusTopology.RING] * len(shape))
+        descriptor.mesh_descriptors.append(described)
+        instances.append(_node(mesh_id))
+    if not instances:
+        raise _Wrong("Mesh: [] has no mesh; describe one")
+    links = _links(document, {node.mesh.mesh_id for node in instances})
+    if len(instances) == 1:
+        descriptor.top_level_instance.CopyFrom(instances[0])
+        return descriptor
+    descriptor.graph_descriptors.append(
+        GraphDescriptor(name=GRAPH, type="FABRIC", instances=instances, connections=links)
+    )
+    descriptor.top_level_instance.graph.graph_descriptor = GRAPH
+    return descriptor
+
+
+def _channels(ports: dict[str, Any]) -> int:
+    """Links between neighbours: as many as the direction with the fewest has, of those that have any."""
+    counts = [count for count in ports.values() if isinstance(count, int) and count > 0]
+    return min(counts, default=1)
+
+
+def _links(document: dict[str, Any], known: set[int]) -> list[Connection]:
+    found: list[tuple[int, int, int, Any]] = []
+    for link in document.get("RelaxedGraph") or []:
+        if not (isinstance(link, list) and len(link) == 3 and isinstance(link[2], int)):
+            raise _Wrong(f"RelaxedGraph: {link!r}, expected [M0, M1, number of channels]")
+        found.append((_mesh_id(link[0], known), _mesh_id(link[1], known), link[2], RELAXED))
+    ports: Counter[tuple[int, int]] = Counter()
+    for link in document.get("Graph") or []:
+        if not (
+            isinstance(link, list) and len(link) == 2 and all(isinstance(end, list) and end for end in link)
+        ):
+            raise _Wrong(f"Graph: {link!r}, expected [[mesh id, port], [mesh id, port]]")
+        ports[_mesh_id(link[0][0], known), _mesh_id(link[1][0], known)] += 1
+    # Each link stands there once for either direction.
+    pairs = {(min(pair), max(pair)) for pair in ports}
+    found += [(one, other, max(ports[one, other], ports[other, one]), STRICT) for one, other in sorted(pairs)]
+    return [
+        Connection(nodes=[_node(one), _node(other)], channels=Channels(count=count, policy=policy))
+        for one, other, count, policy in found
+    ]
+
+
+def _mesh_id(value: Any, known: set[int]) -> int:
+    """The id that `M3` or `3` names."""
+    digits = str(value).removeprefix("M")
+    if not digits.isdigit() or int(digits) not in known:
+        raise _Wrong(
+            f"mesh {value!r} is linked, but Mesh has only {', '.join(f'M{each}' for each in sorted(known))}"
+        )
+    return int(digits)
+
+
+def _node(mesh_id: int) -> NodeRef:
+    return NodeRef(mesh=MeshRef(mesh_descriptor=f"M{mesh_id}", mesh_id=mesh_id))
+
+
+def _sizes(mesh: dict[str, Any], key: str, place: str) -> list[int]:
+    sizes = _field(mesh, key, list, place)
+    if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise _Wrong(f"{place}.{key}: {sizes!r}, expected [rows, columns], both 1 or more")
+    return [int(size) for size in sizes]
+
+
+def _field(holder: Any, key: str, kind: type, place: str) -> Any:
+    value = holder.get(key) if isinstance(holder, dict) else None
+    if not isinstance(value, kind):
+        names = {dict: "a mapping", list: "a list", str: "a name", int: "a number"}
+        given = "missing" if value is None else repr(value)
+        raise _Wrong(f"{place}: {key} is {given}, expected {names[kind]}")
+    return value
