@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from services.config.corpus import read_corpus, read_tokenizer
+from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.load import load_job
-from services.config.parts import (
-    DataConfig,
-    DeviceConfig,
+from services.config.models import (
+    CustomConfig,
     GPT2Config,
     LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
     ModelConfig,
-    OptimizerConfig,
-    SamplingConfig,
-    ScheduleConfig,
+    RegressionConfig,
+    RopeScaling,
+    TransformerConfig,
 )
+from services.config.parts import DataConfig, OptimizerConfig, SamplingConfig, ScheduleConfig
 
 __all__ = [
+    "CustomConfig",
     "DataConfig",
     "DeviceConfig",
     "GPT2Config",
     "JobConfig",
     "LinearRegressionConfig",
+    "LlamaConfig",
+    "MLPConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "RegressionConfig",
+    "RopeScaling",
     "SamplingConfig",
     "ScheduleConfig",
+    "TransformerConfig",
     "load_job",
     "read_corpus",
     "read_tokenizer",

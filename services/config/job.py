@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from services.config.device import DeviceConfig
+from services.config.fit import hold_fit
+from services.config.models import ModelConfig, RegressionConfig
 from services.config.parts import (
     Count,
     DataConfig,
-    DeviceConfig,
-    ModelConfig,
     Name,
     Natural,
     OptimizerConfig,
@@ -41,7 +42,7 @@ class JobConfig(Part):
         optimizer: the update rule.
         schedule: the learning rate over the steps.
         clip_grad_norm: largest global norm of the mean gradient; None: not clipped.
-        data: corpus and tokenizer; None for linear regression.
+        data: corpus and tokenizer; None for models that make their data from the seed.
         sampling: how text is drawn from the trained model.
         wire_dtype: of gradients and weights between roles; only float32 is built yet.
         exact: refuse workers whose fingerprint differs from the first one's.
@@ -68,25 +69,17 @@ class JobConfig(Part):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:
-        split = self.device.data_parallel_size
-        for key, size in (
-            ("batch_size", self.batch_size),
-            ("validation_batch_size", self.validation_batch_size),
-        ):
-            if size % split:
-                raise ValueError(
-                    f"training_config.{key}: {size} given, expected a multiple of the {split} devices that "
-                    f"share a batch; write for example {key}: {split * -(-size // split)}"
-                )
+        hold_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
         if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
                 f"{self.optimizer.lr}; lower it"
             )
-        if (self.data is None) != (self.model.model_type == "linear_regression"):
+        if (self.data is None) != isinstance(self.model, RegressionConfig):
             raise ValueError(
                 f"training_config.data_path: {self.data.path if self.data else 'none'} given with model_type "
-                f"{self.model.model_type}, expected a corpus for gpt2 and none for linear_regression; mend either"
+                f"{self.model.model_type}, expected a corpus for models of text and none for linear_regression "
+                "and mlp; mend either"
             )
         return self
 

@@ -12,10 +12,8 @@ from services.config.overrides import Override, parse_overrides
 from services.config.places import find_include
 from services.config.problems import shown, shown_path, unknown_key
 from services.config.resolve import resolve
-from services.config.schema import SECTIONS
+from services.config.schema import MODEL_SECTIONS, SECTIONS
 from services.errors import Refused
-
-_MODEL_SECTIONS = ("transformer_config", "linear_regression_config")
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig, list[str]]:
@@ -98,13 +96,13 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
     path = find_include(text, field=field, folder=folder, kind="model_configs")
     included = read_document(path, field)
     for key, value in included.items():
-        if key not in (*_MODEL_SECTIONS, "multihost_config"):
-            raise unknown_key("", key, value, (*_MODEL_SECTIONS, "multihost_config"))
-    if not any(included.get(key) is not None for key in _MODEL_SECTIONS):
+        if key not in (*MODEL_SECTIONS, "multihost_config"):
+            raise unknown_key("", key, value, (*MODEL_SECTIONS, "multihost_config"))
+    if not any(included.get(key) is not None for key in MODEL_SECTIONS):
         raise Refused(
             f"{field}: {shown_path(path)} has no transformer_config, expected a model's config; correct the path"
         )
-    for key in _MODEL_SECTIONS:
+    for key in MODEL_SECTIONS:
         if sections.get(key) is not None:
             raise Refused(
                 f"{field}: {shown(text)} given beside {key}, expected one of them; remove one "
@@ -117,11 +115,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
 
 def _section_of_file(text: str, section: str, folder: Path) -> Any:
     """What the file that a path names has under the section's own name."""
-    kind = (
-        section.replace("_config", "_configs")
-        .replace("transformer", "model")
-        .replace("linear_regression", "model")
-    )
+    kind = "model_configs" if section in MODEL_SECTIONS else section.replace("_config", "_configs")
     path = find_include(text, field=section, folder=folder, kind=kind)
     included = read_document(path, section)
     if included.get(section) is None:

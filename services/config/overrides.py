@@ -8,10 +8,10 @@ from typing import Any
 
 from services.config.documents import parse_yaml
 from services.config.problems import keys_of, nearest, shown
-from services.config.schema import SECTIONS, AdamWSection, SGDSection
+from services.config.schema import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
 from services.errors import Refused
 
-_FROM_FILES = ("transformer_config", "linear_regression_config", "multihost_config")
+_FROM_FILES = (*MODEL_SECTIONS, "multihost_config")
 """Sections that come from files which the job names: overridden after those are read."""
 
 

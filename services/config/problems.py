@@ -112,7 +112,7 @@ def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refu
         return Refused(f"{field}: missing, expected a value; add it{more}")
     if kind == "union_tag_invalid":
         return Refused(
-            f"{field}.{context['discriminator'].strip(chr(39))}: {shown(context['tag'])} given, expected "
+            f"{field}.model_type: {shown(context['tag'])} given, expected "
             f"{_expected(kind, context, '')}; correct it{more}"
         )
     if kind == "value_error":  # a rule across fields, worded where it is written

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from services.config.models import RunnerType
 from services.config.parts import Count, Name, Natural, NotNegative, Positive, Probability, Share
 
 
@@ -23,7 +24,7 @@ class TrainingSection(Section):
     """`training_config`: old (flat) and new (`optimizer:`) spelling of the optimizer's settings."""
 
     project_name: Name = "tt_train_nano_gpt"
-    model_type: Literal["gpt2", "linear_regression"] | None = None
+    model_type: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
     model_save_interval: Natural = 500
     batch_size: Count = 4
@@ -101,6 +102,7 @@ class DeviceSection(Section):
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
     threads: Count = 1
+    trace: bool = False
 
 
 class MultihostSection(Section):
@@ -119,11 +121,11 @@ class ExperimentalSection(Section):
 
 
 class TransformerSection(Section):
-    """`transformer_config`, those of Llama among them, which a GPT-2 doesn't read."""
+    """`transformer_config` of a GPT-2 or a Llama; a key that the other one has is without effect."""
 
-    model_type: Literal["gpt2"] = "gpt2"
+    model_type: str | None = None
     model_path: str | None = None
-    runner_type: Literal["default"] = "default"
+    runner_type: RunnerType = "default"
     num_heads: Count = 6
     embedding_dim: Count = 384
     dropout_prob: Probability = 0.2
@@ -142,11 +144,43 @@ class TransformerSection(Section):
     rope_scaling: dict[Any, Any] | None = None
 
 
+class RopeScalingSection(Section):
+    """`transformer_config.rope_scaling`; where the first or the last is null or 0, positions aren't scaled."""
+
+    scaling_factor: NotNegative | None = None
+    high_freq_factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    original_context_length: Natural | None = None
+
+
+class CustomSection(Section):
+    """`transformer_config` of one's own model: further keys are options of its factory."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_type: str
+    model_path: str | None = None
+    runner_type: RunnerType = "default"
+    max_sequence_length: Count = 128
+
+
 class LinearRegressionSection(Section):
     """`linear_regression_config`, of our own: tt-train's example has these as arguments."""
 
     num_features: Count = 64
     num_targets: Count = 32
+    bias: bool = True
+    training_samples: Count = 100_000
+    noise: NotNegative = 0.0
+
+
+class MLPSection(Section):
+    """`mlp_config`: tt-train's keys, and those of its data as linear regression has them."""
+
+    input_features: Count = 784
+    hidden_features: list[Count] = Field(default_factory=lambda: [128, 128], max_length=1000)
+    output_features: Count = 10
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     bias: bool = True
     training_samples: Count = 100_000
     noise: NotNegative = 0.0
@@ -179,7 +213,11 @@ SECTIONS: dict[str, type[Section]] = {
     "multihost_config": MultihostSection,
     "transformer_config": TransformerSection,
     "linear_regression_config": LinearRegressionSection,
+    "mlp_config": MLPSection,
     "scheduler_config": SchedulerSection,
     "eval_config": EvalSection,
 }
 """What may stand at the top of a config."""
+
+MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config")
+"""Those that describe a model; a job has one of them."""

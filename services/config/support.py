@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.config.device import DeviceConfig
 from services.config.problems import shown
 from services.errors import Refused
 
@@ -38,29 +39,17 @@ def _one_of(*values: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in values
 
 
-def _above_one(value: Any) -> bool:
-    return isinstance(value, int) and value > 1
-
-
 def _above_zero(value: Any) -> bool:
     return isinstance(value, int) and value > 0
 
 
-_LATER_MODELS = _one_of("llama", "deepseek", "qwen3", "bert", "mlp")
+_LATER_MODELS = _one_of("deepseek", "qwen3", "bert")
 _NOT_BUILT = (
-    _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or linear_regression"),
-    _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2"),
-    _Rule(
-        "transformer_config.runner_type",
-        _one_of("memory_efficient"),
-        "use default, with a smaller batch_size",
-    ),
+    _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
+    _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
     _Rule("transformer_config.model_path", _given, "remove it: weights start from the job's seed"),
-    _Rule("device_config.enable_tp", _on, "use enable_ddp (data parallel)"),
-    _Rule("device_config.enable_pp", _on, "use enable_ddp (data parallel)"),
-    _Rule("device_config.enable_cp", _on, "use enable_ddp (data parallel)"),
-    _Rule("device_config.enable_fsdp", _on, "use enable_ddp (data parallel)"),
-    _Rule("device_config.threads", _above_one, "set it to 1"),
+    _Rule("device_config.enable_pp", _on, "use enable_ddp, enable_fsdp or enable_tp"),
+    _Rule("device_config.enable_cp", _on, "use enable_ddp, enable_fsdp or enable_tp"),
     _Rule("multihost_config.pipeline_parallel_config", _given, "remove it: the job then trains in tiers"),
     _Rule("training_config.use_no_op", _on, "set learning_rate: 0 instead"),
     _Rule(
@@ -82,7 +71,17 @@ _NOT_BUILT = (
 )
 
 _ONE_OPTIMIZER = "the optimizer role has float32 weights and state whatever the variant"
-_LLAMA_ONLY = "a GPT-2 has no such setting"
+_EMBEDDING_PLACEMENT = "transformer_config.embedding_placement"
+_NOT_PARALLEL = _Rule(
+    _EMBEDDING_PLACEMENT,
+    _one_of("vocab_parallel", "feature_parallel"),
+    "it matters under tensor parallel only",
+)
+_ALWAYS_BY_VOCABULARY = _Rule(
+    _EMBEDDING_PLACEMENT,
+    _one_of("replicated", "feature_parallel"),
+    "under tensor parallel, tables are split by vocabulary",
+)
 _WITHOUT_EFFECT = (
     _Rule("training_config.num_epochs", _given, "max_steps alone ends a job"),
     _Rule("training_config.checkpoint_dir", _given, "checkpoints lie in the optimizer's --state-dir"),
@@ -97,15 +96,6 @@ _WITHOUT_EFFECT = (
     _Rule("multihost_config.socket_type", _one_of("mpi", "fabric"), "roles speak gRPC"),
     _Rule("transformer_config.vocab_size", _given, "the vocabulary is as large as the tokenizer's"),
     _Rule("transformer_config.experimental.use_composite_layernorm", _on, "there is one layer norm"),
-    _Rule(
-        "transformer_config.embedding_placement",
-        _one_of("vocab_parallel", "feature_parallel"),
-        "it matters under tensor parallel only",
-    ),
-    _Rule("transformer_config.intermediate_dim", _given, _LLAMA_ONLY),
-    _Rule("transformer_config.theta", _given, _LLAMA_ONLY),
-    _Rule("transformer_config.num_groups", _given, _LLAMA_ONLY),
-    _Rule("transformer_config.rope_scaling", _given, _LLAMA_ONLY),
     _Rule("scheduler_config.max_lr", _given, "the peak is the optimizer's lr"),
     _Rule("scheduler_config.beta1_start", _given, "beta1 is the optimizer's"),
     _Rule("scheduler_config.beta1_end", _given, "beta1 is the optimizer's"),
@@ -127,10 +117,16 @@ def refuse_what_is_not_built(sections: Mapping[str, Any]) -> None:
             raise Refused(f"{rule.field}: {shown(value)} is not built yet; {rule.text}")
 
 
-def notices_of(sections: Mapping[str, Any]) -> list[str]:
-    """One line for each setting of tt-train that is given, and without effect here."""
+def notices_of(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:
+    """One line for each setting of tt-train that is given, and without effect here.
+
+    Args:
+        sections: as read.
+        device: what became of their `device_config`.
+    """
+    placement = _NOT_PARALLEL if device.tensor_axis is None else _ALWAYS_BY_VOCABULARY
     return [
         f"{rule.field}: {shown(value)} is without effect here: {rule.text}"
-        for rule in _WITHOUT_EFFECT
+        for rule in (*_WITHOUT_EFFECT, placement)
         if rule.holds(value := rule.value(sections))
     ]

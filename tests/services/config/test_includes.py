@@ -10,7 +10,7 @@ import yaml
 
 from services.config import load_job
 
-MODEL = "transformer_config: {num_heads: 2, embedding_dim: 8, num_blocks: 1, max_sequence_length: 16}\n"
+MODEL = "transformer_config: {num_heads: 2, embedding_dim: 8, num_blocks: 1, max_sequence_length: 32}\n"
 Load = Callable[..., tuple]
 Refuse = Callable[..., str]
 

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.config import DataConfig, DeviceConfig, GPT2Config, JobConfig, LinearRegressionConfig
+from services.config import (
+    CustomConfig,
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    RopeScaling,
+)
 from services.errors import Refused
 
 DATA = DataConfig(path="builtin:python-reference", sha256="0" * 64)
@@ -20,6 +30,11 @@ JOB = JobConfig(model=GPT2Config(), data=DATA)
     [
         JOB,
         JobConfig(model=LinearRegressionConfig(num_features=3)),
+        JobConfig(model=MLPConfig(hidden_features=(64, 32, 64), activation="silu")),
+        JobConfig(model=LlamaConfig(rope_scaling=RopeScaling(scaling_factor=8.0, original_context_length=8192)),
+                  data=DATA),
+        JobConfig(model=CustomConfig(model_type="shop.mixers:Mixer", options={"width": 64, "names": ["a", None]}),
+                  data=DATA),
         JobConfig(model=GPT2Config(), data=DATA, batch_size=16, validation_batch_size=8, clip_grad_norm=0.1,
                   device=DeviceConfig(mesh_shape=(1, 8), enable_ddp=True, dtype="bfloat16")),
     ],
@@ -39,11 +54,6 @@ def test_micro_batches_are_those_of_all_workers() -> None:
     assert (job.micro_batches, job.sequences_per_step) == (12, 60)
 
 
-@pytest.mark.parametrize(("shape", "size"), [((1, 8), 8), ((8, 1), 8), ((1, 2), 2)])
-def test_data_parallel_is_over_the_one_axis_longer_than_one(shape: tuple[int, int], size: int) -> None:
-    assert DeviceConfig(mesh_shape=shape, enable_ddp=True).data_parallel_size == size
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -51,7 +61,13 @@ def test_data_parallel_is_over_the_one_axis_longer_than_one(shape: tuple[int, in
         ({"colour": "red"}, 'colour: unknown key (value "red")'),
         ({"batch_size": "4"}, 'batch_size: "4" given, expected a whole number'),
         ({"batch_size": True}, "batch_size: true given, expected a whole number"),
-        ({"model": {"model_type": "llama"}}, 'model.model_type: "llama" given'),
+        (
+            {"model": {"model_type": "lama"}},
+            'model.model_type: "lama" given, expected one of: gpt2, llama, linear_regression, mlp, custom',
+        ),
+        ({"model": {"model_type": 3}}, "model: {'model_type': 3} given, expected a mapping with model_type"),
+        ({"model": {"model_type": "a b:C"}}, 'model.model_type: "a b:C" given, expected a text that matches'),
+        ({"model": {"model_type": "llama", "num_groups": 4}}, "transformer_config.num_groups: 4 given"),
         ({"model": {"model_type": "gpt2", "num_heads": 0}}, "model.num_heads: 0 given"),
         ({"model": {"model_type": "gpt2", "num_heads": 5}}, "transformer_config.embedding_dim: 384 given"),
         ({"data": None}, "training_config.data_path: none given"),

@@ -95,12 +95,6 @@ def test_weight_tying_in_all_its_spellings(load: Callable, given: object, tied: 
     assert load(transformer_config={"weight_tying": given})[0].model.weight_tying is tied
 
 
-@pytest.mark.parametrize("named", [[[8, 1], ["fsdp", "tp"]], [[1, 8], ["tp", "fsdp"]]])
-def test_a_mesh_with_named_axes(load: Callable, named: list) -> None:
-    job, _ = load(training_config={"batch_size": 8}, device_config={"mesh_shape": named})
-    assert (list(job.device.mesh_shape), job.device.enable_ddp) == (named[0], True)
-
-
 @pytest.mark.parametrize(
     ("multihost", "workers"),
     [
@@ -160,6 +154,11 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
         ({"multihost_config": {"num_workers": 2}}, "multihost_config.num_workers"),
         ({"transformer_config": {"vocab_size": 96}}, "transformer_config.vocab_size"),
         ({"transformer_config": {"theta": 1e4}}, "transformer_config.theta"),
+        ({"transformer_config": {"model_type": "llama", "activation": "gelu"}}, "transformer_config.activation"),
+        ({"transformer_config": {"embedding_placement": "vocab_parallel"}}, "transformer_config.embedding_placement"),
+        ({"transformer_config": {"embedding_placement": "replicated"},
+          "device_config": {"mesh_shape": [1, 2], "enable_tp": True}}, "transformer_config.embedding_placement"),
+        ({"device_config": {"backend": "ttnn", "threads": 2}}, "device_config.threads"),
         ({"transformer_config": {"rope_scaling": {"scaling_factor": 2.0}}}, "transformer_config.rope_scaling"),
         ({"transformer_config": {"experimental": {"use_composite_layernorm": True}}},
          "transformer_config.experimental.use_composite_layernorm"),
@@ -180,7 +179,20 @@ def test_settings_without_effect_are_named_once(load: Callable, sections: dict, 
     [
         {"training_config": {"use_moreh_adamw": False, "use_kahan_summation": False}},
         {"training_config": {"optimizer": {"amsgrad": False, "stochastic_rounding": False}}},
-        {"device_config": {"device_ids": [], "enable_tp": False}},
+        {"device_config": {"device_ids": [], "enable_tp": False, "trace": False}},
+        {"transformer_config": {"embedding_placement": "replicated"}},
+        {
+            "transformer_config": {"embedding_placement": "vocab_parallel"},
+            "device_config": {"mesh_shape": [1, 2], "enable_tp": True},
+        },
+        {
+            "transformer_config": {
+                "model_type": "llama",
+                "theta": 5e5,
+                "bias": False,
+                "runner_type": "default",
+            }
+        },
         {
             "transformer_config": {
                 "experimental": {"use_composite_layernorm": False},

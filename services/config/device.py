@@ -1,0 +1,116 @@
+"""The mesh of each worker, and which of its axes carries which kind of parallelism: every rule about that is here."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from services.config.parts import Count, Part
+
+AxisName = Literal["data", "tensor"]
+
+
+class DeviceConfig(Part):
+    """The mesh that each worker drives, tt-train's `device_config`.
+
+    Dimensions of size 1 are dropped; the enabled strategies take those that remain, data parallel first (unless
+    `axis_order` says else), and there must be as many of one as of the other.
+
+    Attributes:
+        mesh_shape: (rows, columns) of chips.
+        enable_ddp: data parallel: a batch is split over the data axis, parameters are on every chip.
+        enable_fsdp: data parallel with parameters sharded over the data axis, gathered when used; instead of
+            `enable_ddp`.
+        enable_tp: tensor parallel: single layers are split over the tensor axis.
+        axis_order: which strategy takes the first dimension that remains.
+        backend: `auto` takes real `ttnn` where a device or simulator is there, else the emulator.
+        dtype: of weights and activations; None: bfloat16 on ttnn, float32 on the emulator.
+        threads: that the emulator computes with; a device has its own.
+        trace: record the step's device commands once and replay them.
+    """
+
+    mesh_shape: tuple[Count, Count] = (1, 1)
+    enable_ddp: bool = False
+    enable_fsdp: bool = False
+    enable_tp: bool = False
+    axis_order: tuple[AxisName, AxisName] = ("data", "tensor")
+    backend: Literal["auto", "ttnn", "emulator"] = "auto"
+    dtype: Literal["bfloat16", "float32"] | None = None
+    threads: Count = 1
+    trace: bool = False
+
+    @property
+    def data_axis(self) -> int | None:
+        """The mesh axis (0 rows, 1 columns) over which a batch is split, None for none."""
+        return self._axis("data")
+
+    @property
+    def tensor_axis(self) -> int | None:
+        """The mesh axis over which layers are split, None for none."""
+        return self._axis("tensor")
+
+    @property
+    def shard_parameters(self) -> bool:
+        """Whether parameters are sharded over the data axis."""
+        return self.enable_fsdp
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Devices over which a micro-batch is split: each takes batch_size / this many sequences."""
+        return 1 if self.data_axis is None else self.mesh_shape[self.data_axis]
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Devices over which a layer is split."""
+        return 1 if self.tensor_axis is None else self.mesh_shape[self.tensor_axis]
+
+    @property
+    def _strategies(self) -> list[AxisName]:
+        enabled = {"data": self.enable_ddp or self.enable_fsdp, "tensor": self.enable_tp}
+        return [name for name in self.axis_order if enabled[name]]
+
+    def _axis(self, name: AxisName) -> int | None:
+        remaining = [axis for axis, length in enumerate(self.mesh_shape) if length > 1]
+        return dict(zip(self._strategies, remaining, strict=True)).get(name)
+
+    @model_validator(mode="after")
+    def _strategies_fit_the_mesh(self) -> DeviceConfig:
+        shape = list(self.mesh_shape)
+        if self.enable_ddp and self.enable_fsdp:
+            raise ValueError(
+                "device_config.enable_fsdp: true given beside enable_ddp: true, expected one of them, as both split "
+                "the batch over the same axis; set enable_ddp: false"
+            )
+        if len(set(self.axis_order)) < len(self.axis_order):
+            raise ValueError(
+                f"device_config.mesh_shape: both axes are {self.axis_order[0]} parallel, expected one data parallel "
+                'and one tensor parallel; write for example mesh_shape: [[2, 4], ["ddp", "tp"]]'
+            )
+        strategies = len(self._strategies)
+        remaining = sum(length > 1 for length in shape)
+        if strategies == remaining:
+            return self
+        enabled = [name for name in ("enable_ddp", "enable_fsdp", "enable_tp") if getattr(self, name)]
+        flags = " and ".join(f"{name}: true" for name in enabled) or "no strategy enabled"
+        raise ValueError(
+            f"device_config.mesh_shape: {shape} given with {flags}, expected the number of parallelization axes "
+            f"({strategies}) to be equal to the number of mesh shape dimensions longer than 1 ({remaining}); "
+            f"{_mend(shape, enabled, remaining)}"
+        )
+
+
+def _mend(shape: list[int], enabled: list[str], remaining: int) -> str:
+    """How to bring mesh and strategies together."""
+    chips = shape[0] * shape[1]
+    if remaining == 0:
+        off = " and ".join(f"{name}: false" for name in enabled)
+        return f"set {off}, or mesh_shape: {[1, 8] if len(enabled) == 1 else [2, 4]} for a LoudBox"
+    if remaining == 1 and enabled:
+        return f"set {enabled[-1]}: false, or give a mesh of two dimensions such as mesh_shape: [2, 4]"
+    if remaining == 1:
+        return "set enable_ddp: true (or enable_fsdp or enable_tp), or mesh_shape: [1, 1]"
+    if enabled:
+        other = "enable_ddp" if enabled == ["enable_tp"] else "enable_tp"
+        return f"set {other}: true too, or mesh_shape: [1, {chips}]"
+    return f"set enable_ddp: true and enable_tp: true, or mesh_shape: [1, {chips}] with one of them"

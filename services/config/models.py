@@ -1,0 +1,247 @@
+"""The models that a job may train, each a frozen record by the keys of tt-train's model configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
+
+from services.config.parts import Count, NotNegative, Part, Positive, Probability
+
+RunnerType = Literal["default", "memory_efficient"]
+"""`memory_efficient` keeps a block's input alone, and computes the block again in the backward pass."""
+
+_INTERMEDIATE_MULTIPLE = 256
+
+
+class GPT2Config(Part):
+    """A GPT-2, by the keys of tt-train's `transformer_config`.
+
+    Attributes:
+        model_type: tells the models apart.
+        num_heads: attention heads of a block; divides `embedding_dim`.
+        embedding_dim: width of the residual stream.
+        num_blocks: transformer blocks.
+        max_sequence_length: tokens of a training sequence and positions of the model.
+        vocab_size: rows of the token embedding; None: as many as the tokenizer has tokens.
+        dropout_prob: of embeddings, attention and residuals alike.
+        weight_tying: whether the output projection is the token embedding.
+        positional_embedding_type: learned positions, or fixed sinusoids.
+        bias: whether linear layers and layer norms have one.
+        activation: the exact gelu, or its tanh form.
+        runner_type: what the backward pass keeps.
+    """
+
+    model_type: Literal["gpt2"] = "gpt2"
+    num_heads: Count = 6
+    embedding_dim: Count = 384
+    num_blocks: Count = 6
+    max_sequence_length: Count = 128
+    vocab_size: Count | None = None
+    dropout_prob: Probability = 0.2
+    weight_tying: bool = False
+    positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
+    bias: bool = True
+    activation: Literal["gelu", "gelu_tanh"] = "gelu"
+    runner_type: RunnerType = "default"
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.embedding_dim // self.num_heads
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> GPT2Config:
+        _hold_heads(self.num_heads, self.embedding_dim)
+        return self
+
+
+class RopeScaling(Part):
+    """Llama 3.1's stretching of rotary positions: slow rotations are slowed further, fast ones stay.
+
+    Attributes:
+        scaling_factor: by which rotations longer than the original context are slowed.
+        high_freq_factor: rotations shorter than the original context over this stay as they are.
+        low_freq_factor: those longer than the original context over this are slowed; between the two, blended.
+        original_context_length: tokens that the model was first trained with.
+    """
+
+    scaling_factor: Annotated[float, Field(ge=1)]
+    high_freq_factor: Positive = 4.0
+    low_freq_factor: Positive = 1.0
+    original_context_length: Count
+
+    @model_validator(mode="after")
+    def _factors_are_in_order(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"transformer_config.rope_scaling.low_freq_factor: {self.low_freq_factor} given, expected below "
+                f"high_freq_factor ({self.high_freq_factor}); Llama 3.1 has 1.0 and 4.0"
+            )
+        return self
+
+
+class LlamaConfig(Part):
+    """A Llama, by the keys of tt-train's `transformer_config`.
+
+    Attributes:
+        model_type: tells the models apart.
+        num_heads: attention heads (queries) of a block; divides `embedding_dim`.
+        num_groups: key and value heads, each shared by num_heads / num_groups queries; divides `num_heads`.
+        embedding_dim: width of the residual stream.
+        intermediate_dim: width inside a feed-forward layer; None: by tt-train's rule, see `feed_forward_width`.
+        num_blocks: transformer blocks.
+        max_sequence_length: tokens of a training sequence.
+        vocab_size: rows of the token embedding; None: as many as the tokenizer has tokens.
+        dropout_prob: of embeddings and residuals alike.
+        theta: base of the rotary positions' wavelengths.
+        rope_scaling: how they are stretched, None for not.
+        weight_tying: whether the output projection is the token embedding.
+        runner_type: what the backward pass keeps.
+    """
+
+    model_type: Literal["llama"] = "llama"
+    num_heads: Count = 6
+    num_groups: Count = 3
+    embedding_dim: Count = 384
+    intermediate_dim: Count | None = None
+    num_blocks: Count = 6
+    max_sequence_length: Count = 128
+    vocab_size: Count | None = None
+    dropout_prob: Probability = 0.2
+    theta: Positive = 10000.0
+    rope_scaling: RopeScaling | None = None
+    weight_tying: bool = False
+    runner_type: RunnerType = "default"
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.embedding_dim // self.num_heads
+
+    @property
+    def feed_forward_width(self) -> int:
+        """`intermediate_dim`, else tt-train's rule: 4 × embedding_dim × 2/3, rounded up to a multiple of 256."""
+        if self.intermediate_dim is not None:
+            return self.intermediate_dim
+        return -(-(4 * self.embedding_dim * 2 // 3) // _INTERMEDIATE_MULTIPLE) * _INTERMEDIATE_MULTIPLE
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> LlamaConfig:
+        _hold_heads(self.num_heads, self.embedding_dim)
+        if self.num_heads % self.num_groups:
+            raise ValueError(
+                f"transformer_config.num_groups: {self.num_groups} given, expected a divisor of num_heads "
+                f"({self.num_heads}); write for example num_groups: {math.gcd(self.num_heads, self.num_groups)}"
+            )
+        if self.head_width % 32:
+            raise ValueError(
+                f"transformer_config.embedding_dim: {self.embedding_dim} given with num_heads {self.num_heads}, "
+                f"expected heads that are a multiple of 32 wide, as rotary positions need (they are "
+                f"{self.head_width}); write for example embedding_dim: "
+                f"{self.num_heads * -(-self.head_width // 32) * 32}"
+            )
+        return self
+
+
+class LinearRegressionConfig(Part):
+    """One linear layer, mean squared error, data made from the job's seed (tt-train's first example).
+
+    Attributes:
+        model_type: tells the models apart.
+        num_features: inputs of a sample.
+        num_targets: outputs of a sample.
+        bias: whether the layer, and the function that makes the data, have one.
+        training_samples: samples to draw from; the last tenth is held out.
+        noise: standard deviation of what is added to the targets.
+    """
+
+    model_type: Literal["linear_regression"] = "linear_regression"
+    num_features: Count = 64
+    num_targets: Count = 32
+    bias: bool = True
+    training_samples: Annotated[Count, Field(ge=10)] = 100_000
+    noise: NotNegative = 0.0
+
+
+class MLPConfig(Part):
+    """Linear layers with an activation between them, mean squared error, data as linear regression's.
+
+    Attributes:
+        model_type: tells the models apart.
+        input_features: inputs of a sample.
+        hidden_features: widths of the layers between, in order; none makes it linear.
+        output_features: outputs of a sample.
+        activation: after each layer but the last.
+        bias: whether the layers, and the function that makes the data, have one.
+        training_samples: samples to draw from; the last tenth is held out.
+        noise: standard deviation of what is added to the targets.
+    """
+
+    model_type: Literal["mlp"] = "mlp"
+    input_features: Count = 784
+    hidden_features: Annotated[tuple[Count, ...], Field(max_length=1000)] = (128, 128)
+    output_features: Count = 10
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    bias: bool = True
+    training_samples: Annotated[Count, Field(ge=10)] = 100_000
+    noise: NotNegative = 0.0
+
+    @property
+    def num_features(self) -> int:
+        """Inputs of a sample, by linear regression's word."""
+        return self.input_features
+
+    @property
+    def num_targets(self) -> int:
+        """Outputs of a sample, by linear regression's word."""
+        return self.output_features
+
+
+class CustomConfig(Part):
+    """A language model that a Python module of the user's builds.
+
+    Attributes:
+        model_type: `package.module:Factory`, imported by workers that are allowed to.
+        max_sequence_length: tokens of a training sequence.
+        runner_type: passed on to the model.
+        options: every further key of `transformer_config`, passed to the factory as it is.
+    """
+
+    model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
+    max_sequence_length: Count = 128
+    runner_type: RunnerType = "default"
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+def _hold_heads(heads: int, width: int) -> None:
+    if width % heads:
+        raise ValueError(
+            f"transformer_config.embedding_dim: {width} given, expected a multiple of num_heads ({heads}); "
+            f"write for example embedding_dim: {heads * -(-width // heads)}"
+        )
+
+
+def _model_tag(value: Any) -> str | None:
+    """`model_type`, the word `custom` for those with a colon; None where there is none."""
+    named = value.get("model_type") if isinstance(value, Mapping) else getattr(value, "model_type", None)
+    if isinstance(value, BaseModel) and isinstance(named, str):
+        return "custom" if isinstance(value, CustomConfig) else named
+    return "custom" if isinstance(named, str) and ":" in named else named if isinstance(named, str) else None
+
+
+TransformerConfig = GPT2Config | LlamaConfig | CustomConfig
+"""A model of text; the others make their data from the seed."""
+RegressionConfig = LinearRegressionConfig | MLPConfig
+"""A model that makes its data from the seed."""
+ModelConfig = Annotated[
+    Annotated[GPT2Config, Tag("gpt2")]
+    | Annotated[LlamaConfig, Tag("llama")]
+    | Annotated[LinearRegressionConfig, Tag("linear_regression")]
+    | Annotated[MLPConfig, Tag("mlp")]
+    | Annotated[CustomConfig, Tag("custom")],
+    Discriminator(_model_tag),
+]
+"""A model that workers can build, told apart by `model_type`."""
