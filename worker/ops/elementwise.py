@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from worker.autograd import Tape, Tensor, Variable
+from worker.ops.placing import gathered
 from worker.ops.precision import accurate
 
 
@@ -26,7 +27,7 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
     flat = list(x.value.shape)
     tokens, width = positions.value.shape[2], flat[3]
     folded = [flat[2] // tokens, 1, tokens, width]
-    value = tt.reshape(tt.add(tt.reshape(x.value, folded), positions.value), flat)
+    value = tt.reshape(tt.add(tt.reshape(x.value, folded), gathered(tape.mesh, positions)), flat)
     kernel = accurate(tape.mesh)
     positions_wanted = positions.requires_grad
 

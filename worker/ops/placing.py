@@ -21,10 +21,12 @@ def check_whole_rows(op: str, x: Variable) -> None:
         )
 
 
-def gathered(mesh: Mesh, parameter: Parameter) -> Tensor:
-    """A parameter's value as operations use it: put together if it is sharded over the data axis.
+def gathered(mesh: Mesh, variable: Variable) -> Tensor:
+    """A variable's value as operations use it: a parameter that is sharded over the data axis is put together.
 
-    Operations call it in the forward pass and again in the backward pass, so that no whole value is kept in between.
+    Operations call it in the forward pass and again in the backward pass, so that no whole parameter is kept between.
     """
-    dim = parameter.placements.data.dim
-    return parameter.value if dim is None else all_gather(mesh, parameter.value, mesh.axes.data, dim)
+    dim = variable.placements.data.dim
+    if dim is None or not isinstance(variable, Parameter):
+        return variable.value
+    return all_gather(mesh, variable.value, mesh.axes.data, dim)
