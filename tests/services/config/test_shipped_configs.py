@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.config import JobConfig, load_job
+from services.config import JobConfig, LlamaConfig, load_job
 from services.config.load import job_from
 from services.config.places import SHIPPED_ROOT
 
@@ -16,6 +16,9 @@ CONFIGS = SHIPPED_ROOT / "configs"
 @pytest.fixture
 def shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shakespeare.txt").write_text("Speak, speak. " * 1000)
+    for name in ("gpt2", "llama3", "tinyllama"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path))
 
 
@@ -32,7 +35,7 @@ def test_parts_can_be_included_by_any_job(kind: str, tmp_path: Path) -> None:
     for path in sorted(CONFIGS.glob(f"{kind}_configs/*.yaml")):
         document = {
             "training_config": {"batch_size": 32, "data_path": "builtin:python-reference"},
-            "transformer_config": {},
+            "transformer_config": {"num_heads": 32, "embedding_dim": 1024},
             f"{kind}_config": f"{kind}_configs/{path.name}",
         }
         _, notices = job_from(document, folder=tmp_path)
@@ -42,7 +45,7 @@ def test_parts_can_be_included_by_any_job(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("model_configs/*.yaml")), ids=lambda path: path.stem)
 def test_model_configs_can_be_included_by_any_job(path: Path, tmp_path: Path) -> None:
     training = {"model_config": path.name}
-    if path.stem != "linear_regression":
+    if path.stem not in ("linear_regression", "mlp_config"):
         training["data_path"] = "builtin:python-reference"
     _, notices = job_from({"training_config": training}, folder=tmp_path)
     assert notices == []
@@ -81,3 +84,43 @@ def test_the_demo_needs_no_data() -> None:
     job, _ = load_job(CONFIGS / "training_configs" / "demo.yaml")
     assert job.data is not None
     assert (job.data.path, job.micro_batches) == ("builtin:python-reference", 2)
+
+
+SIZES = {
+    "nanollama3": (6, 3, 384, 1024, 6, 500000.0),
+    "tinyllama": (32, 4, 2048, 5632, 22, 10000.0),
+    "llama8b": (32, 8, 4096, 14336, 32, 500000.0),
+    "llama3_1_8B": (32, 8, 4096, 14336, 32, 500000.0),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_llamas_have_their_published_sizes(name: str, tmp_path: Path) -> None:
+    training = {"model_config": f"{name}.yaml", "data_path": "builtin:python-reference"}
+    job, _ = job_from({"training_config": training}, folder=tmp_path)
+    model = job.model
+    assert isinstance(model, LlamaConfig)
+    assert (
+        model.num_heads,
+        model.num_groups,
+        model.embedding_dim,
+        model.feed_forward_width,
+        model.num_blocks,
+        model.theta,
+    ) == SIZES[name]
+
+
+@pytest.mark.usefixtures("shakespeare")
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("training_shakespeare_nanogpt_loudbox_ddp", (8, 1, False)),
+        ("training_shakespeare_tinyllama_tensor_parallel_3tier_fabric", (1, 8, False)),
+        ("training_shakespeare_tinyllama_loudbox_fsdp", (8, 1, True)),
+        ("training_shakespeare_gpt2s_loudbox_ddp_tp", (2, 4, False)),
+        ("training_shakespeare_llama_8b_tp4_fsdp8", (8, 4, True)),
+    ],
+)
+def test_meshes_are_used_as_the_names_of_the_jobs_say(name: str, sizes: tuple[int, int, bool]) -> None:
+    device = load_job(CONFIGS / "training_configs" / f"{name}.yaml")[0].device
+    assert (device.data_parallel_size, device.tensor_parallel_size, device.shard_parameters) == sizes
