@@ -25,9 +25,10 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
     """
     tt = tape.mesh.tt
     flat = list(x.value.shape)
-    tokens, width = positions.value.shape[2], flat[3]
+    table = gathered(tape.mesh, positions)
+    tokens, width = table.shape[2], flat[3]
     folded = [flat[2] // tokens, 1, tokens, width]
-    value = tt.reshape(tt.add(tt.reshape(x.value, folded), gathered(tape.mesh, positions)), flat)
+    value = tt.reshape(tt.add(tt.reshape(x.value, folded), table), flat)
     kernel = accurate(tape.mesh)
     positions_wanted = positions.requires_grad
 
