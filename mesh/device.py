@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
 from mesh.door import device_module
+from mesh.refusals import why_not_opened
 from services.errors import Failed, Refused
 
 DTYPES = ("bfloat16", "float32")
@@ -25,7 +27,6 @@ class Mesh:
 
     Attributes:
         tt: the device module; every op goes through it.
-        handle: the mesh device that `tt` opened.
         shape: (rows, cols).
         axes: which mesh axis carries which parallelism.
         dtype: `tt`'s dtype of weights and activations.
@@ -35,13 +36,20 @@ class Mesh:
 
     def __init__(self, tt: Any, handle: Any, shape: tuple[int, int], axes: Axes, dtype: Any) -> None:
         self.tt = tt
-        self.handle = handle
+        self._handle = handle
         self.shape = shape
         self.axes = axes
         self.dtype = dtype
         self.backend = str(tt.__name__).rpartition(".")[2]
         self.arch = str(handle.arch()).rpartition(".")[2].lower()
         self._closed = False
+
+    @property
+    def handle(self) -> Any:
+        """The mesh device that `tt` opened (Failed once it is closed: ttnn would crash)."""
+        if self._closed:
+            raise Failed(f"mesh {list(self.shape)}: is closed; open it with open_mesh before it is used")
+        return self._handle
 
     @property
     def chips(self) -> int:
@@ -66,10 +74,13 @@ class Mesh:
                 return
             self._closed = True
             _open_mesh = None
-            self.tt.synchronize_device(self.handle)
-            self.tt.close_mesh_device(self.handle)
-            if self.chips > 1:
-                self.tt.set_fabric_config(self.tt.FabricConfig.DISABLED)
+            try:
+                self.tt.synchronize_device(self._handle)
+            finally:
+                try:
+                    self.tt.close_mesh_device(self._handle)
+                finally:
+                    _links_down(self.tt, self.shape)
 
     def __enter__(self) -> Mesh:
         return self
@@ -101,7 +112,10 @@ def open_mesh(
     second one crashes ttnn.
     """
     global _open_mesh
-    tt = device_module(backend) if module is None else module
+    if len(mesh_shape) != 2 or min(mesh_shape) < 1:
+        raise Refused(f"device_config.mesh_shape: {list(mesh_shape)}, expected [rows, cols], both 1 or more")
+    shape = (int(mesh_shape[0]), int(mesh_shape[1]))
+    tt = device_module(backend, shape) if module is None else module
     emulated = str(tt.__name__) == "mesh.emulator"
     if dtype is None:
         dtype = "float32" if emulated else "bfloat16"
@@ -109,9 +123,6 @@ def open_mesh(
         raise Refused(f"device_config.dtype: {dtype!r}, expected one of {', '.join(DTYPES)}")
     if dtype == "float32" and not emulated:
         raise Refused("device_config.dtype: 'float32' needs ops that ttnn has in bfloat16 only; use bfloat16")
-    if len(mesh_shape) != 2 or min(mesh_shape) < 1:
-        raise Refused(f"device_config.mesh_shape: {list(mesh_shape)}, expected [rows, cols], both 1 or more")
-    shape = (int(mesh_shape[0]), int(mesh_shape[1]))
     with _open_lock:
         if _open_mesh is not None:
             raise Failed(
@@ -125,7 +136,15 @@ def open_mesh(
                 tt.set_fabric_config(tt.FabricConfig.FABRIC_1D)
             handle = tt.open_mesh_device(tt.MeshShape(*shape))
         except RuntimeError as error:
-            reason = str(error).split("backtrace:")[0].strip().replace("\n", " ")
+            with suppress(RuntimeError):  # what is said first matters
+                _links_down(tt, shape)
+            reason = why_not_opened(error)
             raise Failed(f"device_config.mesh_shape: {list(shape)} can't be opened: {reason}") from error
         _open_mesh = Mesh(tt, handle, shape, axes, getattr(tt, dtype))
         return _open_mesh
+
+
+def _links_down(tt: Any, shape: tuple[int, int]) -> None:
+    """What is left up would keep the next mesh of this host from opening."""
+    if shape != (1, 1):
+        tt.set_fabric_config(tt.FabricConfig.DISABLED)

@@ -25,6 +25,7 @@ def fingerprint(mesh: Mesh) -> dict[str, str]:
         "numpy": np.__version__,
     }
     if mesh.backend != "emulator":
+        facts["board"] = board(mesh)
         try:
             facts["ttnn"] = version("ttnn")
         except PackageNotFoundError:
@@ -40,6 +41,13 @@ def fingerprint(mesh: Mesh) -> dict[str, str]:
     facts["threads"] = str(max((int(one["num_threads"]) for one in blas), default=1))
     facts["cpu"] = " ".join((platform.machine(), *_cpu_features()))
     return facts
+
+
+def board(mesh: Mesh) -> str:
+    """The kind of system that the chips form, such as `t3k`; `emulator` where there are none."""
+    if mesh.backend == "emulator":
+        return mesh.backend
+    return str(mesh.tt.cluster.get_cluster_type()).rpartition(".")[2].lower()
 
 
 def _cpu_features() -> list[str]:

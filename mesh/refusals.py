@@ -56,7 +56,8 @@ _KNOWN = (
     ),
     (
         r"tried to set num initialized routers again|not allowed while devices are still open",
-        r"a mesh is open already in this process, and ttnn has one at a time: close it first",
+        r"devices are open already in this process, and ttnn has one mesh at a time: close it first; if an opening "
+        r"that failed left them so, restart this process",
     ),
     (
         r"SubDeviceManagerTracker is not initialized|cq_id \d+ is out of range",

@@ -55,7 +55,7 @@ def _converted(document: Any) -> MeshGraphDescriptor:
     if name.upper() not in Architecture.keys()[1:]:
         known = ", ".join(key.lower() for key in Architecture.keys()[1:])
         raise _Wrong(f"ChipSpec.arch: {name!r}, expected one of {known}")
-    arch = Architecture.Value(name.upper())
+    arch = name.upper()
     channels = _channels(_field(chip, "ethernet_ports", dict, "ChipSpec"))
     boards = {
         _field(board, "name", str, "Board"): board for board in _field(document, "Board", list, "the file")

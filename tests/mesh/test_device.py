@@ -51,6 +51,78 @@ def test_a_mesh_closes_after_an_error() -> None:
     open_mesh((1, 1), backend="emulator").close()
 
 
+class _Chips:
+    """A device module that notes what is asked of it, and fails at one of the calls."""
+
+    __name__ = "ttnn"
+    bfloat16 = "bfloat16"
+
+    class FabricConfig:
+        FABRIC_1D, DISABLED = "links up", "links down"
+
+    def __init__(self, fails: str = "") -> None:
+        self.asked: list[str] = []
+        self._fails = fails
+
+    def _note(self, call: str) -> None:
+        self.asked.append(call)
+        if call == self._fails:
+            raise RuntimeError(f"TT_FATAL @ x.cpp:1: a\ninfo:\n{call} failed\nbacktrace:\n --- x")
+
+    def MeshShape(self, rows: int, columns: int) -> tuple[int, int]:
+        return rows, columns
+
+    def set_fabric_config(self, config: str) -> None:
+        self._note(config)
+
+    def open_mesh_device(self, shape: tuple[int, int]) -> _Chips:
+        self._note("open")
+        return self
+
+    def arch(self) -> str:
+        return "Arch.WORMHOLE_B0"
+
+    def synchronize_device(self, handle: object) -> None:
+        self._note("wait")
+
+    def close_mesh_device(self, handle: object) -> None:
+        self._note("close")
+
+
+def test_a_mesh_is_closed_in_order() -> None:
+    chips = _Chips()
+    open_mesh((1, 8), module=chips).close()
+    assert chips.asked == ["links up", "open", "wait", "close", "links down"]
+
+
+@pytest.mark.parametrize("fails", ["wait", "close"])
+def test_a_device_that_fails_is_closed_all_the_same(fails: str) -> None:
+    chips = _Chips(fails)
+    mesh = open_mesh((1, 8), module=chips)
+    with pytest.raises(RuntimeError, match=f"{fails} failed"):
+        mesh.close()
+    assert chips.asked[-3:] == ["wait", "close", "links down"]
+    open_mesh((1, 8), module=_Chips()).close()
+
+
+@pytest.mark.parametrize("fails", ["open", "links up"])
+def test_a_device_that_cannot_be_opened_says_why_and_is_left_as_it_was(fails: str) -> None:
+    chips = _Chips(fails)
+    with pytest.raises(
+        Failed, match=r"mesh_shape: \[1, 8\] can't be opened: .* failed; likeliest first: .*tt-smi -r"
+    ):
+        open_mesh((1, 8), module=chips)
+    assert chips.asked[-1] == "links down"
+    open_mesh((1, 8), module=_Chips()).close()
+
+
+def test_a_closed_mesh_is_not_used() -> None:
+    mesh = open_mesh((1, 1), backend="emulator")
+    mesh.close()
+    with pytest.raises(Failed, match=r"mesh \[1, 1\]: is closed; open it"):
+        _ = mesh.handle
+
+
 def test_values_that_are_refused() -> None:
     with pytest.raises(Refused, match=r"device_config\.backend: 'cuda'.*auto, ttnn, emulator"):
         open_mesh((1, 1), backend="cuda")
