@@ -1,8 +1,44 @@
-"""Makes the helpers of this folder importable by name, here and in the processes on the mocked LoudBox."""
+"""Makes the helpers of this folder importable by name, here and in the processes on mocked boards."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+_RUNS = pytest.StashKey[Any]()
+
+
+@pytest.fixture(scope="session")
+def board_runs(request: pytest.FixtureRequest) -> Any:
+    """Outcomes of the cells that this session's tests ask for, each board run once."""
+    from board_runs import BoardRuns
+
+    wanted = [
+        item.callspec.params["cell"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_every_op_gives_what_ttnn_gives"
+    ]
+    runs = BoardRuns(wanted)
+    request.config.stash[_RUNS] = runs
+    return runs
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The table of cells that ran on mocked boards."""
+    runs = config.stash.get(_RUNS, None)
+    if runs is not None and runs.outcomes:
+        from cells import table
+
+        terminalreporter.section(
+            "TTNN contract: one training step, op by op, on real ttnn beside the emulator"
+        )
+        for line in table({cell: outcome.error is None for cell, outcome in runs.outcomes.items()}):
+            terminalreporter.write_line(line)
+        seconds = sum(outcome.seconds for outcome in runs.outcomes.values())
+        calls = sum(outcome.calls for outcome in runs.outcomes.values())
+        terminalreporter.write_line(f"{len(runs.outcomes)} cells, {calls} calls, {seconds:.0f} s")

@@ -1,4 +1,4 @@
-"""Calls that both modules must take alike, and calls that both must refuse. Run by test_ops_contract.py."""
+"""Calls that both modules must take alike, and calls that both must refuse. Run by test_on_loudbox.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import ttnn
 from pair import LockStep
 
 import mesh.emulator as emulator
+from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
-from mesh.transfer import download, download_shards, upload
+from mesh.placement import WHOLE, over_data
+from mesh.transfer import download, upload
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Mesh]:
-    with open_mesh((1, 8), module=LockStep(emulator, ttnn), enable_ddp=True) as opened:
+    with open_mesh((1, 8), module=LockStep(emulator, ttnn), axes=Axes(data=1)) as opened:
         yield opened
 
 
@@ -52,7 +54,13 @@ class Make:
     def _upload(self, values: np.ndarray[Any, Any], dtype: str, layout: str, shard: int | None) -> Any:
         tt = self.tt
         kind = getattr(tt, dtype)
-        return upload(self.mesh, values, dtype=kind, layout=getattr(tt, layout), shard_dim_data=shard)
+        return upload(
+            self.mesh,
+            values,
+            dtype=kind,
+            layout=getattr(tt, layout),
+            placements=WHOLE if shard is None else over_data(shard),
+        )
 
 
 Case = Callable[[Any, Make], Any]
@@ -292,7 +300,7 @@ ACCEPTED: dict[str, Case] = {
         .cpu()
         .to_numpy(tt.create_mesh_composer(m.device, tt.MeshComposerConfig([1, 0])))
     ),
-    "download shards": lambda tt, m: download_shards(m.mesh, m.floats(16, 4, shard=0)),
+    "download shards": lambda tt, m: download(m.mesh, m.floats(16, 4, shard=0), over_data(0)),
     "download": lambda tt, m: download(m.mesh, m.floats(16, 4)),
     "synchronize": lambda tt, m: tt.synchronize_device(m.device),
 }

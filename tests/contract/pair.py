@@ -20,17 +20,30 @@ _CRASHES = ("deallocated", "on the host", "was closed")
 
 
 class ContractBroken(AssertionError):
-    """The modules differ in what they accept or return."""
+    """The modules differ in what they accept or return.
+
+    `accepted` says of each module whether it took the call, where they differ in that; else it is empty.
+    """
+
+    def __init__(self, text: str, accepted: tuple[bool, ...] = ()) -> None:
+        super().__init__(text)
+        self.accepted = accepted
 
 
 class LockStep:
-    """Device modules as one. `lines` holds every call made so far, one a line, in text that names no addresses."""
+    """Device modules as one.
+
+    `lines` holds every call made so far, one a line, in text that names no addresses. An object that isn't a tensor
+    (a mapper, a kernel configuration) is told apart by the text of the call that made it: that is a line when it first
+    occurs, and a number afterwards.
+    """
 
     __name__ = "lockstep"
 
     def __init__(self, *modules: Any) -> None:
         self._modules = modules
         self._attributes: dict[str, Any] = {}
+        self._objects: dict[str, str] = {}
         self.lines: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -39,6 +52,11 @@ class LockStep:
         if name not in self._attributes:
             self._attributes[name] = self._attribute(self._modules, name, name)
         return self._attributes[name]
+
+    def start(self) -> None:
+        """Forget the calls made so far."""
+        self.lines.clear()
+        self._objects.clear()
 
     def _attribute(self, sides: Sequence[Any], name: str, path: str) -> Any:
         have = [hasattr(side, name) for side in sides]
@@ -108,15 +126,27 @@ class LockStep:
         if any(refusals):
             if not all(refusals):
                 names = [_brief(refusal) if refusal else "accepted" for refusal in refusals]
-                raise ContractBroken(f"call {index} {text}: {self._of(names)}")
+                accepted = tuple(refusal is None for refusal in refusals)
+                raise ContractBroken(f"call {index} {text}: {self._of(names)}", accepted)
             assert refusals[0] is not None
             raise refusals[0]
         try:
             result = self.together(results, path)
         except ContractBroken as error:
             raise ContractBroken(f"call {index} {text}: {error}") from None
-        self.lines.append(f"{text} -> {_show(result)}")
+        if isinstance(result, PairValue) and not _is_enum(result.sides[0]):
+            result.shown_as = self._name(text, type(result.sides[0]).__name__)
+        else:
+            self.lines.append(f"{text} -> {_show(result)}")
         return result
+
+    def _name(self, text: str, kind: str) -> str:
+        """The number of the object that the call `text` makes; a line tells of it if it's new."""
+        if text not in self._objects:
+            number = sum(name.startswith(f"{kind}#") for name in self._objects.values()) + 1
+            self._objects[text] = f"{kind}#{number}"
+            self.lines.append(f"{self._objects[text]} = {text}")
+        return self._objects[text]
 
     def _compare(self, path: str, tensors: Sequence[Any]) -> None:
         first, *others = [
@@ -156,6 +186,7 @@ class PairValue:
 
     def __init__(self, owner: LockStep, sides: Sequence[Any], path: str) -> None:
         self.sides = tuple(sides)
+        self.shown_as = type(sides[0]).__name__
         self._owner = owner
         self._path = path
 
@@ -250,7 +281,7 @@ def _show(value: Any) -> str:
         host = " HOST" if facts["storage"] == "HOST" else ""
         return f"[{shape}] {facts['dtype']} {facts['layout']}{host}"
     if isinstance(value, PairValue):
-        return _word(value) if _is_enum(value.sides[0]) else type(value.sides[0]).__name__
+        return _word(value) if _is_enum(value.sides[0]) else value.shown_as
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} {value.dtype}"
     if isinstance(value, (list, tuple)):

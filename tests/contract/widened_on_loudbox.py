@@ -1,4 +1,4 @@
-"""ttnn refuses in float32 what the emulator alone takes. Run by test_step_contract.py."""
+"""ttnn refuses in float32 what the emulator alone takes. Run by test_on_loudbox.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,181 @@
+"""Boards that are only described: which chips a host has, and how they are linked, as tt-metal reads it.
+
+Wormhole chips throughout. The order of links, serial numbers and so on are of our making; what tt-metal looks at is
+how many chips there are, which of them have PCIe, and which neighbours share how many ethernet channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Link = tuple[tuple[int, int], tuple[int, int]]
+"""Two ends: chip and ethernet channel."""
+
+_TYPE_NUMBERS = {"n150": 0x18, "n300": 0x14, "ubb": 0x35}
+"""Product numbers in a board's id."""
+
+_N150_ROWS_OFF = 0b0001000000
+_N300_ROWS_OFF = 0b1000000001
+"""Of the ten rows of cores of a chip, which are off: one on an N150, two on an N300, none on a Galaxy."""
+
+
+@dataclass(frozen=True)
+class Board:
+    """A host's chips. `meshes` are the (rows, cols) that the contract opens on it."""
+
+    name: str
+    meshes: tuple[tuple[int, int], ...]
+    descriptor: Callable[[], dict[str, Any]]
+
+
+def _n150() -> dict[str, Any]:
+    return _descriptor(
+        places=[(0, 0)], links=[], pcie=[0], rows_off=_N150_ROWS_OFF, boards=[("n150", 0, [0])], positions=[1]
+    )
+
+
+def _n300() -> dict[str, Any]:
+    """Two chips, the first of which has PCIe."""
+    links = [((0, 8), (1, 0)), ((0, 9), (1, 1))]
+    return _descriptor(
+        places=[(0, 0), (1, 0)],
+        links=links,
+        pcie=[0],
+        rows_off=_N300_ROWS_OFF,
+        boards=[("n300", 0, [0, 1])],
+        positions=[2, 3],
+    )
+
+
+def _loudbox() -> dict[str, Any]:
+    """A T3K: four N300 boards of two chips, four columns by two rows.
+
+    Columns 1 and 2 have PCIe (chips 0 to 3), columns 0 and 3 their boards' other chips (4 to 7). Chip c of column 1
+    or 2 shares its board with chip c + 4.
+    """
+    column = (1, 1, 2, 2, 0, 0, 3, 3)
+    links: list[Link] = []
+    for chip in range(4):
+        links += [((chip, near), (chip + 4, far)) for near, far in ((8, 0), (9, 1))]
+    for row, channels in ((0, (6, 7)), (1, (0, 1))):
+        links += [((row, channel), (row + 2, channel)) for channel in channels]
+    for upper, channels in ((0, (14, 15)), (2, (14, 15)), (4, (6, 7)), (6, (6, 7))):
+        links += [((upper, channel), (upper + 1, channel)) for channel in channels]
+    return _descriptor(
+        places=[(column[chip], chip % 2) for chip in range(8)],
+        links=links,
+        pcie=range(4),
+        rows_off=_N300_ROWS_OFF,
+        boards=[("n300", board, [board + 4, board]) for board in range(4)],
+        positions=[2 + chip // 4 for chip in range(8)],
+    )
+
+
+def _galaxy() -> dict[str, Any]:
+    """A Galaxy of the 6u kind: 8 rows by 4 columns, chip = 4 row + column, every chip with PCIe.
+
+    Four trays of 4 by 2 chips; on a tray, positions 1 to 4 run down the outer column and 5 to 8 down the inner one,
+    away from the outer edge of the machine. Four channels join neighbours; the ones of a tray face each other with
+    other channels than trays do. Rows and columns aren't closed to rings.
+    """
+    rows, cols = 8, 4
+    position, bus = [], []
+    for row in range(rows):
+        for col in range(cols):
+            lower, right = row >= rows // 2, col >= cols // 2
+            down = rows - 1 - row if lower else row
+            inner = col in (1, 2)
+            position.append(1 + down + 4 * inner)
+            bus.append({(0, 0): 0xC0, (1, 0): 0x40, (0, 1): 0x00, (1, 1): 0x80}[lower, right])
+    links: list[Link] = []
+    for row in range(rows):
+        for col in range(cols):
+            chip = cols * row + col
+            if row + 1 < rows:
+                # Away from the edge a tray's chip uses 8 to 11, its next one 4 to 7.
+                near, far = (8, 4) if row < 3 else (8, 8) if row == 3 else (4, 8)
+                links += [((chip, near + i), (chip + cols, far + i)) for i in range(4)]
+            if col + 1 < cols:
+                near, far = ((12, 0), (12, 12), (0, 12))[col]
+                links += [((chip, near + i), (chip + 1, far + i)) for i in range(4)]
+    chips = rows * cols
+    described = _descriptor(
+        places=[],
+        links=links,
+        pcie=range(chips),
+        rows_off=0,
+        boards=[("ubb", 0, list(range(chips)))],
+        positions=position,
+    )
+    described["chip_to_bus_id"] = {chip: f"0x{bus[chip] + position[chip]:04x}" for chip in range(chips)}
+    described["chip_unique_ids"] = {
+        chip: (position[chip] << 56) | (0x62000000 + bus[chip]) for chip in range(chips)
+    }
+    return described
+
+
+BOARDS = {
+    board.name: board
+    for board in (
+        Board("n150", ((1, 1),), _n150),
+        Board("n300", ((1, 2),), _n300),
+        Board("loudbox", ((1, 8), (8, 1), (2, 4)), _loudbox),
+        Board("galaxy", ((8, 4),), _galaxy),
+    )
+}
+
+
+def _descriptor(
+    *,
+    places: Sequence[tuple[int, int]],
+    links: Sequence[Link],
+    pcie: Sequence[int],
+    rows_off: int,
+    boards: Sequence[tuple[str, int, list[int]]],
+    positions: Sequence[int],
+) -> dict[str, Any]:
+    """A cluster descriptor.
+
+    Args:
+        places: column and row of each chip of a box of boards, empty where tt-metal works them out by itself.
+        links: of chips.
+        pcie: chips that the host reaches without another chip.
+        rows_off: rows of cores that are off, as bits.
+        boards: type, number and chips of each board.
+        positions: of each chip on its board.
+    """
+    chips = len(positions)
+    board_of = {chip: number for _, number, members in boards for chip in members}
+    serial = 0x61000000
+    return {
+        "arch": dict.fromkeys(range(chips), "wormhole_b0"),
+        "chips": {chip: [column, row, 0, 0] for chip, (column, row) in enumerate(places)},
+        "chip_unique_ids": {
+            chip: (positions[chip] << 32) | (serial + board_of[chip]) for chip in range(chips)
+        },
+        "ethernet_connections": [
+            [{"chip": chip, "chan": channel} for chip, channel in ends] for ends in links
+        ],
+        "ethernet_connections_to_remote_devices": [],
+        "chips_with_mmio": [{chip: chip} for chip in pcie],
+        "harvesting": {
+            chip: {
+                "noc_translation": True,
+                "harvest_mask": rows_off,
+                "dram_harvesting_mask": 0,
+                "eth_harvesting_mask": 0,
+                "pcie_harvesting_mask": 0,
+            }
+            for chip in range(chips)
+        },
+        "boards": [
+            [
+                {"board_id": ((0x0100000 | _TYPE_NUMBERS[kind]) << 36) | (1 << 32) | (serial + number)},
+                {"board_type": kind},
+                {"chips": members},
+            ]
+            for kind, number, members in boards
+        ],
+    }

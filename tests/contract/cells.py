@@ -1,0 +1,103 @@
+"""The contract's cells: every model by every strategy by every mesh, and why some can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from boards import BOARDS
+from steps import MODELS, STRATEGIES
+
+Shape = tuple[int, int]
+
+MESHES: dict[Shape, str] = {mesh: board.name for board in BOARDS.values() for mesh in board.meshes}
+"""The board of each mesh."""
+
+_GOLDEN_MESHES = {
+    "single": (1, 1),
+    "ddp": (1, 8),
+    "tp": (1, 8),
+    "fsdp": (1, 8),
+    "ddp_tp": (2, 4),
+    "fsdp_tp": (2, 4),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under one strategy on one mesh."""
+
+    model: str
+    strategy: str
+    mesh: Shape
+
+    @property
+    def board(self) -> str:
+        return MESHES[self.mesh]
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.strategy}-{shown(self.mesh)}"
+
+    @property
+    def golden(self) -> str | None:
+        """Name of its golden file: each model has one for data parallel, each strategy one for GPT-2."""
+        if self.mesh != _GOLDEN_MESHES[self.strategy]:
+            return None
+        if self.strategy == "ddp":
+            return self.model
+        return f"gpt2-{self.strategy}" if self.model == "gpt2" else None
+
+
+def shown(mesh: Shape) -> str:
+    """A mesh as rows x cols."""
+    return f"{mesh[0]}x{mesh[1]}"
+
+
+def unfit(strategy: str, mesh: Shape) -> str | None:
+    """Why a strategy can't be on a mesh (the job's configuration refuses it), None if it can."""
+    axes = sum(size > 1 for size in mesh)
+    wanted = len(STRATEGIES[strategy])
+    return None if axes == wanted else f"axes of several chips: {wanted} wanted, {axes} there"
+
+
+CELLS: dict[str, Cell] = {
+    cell.id: cell
+    for cell in (
+        Cell(model, strategy, mesh)
+        for mesh in MESHES
+        for strategy in STRATEGIES
+        if unfit(strategy, mesh) is None
+        for model in MODELS
+    )
+}
+"""The cells that can be, by id, mesh by mesh."""
+
+
+def table(passed: Mapping[str, bool]) -> list[str]:
+    """The cells as lines of a Markdown table: which ran and held (by id), which didn't, which weren't run.
+
+    Below it stand the strategies that a mesh can't have, with the reason.
+    """
+    lines = [
+        f"| board | mesh | strategy | {' | '.join(MODELS)} |",
+        f"| --- | --- | --- |{' --- |' * len(MODELS)}",
+    ]
+    for mesh, board in MESHES.items():
+        for strategy in STRATEGIES:
+            if unfit(strategy, mesh) is not None:
+                continue
+            marks = [_MARKS[passed.get(Cell(model, strategy, mesh).id)] for model in MODELS]
+            lines.append(f"| {board} | {shown(mesh)} | {strategy} | {' | '.join(marks)} |")
+    reasons: dict[str, list[str]] = {}
+    for mesh in MESHES:
+        for strategy in STRATEGIES:
+            reason = unfit(strategy, mesh)
+            if reason is not None:
+                reasons.setdefault(reason, []).append(f"{strategy} on {shown(mesh)}")
+    lines.append("")
+    lines += [f"* {reason}, so refused: {', '.join(pairs)}." for reason, pairs in sorted(reasons.items())]
+    return lines
+
+
+_MARKS = {True: "ran", False: "FAILED", None: "-"}

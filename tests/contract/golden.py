@@ -1,0 +1,27 @@
+"""The golden sequences of calls: what the worker's training step asks of the device module, kept as files.
+
+A golden file changes only with a change of the worker's ops that was meant: read the diff, then run
+`TIERMESH_REWRITE_GOLDEN=1 pytest tests/contract` and commit the files with what changed them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+GOLDEN = Path(__file__).parent / "golden"
+REWRITE = "TIERMESH_REWRITE_GOLDEN"
+
+
+def hold_to_golden(name: str, lines: list[str]) -> None:
+    """Raise AssertionError, with the difference, unless `lines` are those of the golden file (or write it)."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get(REWRITE):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")
+    golden = path.read_text().splitlines() if path.exists() else []
+    if golden != lines:
+        difference = list(difflib.unified_diff(golden, lines, path.name, "this run", lineterm="", n=1))
+        shown = "\n".join(difference[:40])
+        raise AssertionError(f"the step of {name} calls other ops than {path.name} has:\n{shown}\n{__doc__}")

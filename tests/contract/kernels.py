@@ -1,0 +1,67 @@
+"""What stands in for the compiler of the chips' kernels, which ttnn's wheel lacks: on a mock nothing runs them.
+
+Every link step gives the same prepared program, which tt-metal's loader accepts; a shell script, since it starts fast.
+"""
+
+from __future__ import annotations
+
+import struct
+
+
+def kernel_elf() -> bytes:
+    """The least RV32 program that tt-metal's loader takes: one text and one empty data segment, one relocation."""
+    text_address, data_address = 0x4000, 0xFFB00000
+    header_size, segment_size, section_size = 52, 32, 40
+    text = struct.pack("<I", 0x00008067) * 4  # ret
+    relocation = struct.pack("<IIi", text_address, 0, 0)
+    symbols, strings = bytes(16), bytes(4)
+    names = b"\0.text\0.data\0.rela.text\0.symtab\0.strtab\0.shstrtab\0"
+    text_offset = (header_size + 2 * segment_size + 15) & ~15
+    offsets = [text_offset]
+    for part in (text, relocation, symbols, strings):
+        offsets.append(offsets[-1] + len(part))
+    _, relocation_offset, symbols_offset, strings_offset, names_offset = offsets
+    sections_offset = (names_offset + len(names) + 3) & ~3
+
+    def section(name: str, kind: int, flags: int, address: int, offset: int, size: int, *rest: int) -> bytes:
+        place = names.index(b"\0" + name.encode() + b"\0") + 1 if name else 0
+        return struct.pack("<10I", place, kind, flags, address, offset, size, *rest)
+
+    sections = (
+        bytes(section_size)
+        + section(".text", 1, 6, text_address, text_offset, len(text), 0, 0, 4, 0)
+        + section(".data", 1, 3, data_address, relocation_offset, 0, 0, 0, 4, 0)
+        + section(".rela.text", 4, 0x40, 0, relocation_offset, len(relocation), 4, 1, 4, 12)
+        + section(".symtab", 2, 0, 0, symbols_offset, len(symbols), 5, 1, 4, 16)
+        + section(".strtab", 3, 0, 0, strings_offset, len(strings), 0, 0, 1, 0)
+        + section(".shstrtab", 3, 0, 0, names_offset, len(names), 0, 0, 1, 0)
+    )
+    count = len(sections) // section_size
+    header = b"\x7fELF\x01\x01\x01" + bytes(9)
+    header += struct.pack("<HHIIIIIHHHHHH", 2, 243, 1, text_address, header_size, sections_offset, 0,
+                          header_size, segment_size, 2, section_size, count, count - 1)  # fmt: skip
+    load = text_address + len(text)
+    segments = struct.pack("<8I", 1, text_offset, text_address, text_address, len(text), len(text), 5, 4)
+    segments += struct.pack("<8I", 1, relocation_offset, data_address, load, 0, 0, 6, 4)
+    body = (header + segments).ljust(text_offset, b"\0") + text + relocation + symbols + strings + names
+    return body.ljust(sections_offset, b"\0") + sections
+
+
+COMPILER = """#!/bin/sh
+# Stands in for the kernel compiler: every link step gives the same prepared program, anything else an empty file.
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --version) echo "riscv-tt-elf-g++ (stand-in) 15.1.0"; exit 0 ;;
+        -o) output=$2; shift ;;
+        -MF) dependencies=$2; shift ;;
+    esac
+    shift
+done
+[ -z "$dependencies" ] || echo "$output:" > "$dependencies"
+case "${output##*/}" in
+    "") ;;
+    *.elf*) cp "${0%/*}/kernel.elf" "$output" ;;
+    *) : > "$output" ;;
+esac
+exit 0
+"""
