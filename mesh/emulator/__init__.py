@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from mesh.emulator import experimental
 from mesh.emulator.activations import gelu, gelu_bw
-from mesh.emulator.collectives import all_gather, all_reduce, reduce_scatter
-from mesh.emulator.creation import arange, empty, full, ones, zeros
+from mesh.emulator.cache import fill_cache, update_cache
+from mesh.emulator.collectives import all_gather, all_reduce, mesh_partition, reduce_scatter
+from mesh.emulator.comparison import eq, ge, lt, where
+from mesh.emulator.copying import copy_host_to_device_tensor
+from mesh.emulator.creation import arange, empty, full, full_like, ones, ones_like, zeros, zeros_like
 from mesh.emulator.device import (
     MeshDevice,
     close_mesh_device,
@@ -19,8 +22,9 @@ from mesh.emulator.device import (
     set_fabric_config,
     synchronize_device,
 )
-from mesh.emulator.elementwise import add, eq, exp, gather, multiply, neg, square, subtract, typecast
+from mesh.emulator.elementwise import add, exp, gather, multiply, neg, square, subtract, typecast
 from mesh.emulator.embedding import embedding, embedding_bw
+from mesh.emulator.extremes import argmax, max, min
 from mesh.emulator.mapping import (
     MeshComposerConfig,
     MeshMapperConfig,
@@ -35,6 +39,8 @@ from mesh.emulator.mapping import (
 from mesh.emulator.matmul import linear, matmul
 from mesh.emulator.normalisation import moreh_layer_norm, moreh_layer_norm_backward
 from mesh.emulator.reductions import mean, sum
+from mesh.emulator.resizing import chunk, pad, repeat, repeat_interleave, split
+from mesh.emulator.rms_norm import rms_norm
 from mesh.emulator.shapes import concat, permute, reshape, slice, to_layout, transpose
 from mesh.emulator.softmax import (
     moreh_logsoftmax,
@@ -43,6 +49,13 @@ from mesh.emulator.softmax import (
     softmax,
 )
 from mesh.emulator.tensor import Tensor, deallocate, to_dtype
+from mesh.emulator.trace import (
+    MeshTraceId,
+    begin_trace_capture,
+    end_trace_capture,
+    execute_trace,
+    release_trace,
+)
 from mesh.emulator.types import (
     ROW_MAJOR_LAYOUT,
     TILE_LAYOUT,
@@ -61,6 +74,20 @@ from mesh.emulator.types import (
     int32,
     uint32,
 )
+from mesh.emulator.unary import (
+    log,
+    reciprocal,
+    relu,
+    relu_bw,
+    rsqrt,
+    sigmoid,
+    sigmoid_bw,
+    silu,
+    silu_bw,
+    sqrt,
+    tanh,
+    tanh_bw,
+)
 
 __version__ = "1"
 """Raised whenever an op's last bits change, so that workers with different ones don't share a job."""
@@ -78,6 +105,7 @@ __all__ = [
     "MeshDevice",
     "MeshMapperConfig",
     "MeshShape",
+    "MeshTraceId",
     "PlacementReplicate",
     "PlacementShard",
     "Shape",
@@ -88,29 +116,43 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "arange",
+    "argmax",
+    "begin_trace_capture",
     "bfloat16",
+    "chunk",
     "close_mesh_device",
     "concat",
     "concat_mesh_to_tensor_composer",
+    "copy_host_to_device_tensor",
     "create_mesh_composer",
     "create_mesh_mapper",
     "deallocate",
     "embedding",
     "embedding_bw",
     "empty",
+    "end_trace_capture",
     "eq",
+    "execute_trace",
     "exp",
     "experimental",
+    "fill_cache",
     "float32",
     "full",
+    "full_like",
     "gather",
+    "ge",
     "gelu",
     "gelu_bw",
     "get_device_tensors",
     "int32",
     "linear",
+    "log",
+    "lt",
     "matmul",
+    "max",
     "mean",
+    "mesh_partition",
+    "min",
     "moreh_layer_norm",
     "moreh_layer_norm_backward",
     "moreh_logsoftmax",
@@ -119,23 +161,44 @@ __all__ = [
     "multiply",
     "neg",
     "ones",
+    "ones_like",
     "open_mesh_device",
+    "pad",
     "permute",
+    "reciprocal",
     "reduce_scatter",
+    "release_trace",
+    "relu",
+    "relu_bw",
+    "repeat",
+    "repeat_interleave",
     "replicate_tensor_to_mesh_mapper",
     "reshape",
+    "rms_norm",
+    "rsqrt",
     "set_fabric_config",
     "shard_tensor_to_mesh_mapper",
+    "sigmoid",
+    "sigmoid_bw",
+    "silu",
+    "silu_bw",
     "slice",
     "softmax",
+    "split",
+    "sqrt",
     "square",
     "subtract",
     "sum",
     "synchronize_device",
+    "tanh",
+    "tanh_bw",
     "to_dtype",
     "to_layout",
     "transpose",
     "typecast",
     "uint32",
+    "update_cache",
+    "where",
     "zeros",
+    "zeros_like",
 ]

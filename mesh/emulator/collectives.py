@@ -1,77 +1,121 @@
-"""Collectives over one mesh axis, reduced in the fixed order of the chips."""
+"""Collectives over one mesh axis or over all chips, reduced in the fixed order of the chips."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check, result, wrap
-from mesh.emulator.types import FabricConfig
+from mesh.emulator.shapes import axis_of
+from mesh.emulator.tensor import Tensor, check, result, view, wrap
+from mesh.emulator.types import FabricConfig, Layout
+
+_TILE = 32
 
 
 def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tensor:
-    """The sum over the chips along `cluster_axis`, on each of them."""
-    axis, chips = _axis("all_reduce", input_tensor, cluster_axis)
-    return result(input_tensor, _sum(input_tensor, axis, chips))
+    """The sum over the chips along `cluster_axis` (all chips if None), on each of them."""
+    axes = _linked_axes("all_reduce", input_tensor, cluster_axis)
+    return result(input_tensor, _sum(input_tensor, axes))
 
 
 def all_gather(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = None) -> Tensor:
-    """The chips' tensors along `cluster_axis`, one behind the other along `dim`, on each of them."""
-    axis, chips = _axis("all_gather", input_tensor, cluster_axis)
+    """The chips' tensors along `cluster_axis`, one behind the other along `dim`, on each of them.
+
+    Raises RuntimeError for all chips of a mesh with two axes unless the fabric has two dimensions too.
+    """
+    op = "all_gather"
+    axes = _linked_axes(op, input_tensor, cluster_axis)
+    mesh = input_tensor.mesh
+    if len(axes) > 1 and mesh is not None and mesh.fabric is not FabricConfig.FABRIC_2D:
+        raise RuntimeError(f"{op}: 1D fabric on a 2D mesh_device requires cluster_axis to be set")
+    place = axis_of(op, input_tensor, dim)
     array = input_tensor.array
-    place = _dimension("all_gather", input_tensor, dim)
-    pieces = [np.take(array, [chip if array.shape[axis] > 1 else 0], axis=axis) for chip in range(chips)]
-    joined = np.concatenate(pieces, axis=place)
-    return wrap(joined, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
+    for axis in reversed(axes):
+        chips = _chips(input_tensor, axis)
+        pieces = [np.take(array, [chip if array.shape[axis] > 1 else 0], axis=axis) for chip in range(chips)]
+        array = np.concatenate(pieces, axis=place)
+    return wrap(array, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
 
 
 def reduce_scatter(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = None) -> Tensor:
-    """The sum over the chips along `cluster_axis`, of which each keeps its piece of dimension `dim`."""
-    axis, chips = _axis("reduce_scatter", input_tensor, cluster_axis)
-    place = _dimension("reduce_scatter", input_tensor, dim)
-    size = input_tensor.array.shape[place]
-    if size % chips:
+    """The sum over the chips along `cluster_axis` (all chips if None), of which each keeps its piece of `dim`."""
+    op = "reduce_scatter"
+    axes = _linked_axes(op, input_tensor, cluster_axis)
+    if input_tensor.array.ndim < 4:
+        raise RuntimeError(f"{op}: currently supports rank 2 tensors at minimum, got {input_tensor.shape}")
+    place = axis_of(op, input_tensor, dim)
+    return result(input_tensor, _scattered(op, _sum(input_tensor, axes), input_tensor, place, axes))
+
+
+def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = None) -> Tensor:
+    """Each chip's piece of `dim` along `cluster_axis` (over all chips if None); nothing is sent.
+
+    Raises RuntimeError if the pieces don't begin at whole tiles (ttnn cuts the padded tensor, some without a word).
+    """
+    op = "mesh_partition"
+    check(op, input_tensor)
+    mesh = input_tensor.mesh
+    if cluster_axis not in (None, 0, 1):
+        raise RuntimeError(f"{op}: Only support cluster axis of None, 0 or 1, got {cluster_axis}")
+    place = axis_of(op, input_tensor, dim)
+    asked = (0, 1) if cluster_axis is None else (cluster_axis,)
+    axes = tuple(axis for axis in asked if mesh is not None and mesh.shape[axis] > 1)
+    if not axes:
+        return view(input_tensor, input_tensor.array)
+    array = input_tensor.array
+    pieces = _scattered(op, array, input_tensor, place, axes)
+    tiled = input_tensor.layout is Layout.TILE and place >= array.ndim - 2
+    if tiled and (pieces.shape[place] % _TILE or array.ndim == 3):
         raise RuntimeError(
-            f"reduce_scatter: dimension {dim} of size {size} must be divisible by ring_size {chips}"
+            f"{op}: pieces of {pieces.shape[place]}: Can only slice tilized tensor with begin index aligned to tiles"
         )
-    total = _sum(input_tensor, axis, chips)
-    return result(input_tensor, np.concatenate(np.split(total, chips, axis=place), axis=axis))
+    return wrap(pieces, input_tensor.dtype, input_tensor.layout, mesh)
 
 
-def _axis(op: str, tensor: Tensor, cluster_axis: int | None) -> tuple[int, int]:
-    """The mesh axis and its size. Raises RuntimeError where ttnn fails: no fabric, or a single chip."""
+def _linked_axes(op: str, tensor: Tensor, cluster_axis: int | None) -> tuple[int, ...]:
+    """The mesh axes to go along. Raises RuntimeError where ttnn fails: no fabric, or a single chip."""
     check(op, tensor)
     mesh = tensor.mesh
     if mesh is None or mesh.fabric is FabricConfig.DISABLED:
         raise RuntimeError(
             f"{op}: Trying to get un-initialized fabric context; set the fabric before opening the mesh"
         )
-    if cluster_axis is None:
-        wide = [axis for axis, size in enumerate(mesh.shape) if size > 1]
-        if len(wide) != 1:
-            raise RuntimeError(f"{op}: a mesh of {mesh.shape} requires cluster_axis")
-        cluster_axis = wide[0]
-    if cluster_axis not in (0, 1):
-        raise RuntimeError(f"{op}: cluster_axis {cluster_axis} of a mesh of 2 axes")
-    chips = mesh.shape[cluster_axis]
-    if chips == 1:
+    if cluster_axis not in (None, 0, 1):
+        raise RuntimeError(f"{op}: Invalid cluster axis {cluster_axis}. Must be 0 or 1")
+    asked = (0, 1) if cluster_axis is None else (cluster_axis,)
+    axes = tuple(axis for axis in asked if mesh.shape[axis] > 1)
+    if not axes:
         raise RuntimeError(
             f"{op}: will only work for num_devices > 1, got 1 along cluster_axis {cluster_axis}"
         )
-    return cluster_axis, chips
+    return axes
 
 
-def _dimension(op: str, tensor: Tensor, dim: int) -> int:
-    rank = tensor.array.ndim - 2
-    if not -rank <= dim < rank:
-        raise RuntimeError(f"{op}: dimension {dim} of a tensor of shape {tensor.shape}")
-    return dim % rank + 2
+def _chips(tensor: Tensor, axis: int) -> int:
+    return 1 if tensor.mesh is None else tensor.mesh.shape[axis]
 
 
-def _sum(tensor: Tensor, axis: int, chips: int) -> Array:
-    array = tensor.array
-    pieces = np.split(array, chips, axis=axis) if array.shape[axis] > 1 else [array] * chips
-    total: Array = pieces[0] + pieces[1]
-    for piece in pieces[2:]:
-        total += piece
+def _sum(tensor: Tensor, axes: tuple[int, ...]) -> Array:
+    """The sum over the chips along `axes`, in row-major order."""
+    total = tensor.array
+    for axis in reversed(axes):
+        chips = _chips(tensor, axis)
+        pieces = np.split(total, chips, axis=axis) if total.shape[axis] > 1 else [total] * chips
+        total = pieces[0] + pieces[1]
+        for piece in pieces[2:]:
+            total += piece
     return total
+
+
+def _scattered(op: str, array: Array, like: Tensor, place: int, axes: tuple[int, ...]) -> Array:
+    """`array` cut into equal pieces of axis `place` over the chips along `axes`."""
+    chips = [_chips(like, axis) for axis in axes]
+    size = array.shape[place]
+    if size % int(np.prod(chips)):
+        raise RuntimeError(f"{op}: size {size} must be divisible by ring_size {int(np.prod(chips))}")
+    for axis, count in zip(axes, chips, strict=True):
+        parts = np.split(array, count, axis=place)
+        if array.shape[axis] > 1:
+            parts = [np.take(part, [chip], axis=axis) for chip, part in enumerate(parts)]
+        array = np.concatenate(parts, axis=axis)
+    return array

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator.device import MeshDevice
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.emulator.tensor import Array, Tensor, wrap
+from mesh.emulator.tensor import Array, Tensor, check, wrap
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 
 _UNSET = {
@@ -48,6 +48,44 @@ def ones(
 ) -> Tensor:
     """A tensor of ones."""
     return full(shape, 1, dtype, layout, device)
+
+
+def full_like(
+    tensor: Tensor,
+    fill_value: float,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """A tensor of one value; shape, dtype, layout and device are `tensor`'s unless told. The same on each chip."""
+    check("full_like", tensor, on_device=False)
+    return full(
+        tensor.shape,
+        fill_value,
+        tensor.dtype if dtype is None else dtype,
+        tensor.layout if layout is None else layout,
+        tensor.device() if device is None else device,
+    )
+
+
+def zeros_like(
+    tensor: Tensor,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """`full_like` of zeros."""
+    return full_like(tensor, 0, dtype, layout, device)
+
+
+def ones_like(
+    tensor: Tensor,
+    dtype: DataType | None = None,
+    layout: Layout | None = None,
+    device: MeshDevice | None = None,
+) -> Tensor:
+    """`full_like` of ones."""
+    return full_like(tensor, 1, dtype, layout, device)
 
 
 def empty(

@@ -1,26 +1,29 @@
-"""Element-wise ops: arithmetic with broadcasting, comparison, exponential, casts."""
+"""Element-wise ops: arithmetic with broadcasting, exponential, casts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.tensor import Tensor, check, result
+from mesh.emulator.tensor import Tensor, check, check_floating, result, wrap
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout, Shape
 
 
-def _scalar(op: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def scalar(op: str, value: object, tensor: Tensor) -> Array:
+    """`value` as an element of the tensor. Raises TypeError for no number, RuntimeError for one that can't be."""
+    if not isinstance(value, (int, float)):
         raise TypeError(
             f"{op}(): incompatible function arguments: {type(value).__name__}, expected a Tensor or number"
         )
-    return value
+    if tensor.dtype not in FLOATING and not float(value).is_integer():
+        raise RuntimeError(f"{op}: a {tensor.dtype} tensor cannot represent the scalar {value}")
+    return np.asarray(value).astype(tensor.array.dtype)
 
 
-def _pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
+def aligned_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
     """Both operands' arrays, aligned. Raises RuntimeError for dtypes or shapes that don't go together."""
     check(op, second)
     if first.dtype is not second.dtype and not (first.dtype in FLOATING and second.dtype in FLOATING):
@@ -32,7 +35,8 @@ def _pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
     return one, other
 
 
-def _layout(first: Tensor, second: Tensor) -> Layout:
+def joint_layout(first: Tensor, second: Tensor) -> Layout:
+    """The layout of what two operands give: tiles if either has them."""
     return Layout.TILE if Layout.TILE in (first.layout, second.layout) else Layout.ROW_MAJOR
 
 
@@ -44,8 +48,17 @@ def _arithmetic(
     if wanted is not first.dtype and not (wanted in FLOATING and first.dtype in FLOATING):
         raise RuntimeError(f"{op}: {first.dtype} operands give no {wanted}")
     if isinstance(second, Tensor):
-        return result(first, function(*_pair(op, first, second)), wanted, _layout(first, second))
-    return result(first, function(first.array, first.array.dtype.type(_scalar(op, second))), wanted)
+        pair = aligned_pair(op, first, second)
+        return result(
+            first,
+            parallel.elementwise(function, *pair, dtype=pair[0].dtype),
+            wanted,
+            joint_layout(first, second),
+        )
+    kind = first.array.dtype
+    return result(
+        first, parallel.elementwise(function, first.array, scalar(op, second, first), dtype=kind), wanted
+    )
 
 
 def add(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
@@ -67,46 +80,37 @@ def multiply(
     return _arithmetic("multiply", np.multiply, input_tensor_a, input_tensor_b, dtype)
 
 
-def eq(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
-    """1 where `a == b`, else 0, in the first operand's dtype unless told."""
-    check("eq", input_tensor_a)
-    wanted = input_tensor_a.dtype if dtype is None else dtype
-    layout = input_tensor_a.layout
-    if isinstance(input_tensor_b, Tensor):
-        one, other = _pair("eq", input_tensor_a, input_tensor_b)
-        layout = _layout(input_tensor_a, input_tensor_b)
-        equal = np.equal(one, other)
-    else:
-        equal = np.equal(input_tensor_a.array, _scalar("eq", input_tensor_b))
-    return result(input_tensor_a, equal.astype(NUMPY_TYPES[wanted]), wanted, layout)
-
-
-def _float_only(op: str, tensor: Tensor) -> Array:
-    check(op, tensor)
-    if tensor.dtype not in FLOATING:
-        raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
-    return tensor.array
-
-
 def neg(input_tensor: Tensor) -> Tensor:
-    """`-a`."""
-    return result(input_tensor, np.negative(_float_only("neg", input_tensor)))
+    """`-a`; integers too, if they have a sign."""
+    check("neg", input_tensor)
+    if input_tensor.dtype is DataType.UINT32:
+        raise RuntimeError("neg: does not support integer input dtype DataType.UINT32")
+    return _unary(np.negative, input_tensor)
 
 
 def exp(input_tensor: Tensor) -> Tensor:
     """`e ** a`."""
-    return result(input_tensor, np.exp(_float_only("exp", input_tensor)))
+    check_floating("exp", input_tensor)
+    return _unary(np.exp, input_tensor)
 
 
 def square(input_tensor: Tensor) -> Tensor:
-    """`a * a`."""
-    return result(input_tensor, np.square(_float_only("square", input_tensor)))
+    """`a * a`; integers too."""
+    check("square", input_tensor)
+    return _unary(np.square, input_tensor)
+
+
+def _unary(function: Callable[..., Array], operand: Tensor) -> Tensor:
+    return result(operand, parallel.elementwise(function, operand.array, dtype=operand.array.dtype))
 
 
 def typecast(input_tensor: Tensor, dtype: DataType) -> Tensor:
     """The same values in another dtype, always in a buffer of its own; floats to integers cut towards zero."""
     check("typecast", input_tensor)
-    cast: np.ndarray[Any, Any] = input_tensor.array.astype(NUMPY_TYPES[dtype])
+    if dtype is input_tensor.dtype or (dtype is DataType.FLOAT32 and input_tensor.dtype in FLOATING):
+        # Nothing to cast. Arrays are never written to, so two buffers can have one.
+        return wrap(input_tensor.array, dtype, input_tensor.layout, input_tensor.mesh)
+    cast: Array = input_tensor.array.astype(NUMPY_TYPES[dtype])
     return result(input_tensor, cast, dtype)
 
 

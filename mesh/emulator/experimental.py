@@ -4,5 +4,12 @@ from __future__ import annotations
 
 from mesh.emulator.heads import nlp_concat_heads, nlp_create_qkv_heads
 from mesh.emulator.random import dropout
+from mesh.emulator.rotary import rotary_embedding, rotary_embedding_hf
 
-__all__ = ["dropout", "nlp_concat_heads", "nlp_create_qkv_heads"]
+__all__ = [
+    "dropout",
+    "nlp_concat_heads",
+    "nlp_create_qkv_heads",
+    "rotary_embedding",
+    "rotary_embedding_hf",
+]

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check, result
-from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
+from mesh.emulator.tensor import Tensor, check_floating, result
+from mesh.emulator.types import WormholeComputeKernelConfig
 
 
 def sum(
@@ -36,25 +36,39 @@ def mean(
     return result(input_tensor, total * np.float32(1.0 / count))
 
 
-def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Array, int]:
-    check(op, tensor)
-    if tensor.dtype not in FLOATING:
-        raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
-    array = tensor.array
-    rank = array.ndim - 2
-    wanted = range(rank) if dim is None else (dim,) if isinstance(dim, int) else dim
+def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The array axes of `dim`, in order; all that aren't the mesh's for None or an empty list.
+
+    Raises RuntimeError for a dimension that isn't there or is named twice.
+    """
+    rank = tensor.array.ndim - 2
+    wanted = (dim,) if isinstance(dim, int) else dim or range(rank)
     for one in wanted:
         if not -rank <= one < rank:
             raise RuntimeError(f"{op}: dimension {one} of a tensor of shape {tensor.shape}")
     axes = tuple(sorted({one % rank + 2 for one in wanted}))
+    if len(axes) != len(wanted):
+        raise RuntimeError(f"{op}: reduce dim list contains a duplicate axis: {dim}")
+    return axes
+
+
+def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+    """The array's shape with `axes` dropped, or of size 1 if they are kept."""
+    sizes = enumerate(tensor.array.shape)
+    if keepdim:
+        return tuple(1 if axis in axes else size for axis, size in sizes)
+    return tuple(size for axis, size in sizes if axis not in axes)
+
+
+def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Array, int]:
+    check_floating(op, tensor)
+    array = tensor.array
+    axes = axes_of(op, tensor, dim)
     count = math.prod(array.shape[axis] for axis in axes)
-    kept = tuple(1 if axis in axes else size for axis, size in enumerate(array.shape))
     leading = axes == tuple(range(2, len(axes) + 2)) and array.shape[:2] == (1, 1)
     if leading and axes:
         # Columns of one matrix: a product with ones is the fastest sum over rows.
-        total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1)).reshape(kept)
+        total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1))
     else:
-        total = np.add.reduce(array, axis=axes, keepdims=True)
-    if not keepdim:
-        total = total.reshape(tuple(size for axis, size in enumerate(kept) if axis not in axes))
-    return total, count
+        total = np.add.reduce(array, axis=axes)
+    return total.reshape(reduced_shape(tensor, axes, keepdim)), count

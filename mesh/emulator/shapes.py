@@ -32,21 +32,20 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
     """Two dimensions exchanged."""
     check("transpose", input_tensor)
-    rank = input_tensor.array.ndim - 2
-    first, second = _axis("transpose", input_tensor, dim1, rank), _axis("transpose", input_tensor, dim2, rank)
-    return _moved(input_tensor, input_tensor.array.swapaxes(first + 2, second + 2))
+    first, second = axis_of("transpose", input_tensor, dim1), axis_of("transpose", input_tensor, dim2)
+    return _moved(input_tensor, input_tensor.array.swapaxes(first, second))
 
 
 def permute(input_tensor: Tensor, dims: Sequence[int]) -> Tensor:
     """All dimensions in another order."""
     check("permute", input_tensor)
     rank = input_tensor.array.ndim - 2
-    order = [_axis("permute", input_tensor, dim, rank) for dim in dims]
-    if sorted(order) != list(range(rank)):
+    order = [axis_of("permute", input_tensor, dim) for dim in dims]
+    if sorted(order) != list(range(2, rank + 2)):
         raise RuntimeError(
             f"permute: {list(dims)} is no order of the {rank} dimensions of {input_tensor.shape}"
         )
-    return _moved(input_tensor, input_tensor.array.transpose(0, 1, *(axis + 2 for axis in order)))
+    return _moved(input_tensor, input_tensor.array.transpose(0, 1, *order))
 
 
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -60,7 +59,7 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             raise RuntimeError("concat: all tensors must have the same dtype and layout")
     if len(tensors) == 1:
         return view(first, first.array)
-    axis = _axis("concat", first, dim, first.array.ndim - 2) + 2
+    axis = axis_of("concat", first, dim)
     arrays = [tensor.array for tensor in tensors]
     mesh = np.broadcast_shapes(*(array.shape[:2] for array in arrays))
     arrays = [
@@ -110,10 +109,12 @@ def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
     return other
 
 
-def _axis(op: str, tensor: Tensor, dim: int, rank: int) -> int:
+def axis_of(op: str, tensor: Tensor, dim: int) -> int:
+    """The array axis of a dimension of the tensor. Raises RuntimeError for one that isn't there."""
+    rank = tensor.array.ndim - 2
     if not -rank <= dim < rank:
         raise RuntimeError(f"{op}: dimension {dim} of a tensor of shape {tensor.shape}")
-    return dim % rank
+    return dim % rank + 2
 
 
 def _moved(source: Tensor, array: Array) -> Tensor:

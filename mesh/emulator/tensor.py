@@ -179,7 +179,7 @@ def view(of: Tensor, array: Array) -> Tensor:
 
 def fill(output: Tensor, array: Array, op: str) -> Tensor:
     """Put `array` into the pre-allocated `output`, rounding as its dtype asks."""
-    if not _is_sole_owner(output):
+    if not is_sole_owner(output):
         raise RuntimeError(
             f"{op}: the output tensor shares its buffer with another tensor; allocate one of its own"
         )
@@ -192,7 +192,8 @@ def fill(output: Tensor, array: Array, op: str) -> Tensor:
     return output
 
 
-def _is_sole_owner(tensor: Tensor) -> bool:
+def is_sole_owner(tensor: Tensor) -> bool:
+    """Whether no other tensor looks at its buffer."""
     # The tensors over a buffer are what refers to it, beside the reference that is being looked at.
     return sys.getrefcount(tensor.buffer) <= 2
 
@@ -212,6 +213,14 @@ def check(op: str, tensor: object, *, on_device: bool = True) -> None:
         raise RuntimeError(f"{op}: the device was closed")
 
 
+def check_floating(op: str, *tensors: Tensor) -> None:
+    """`check` each tensor and refuse (RuntimeError) those that are neither bfloat16 nor float32."""
+    for tensor in tensors:
+        check(op, tensor)
+        if tensor.dtype not in FLOATING:
+            raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
+
+
 def check_tiled(op: str, *tensors: Tensor) -> None:
     """`check` each tensor and refuse (RuntimeError) those that aren't in tile layout."""
     for tensor in tensors:
@@ -229,7 +238,7 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> 
 def deallocate(tensor: Tensor, force: bool = True) -> None:
     """Free the buffer, and with it every view; without `force` only if no other tensor looks at it."""
     check("deallocate", tensor, on_device=False)
-    if force or _is_sole_owner(tensor):
+    if force or is_sole_owner(tensor):
         tensor.buffer.allocated = False
         tensor.array = np.broadcast_to(tensor.array.dtype.type(0), tensor.array.shape)
         tensor.derived = None

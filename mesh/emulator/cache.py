@@ -1,0 +1,98 @@
+"""Caches of keys and values, [B, H, window, D]: written in place, at a position of the window."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array
+from mesh.emulator.rounding import round_to_bfloat16
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, is_sole_owner, view
+from mesh.emulator.types import DataType, Shape
+
+_TILE = 32
+
+
+def fill_cache(cache_tensor: Tensor, input_tensor: Tensor, batch_idx: int, *, update_idx: int = 0) -> Tensor:
+    """Put `input_tensor` [1, H, T, D] at token `update_idx` of sequence `batch_idx`; gives a view of the cache.
+
+    The device copies whole tiles: what else was in the tile of the last token is lost, zero here.
+    Raises RuntimeError for tokens that the window hasn't; ttnn takes them if they fit its padding.
+    """
+    op = "fill_cache"
+    _check(op, cache_tensor, input_tensor)
+    if cache_tensor.dtype is not input_tensor.dtype:
+        raise RuntimeError(f"{op}: Input and cache tensors must have same dtype")
+    batch, _, window, _ = cache_tensor.array.shape[2:]
+    tokens = input_tensor.array.shape[4]
+    if not 0 <= batch_idx < batch:
+        raise RuntimeError(
+            f"{op}: Batch index ({batch_idx}) must be less than cache tensor batch size ({batch})"
+        )
+    if update_idx < 0 or update_idx % _TILE:
+        raise RuntimeError(
+            f"{op}: Fill update_idx ({update_idx}) must be a multiple of TILE_HEIGHT ({_TILE})"
+        )
+    end = update_idx + tokens
+    if end > window:
+        raise RuntimeError(
+            f"{op}: Fill update_idx ({update_idx}) + input tensor height ({tokens}) must be <= cache tensor height "
+            f"({window})"
+        )
+    sequence = _writable(op, cache_tensor, input_tensor)[:, :, batch_idx]
+    sequence[:, :, :, update_idx:end] = input_tensor.array[:, :, 0]
+    sequence[:, :, :, end : -(-end // _TILE) * _TILE] = 0
+    return view(cache_tensor, cache_tensor.array)
+
+
+def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset: int = 0) -> Tensor:
+    """Put row `batch_offset` + b of `input` [1, H, rows, D] at token `update_idx` of sequence b; a view of the cache.
+
+    Raises RuntimeError for a token beyond the window and for rows that aren't there: ttnn takes them without a word.
+    """
+    op = "update_cache"
+    _check(op, cache, input)
+    batch, _, window, _ = cache.array.shape[2:]
+    if not 0 <= update_idx < window:
+        raise RuntimeError(f"{op}: token {update_idx} beyond a cache of {window}")
+    rows = input.array[:, :, 0, :, batch_offset : batch_offset + batch]
+    if batch_offset < 0 or rows.shape[3] != batch:
+        raise RuntimeError(
+            f"{op}: Batch offset ({batch_offset}) + cache tensor batch size ({batch}) must be <= the "
+            f"{input.array.shape[4]} rows"
+        )
+    if cache.dtype is DataType.BFLOAT16 and input.dtype is not cache.dtype:
+        rows = round_to_bfloat16(rows.copy())
+    _writable(op, cache, input)[:, :, :, :, update_idx] = rows.swapaxes(2, 3)
+    return view(cache, cache.array)
+
+
+def _check(op: str, cache: Tensor, given: Tensor) -> None:
+    check_tiled(op, cache, given)
+    check_floating(op, cache, given)
+    if cache.array.ndim != 6 or given.array.ndim != 6:
+        raise RuntimeError(f"{op}: {given.shape} for a cache of {cache.shape}, expected rank 4")
+    _, heads, _, width = cache.array.shape[2:]
+    if given.array.shape[2] != 1:
+        raise RuntimeError(f"{op}: Input tensor batch size must be 1 but got {given.shape}")
+    if (given.array.shape[3], given.array.shape[5]) != (heads, width):
+        raise RuntimeError(
+            f"{op}: {given.shape} for a cache of {cache.shape}, expected {Shape((1, heads, given.shape[2], width))}"
+        )
+
+
+def _writable(op: str, cache: Tensor, given: Tensor) -> Array:
+    """The cache's elements, to write to: its own, one copy for each chip whose tokens differ from the others'."""
+    if not is_sole_owner(cache):
+        raise RuntimeError(
+            f"{op}: the cache shares its buffer with another tensor, which wouldn't see the new tokens"
+        )
+    array = cache.array
+    mesh = np.broadcast_shapes(array.shape[:2], given.array.shape[:2])
+    del array
+    # Numpy views of the elements stand for tensors that have a copy of their own on the device.
+    alone = sys.getrefcount(cache.array) <= 2 and cache.array.flags.owndata and cache.array.flags.writeable
+    if not alone or cache.array.shape[:2] != mesh:
+        cache.array = np.broadcast_to(cache.array, (*mesh, *cache.array.shape[2:])).copy()
+    return cache.array

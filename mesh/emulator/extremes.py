@@ -1,0 +1,70 @@
+"""The largest and smallest elements over dimensions of a chip's tensor, and where the largest is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array
+from mesh.emulator.reductions import axes_of, reduced_shape
+from mesh.emulator.tensor import Tensor, check, result
+from mesh.emulator.types import FLOATING, DataType, Layout, WormholeComputeKernelConfig
+
+
+def max(
+    input_tensor: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
+    """The largest element over `dim` (all dimensions if None), in tile layout."""
+    return _extreme("max", np.maximum, input_tensor, dim, keepdim)
+
+
+def min(
+    input_tensor: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
+    """The smallest element over `dim` (all dimensions if None), in tile layout."""
+    return _extreme("min", np.minimum, input_tensor, dim, keepdim)
+
+
+def _extreme(
+    op: str, function: np.ufunc, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool
+) -> Tensor:
+    check(op, tensor)
+    axes = axes_of(op, tensor, dim)
+    found: Array = function.reduce(tensor.array, axis=axes)
+    return result(tensor, found.reshape(reduced_shape(tensor, axes, keepdim)), layout=Layout.TILE)
+
+
+def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Index of the largest element along `dim`, the first of equals; uint32, row-major.
+
+    Raises RuntimeError as ttnn does: all dimensions at once and integers only in row-major layout, integers along the
+    last dimension only.
+    """
+    op = "argmax"
+    check(op, input_tensor)
+    floating = input_tensor.dtype in FLOATING
+    array = input_tensor.array
+    rank = array.ndim - 2
+    if input_tensor.layout is Layout.TILE and not floating:
+        raise RuntimeError(f"{op}: {input_tensor.dtype} in Layout.TILE, expected bfloat16 or float32")
+    if dim is None:
+        if input_tensor.layout is Layout.TILE:
+            raise RuntimeError(f"{op}: For inputs with TILE layout, dim parameter must be specified")
+        found = array.reshape(*array.shape[:2], -1).argmax(axis=-1)
+        axes = tuple(range(2, rank + 2))
+    else:
+        axes = axes_of(op, input_tensor, dim)
+        if not floating and axes != (rank + 1,):
+            raise RuntimeError(f"{op}: only the last dimension of {input_tensor.dtype}, got {dim}")
+        found = array.argmax(axis=axes[0])
+    places = found.astype(np.uint32).reshape(reduced_shape(input_tensor, axes, keepdim))
+    return result(input_tensor, places, DataType.UINT32, Layout.ROW_MAJOR)

@@ -1,0 +1,51 @@
+"""Root-mean-square normalisation over the last dimension. ttnn has no gradient of it: compose one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mesh.emulator.broadcast import Array
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, result
+from mesh.emulator.types import Layout, WormholeComputeKernelConfig
+
+_TILE = 32
+
+
+def rms_norm(
+    input_tensor: Tensor,
+    *,
+    epsilon: float = 1e-12,
+    weight: Tensor | None = None,
+    compute_kernel_config: WormholeComputeKernelConfig | None = None,
+) -> Tensor:
+    """`a / sqrt(mean(a * a) + epsilon)` of rows of the last dimension, times `weight`; rounded once.
+
+    `weight` has the rows' E elements: [..., 1, E], or [1, 1, E / 32, 32] row-major. Raises RuntimeError for others
+    (ttnn takes the first row of a matrix without a word), and for a row-major operand.
+    """
+    op = "rms_norm"
+    check_tiled(op, input_tensor)
+    check_floating(op, input_tensor)
+    x = input_tensor.array
+    width = x.shape[-1]
+    squares = np.square(x)
+    scale = np.matmul(squares, np.full((width, 1), 1.0 / width, np.float32))
+    scale += np.float32(epsilon)
+    np.sqrt(scale, out=scale)
+    np.reciprocal(scale, out=scale)
+    out = np.multiply(x, scale, out=squares)
+    if weight is None:
+        return result(input_tensor, out)
+    return result(input_tensor, np.multiply(out, _row(op, weight, out.ndim, width)))
+
+
+def _row(op: str, weight: Tensor, rank: int, width: int) -> Array:
+    """The weight with the operand's rank, all dimensions but the last of size 1."""
+    check_floating(op, weight)
+    array = weight.array
+    last = width if weight.layout is Layout.TILE else _TILE
+    if array[0, 0].size != width or array.shape[-1] != last:
+        raise RuntimeError(
+            f"{op}: weight of shape {weight.shape} in {weight.layout}, expected [1, {width}] in Layout.TILE"
+        )
+    return array.reshape(*array.shape[:2], *(1,) * (rank - 3), width)
