@@ -18,6 +18,9 @@ DTYPES = ("bfloat16", "float32")
 
 _ONE_CHIP = Axes()
 
+_TRACE_REGION_BYTES = 128 << 20
+"""Device memory kept for commands, of each chip: a few kilobytes for each of a step's thousands of operations."""
+
 _open_lock = threading.Lock()
 _open_mesh: Mesh | None = None
 
@@ -97,6 +100,7 @@ def open_mesh(
     backend: str = "auto",
     dtype: str | None = None,
     axes: Axes = _ONE_CHIP,
+    trace: bool = False,
     module: Any = None,
 ) -> Mesh:
     """Open a mesh of (rows, cols) chips.
@@ -106,6 +110,7 @@ def open_mesh(
         backend: `auto`, `ttnn` or `emulator`.
         dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn, float32 on the emulator.
         axes: which axis carries which strategy; chips along an axis without one do the same work twice.
+        trace: whether to keep room for traces of commands.
         module: a device module to use instead of the backend's.
 
     Raises Refused for values that can't be, Failed if the device refuses, or if this process has a mesh open: a
@@ -134,7 +139,8 @@ def open_mesh(
         try:
             if shape != (1, 1):
                 tt.set_fabric_config(tt.FabricConfig.FABRIC_1D)
-            handle = tt.open_mesh_device(tt.MeshShape(*shape))
+            room = {"trace_region_size": _TRACE_REGION_BYTES} if trace else {}
+            handle = tt.open_mesh_device(tt.MeshShape(*shape), **room)
         except RuntimeError as error:
             with suppress(RuntimeError):  # what is said first matters
                 _links_down(tt, shape)

@@ -40,6 +40,14 @@ def upload(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, placements: Pla
     return tt.Tensor(values, dtype, device=mesh.handle, layout=layout, mesh_mapper=mapper)
 
 
+def refill(mesh: Mesh, tensor: Any, array: Array, placements: Placements = WHOLE) -> None:
+    """Put other values into a tensor that `upload` made of an array of this shape, which stays where it is."""
+    values = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
+    mapper = _mapper(mesh, array.shape, placements)
+    host = mesh.tt.Tensor(values, tensor.dtype, layout=tensor.layout, mesh_mapper=mapper)
+    mesh.tt.copy_host_to_device_tensor(host, tensor)
+
+
 def download(mesh: Mesh, tensor: Any, placements: Placements = WHOLE) -> Array:
     """The whole tensor in row-major order, put together from its pieces; each is read from one device only.
 

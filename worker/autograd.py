@@ -14,6 +14,8 @@ from typing import Any, TypeAlias
 from mesh.collectives import settle
 from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
+from mesh.transfer import upload
+from worker.inputs import Array, KeptInputs, Prepare, as_it_is
 from worker.parallel import Split
 
 Tensor: TypeAlias = Any
@@ -151,12 +153,19 @@ class Tape:
         mesh: whose device module the operations call.
         recording: off for evaluation and generation: nothing is kept for a backward pass.
         dropout_seed: seed of a dropout site, by the site's name; None switches dropout off.
+        inputs: keeps the inputs of the pass for the next one; None uploads them for this pass alone.
     """
 
     def __init__(
-        self, mesh: Mesh, *, recording: bool = True, dropout_seed: Callable[[str], int] | None = None
+        self,
+        mesh: Mesh,
+        *,
+        recording: bool = True,
+        dropout_seed: Callable[[str], int] | None = None,
+        inputs: KeptInputs | None = None,
     ) -> None:
         self.mesh = mesh
+        self._inputs = inputs
         self.dropout_seed = dropout_seed
         self._recording = recording
         self._records: list[_Record] = []
@@ -166,6 +175,30 @@ class Tape:
     def __len__(self) -> int:
         """Operations recorded and not yet replayed."""
         return len(self._records)
+
+    def input(
+        self,
+        source: Array,
+        *,
+        dtype: Any,
+        layout: Any,
+        placements: Placements,
+        prepare: Prepare = as_it_is,
+    ) -> Variable:
+        """What operations take of a batch.
+
+        Args:
+            source: one of the batch's arrays.
+            dtype: on the mesh.
+            layout: on the mesh.
+            placements: over the mesh's axes.
+            prepare: from `source`, and nothing else, to the array that is uploaded.
+        """
+        if self._inputs is not None:
+            value = self._inputs.tensor(source, prepare, dtype, layout, placements)
+        else:
+            value = upload(self.mesh, prepare(source), dtype=dtype, layout=layout, placements=placements)
+        return Variable(value, placements)
 
     def record(
         self,

@@ -245,6 +245,7 @@ def _open(config: JobConfig) -> Mesh:
         backend=device.backend,
         dtype=device.dtype,
         axes=axes_of(device),
+        trace=device.trace,
     )
 
 

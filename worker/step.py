@@ -17,10 +17,11 @@ from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, LinearRegressionConfig
 from services.tensors.layout import Layout
 from worker.autograd import Parameter, Tape, Tensor, Variable
-from worker.data import Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
+from worker.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
 from worker.models import Model, build_model, initial_value, load_parameter, model_layout
 from worker.parallel import from_mesh
 from worker.seeds import seed32
+from worker.trace import TracedPass
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -51,6 +52,7 @@ class TrainingStep:
         self._parameters = tuple(self._model.parameters())
         self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
         self.evaluation_batches = self._dataset.evaluation_batches
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
@@ -83,11 +85,12 @@ class TrainingStep:
         """
         config, mesh = self._config, self._mesh
         batch = self._dataset.micro_batch(step, index)
-        tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
-        loss = self._model.loss(tape, batch.inputs, batch.targets)
         gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
-        # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
-        tape.backward(loss, 1 / batch.rows, gradients.take)
+        if self._traced is not None:
+            loss = self._traced.run(batch, gradients.take)
+        else:
+            tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
+            loss = self._forward_and_backward(tape, batch, gradients.take)
         gradients.finish()
         return float(self._rows(loss).sum() / batch.rows)
 
@@ -119,8 +122,18 @@ class TrainingStep:
 
     def close(self) -> None:
         """Free the weights on the mesh."""
+        if self._traced is not None:
+            self._traced.close()
         for parameter in self._parameters:
             parameter.value = None
+
+    def _forward_and_backward(
+        self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
+    ) -> Variable:
+        loss = self._model.loss(tape, batch.inputs, batch.targets)
+        # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
+        tape.backward(loss, 1 / batch.rows, on_final)
+        return loss
 
     def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
         """The loss of every row of the batch, sequence by sequence."""

@@ -57,8 +57,11 @@ def set_fabric_config(config: FabricConfig) -> None:
     _Process.fabric = config
 
 
-def open_mesh_device(mesh_shape: MeshShape) -> MeshDevice:
-    """Open a mesh. Raises RuntimeError for an empty or too large mesh and while one is open (ttnn crashes then)."""
+def open_mesh_device(mesh_shape: MeshShape, *, trace_region_size: int = 0) -> MeshDevice:
+    """Open a mesh. Raises RuntimeError for an empty or too large mesh and while one is open (ttnn crashes then).
+
+    `trace_region_size` is without effect: see `mesh.emulator.trace`.
+    """
     if _Process.mesh is not None:
         raise RuntimeError("open_mesh_device: a mesh is open already; close it first")
     if not 0 < mesh_shape[0] * mesh_shape[1] <= LARGEST_MESH:

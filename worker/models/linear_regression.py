@@ -54,8 +54,8 @@ class LinearRegression:
             float32 [1, 1, samples of one device, 1].
         """
         tt = tape.mesh.tt
-        x = batched(tape.mesh, inputs[None, None], dtype=self._dtype, layout=tt.TILE_LAYOUT, dim=2)
-        y = batched(tape.mesh, targets[None, None], dtype=tt.float32, layout=tt.TILE_LAYOUT, dim=2)
+        x = batched(tape, inputs, dtype=self._dtype, layout=tt.TILE_LAYOUT, dim=2, prepare=_four_dimensions)
+        y = batched(tape, targets, dtype=tt.float32, layout=tt.TILE_LAYOUT, dim=2, prepare=_four_dimensions)
         return ops.squared_error(tape, self._layer(tape, x), y)
 
     def hugging_face_config(self) -> dict[str, Any]:
@@ -65,3 +65,7 @@ class LinearRegression:
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
         """None."""
         return {}
+
+
+def _four_dimensions(array: Array) -> Array:
+    return array[None, None]

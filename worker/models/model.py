@@ -12,6 +12,7 @@ from mesh.device import Mesh
 from mesh.placement import WHOLE, Placements, over_data
 from mesh.transfer import upload
 from worker.autograd import Parameter, Tape, Variable
+from worker.inputs import Prepare, as_it_is
 
 Array = npt.NDArray[Any]
 
@@ -43,7 +44,9 @@ def constant(mesh: Mesh, array: Array, dtype: Any, placements: Placements = WHOL
     )
 
 
-def batched(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, dim: int) -> Variable:
-    """An input whose dimension `dim` is shared out over the data axis of the mesh, if it has one."""
-    placements = WHOLE if mesh.axes.data is None else over_data(dim)
-    return Variable(upload(mesh, array, dtype=dtype, layout=layout, placements=placements), placements)
+def batched(
+    tape: Tape, source: Array, *, dtype: Any, layout: Any, dim: int, prepare: Prepare = as_it_is
+) -> Variable:
+    """An input (see `Tape.input`) whose dimension `dim` is shared out over the data axis of the mesh, if it has one."""
+    placements = WHOLE if tape.mesh.axes.data is None else over_data(dim)
+    return tape.input(source, dtype=dtype, layout=layout, placements=placements, prepare=prepare)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from mesh.collectives import all_reduce
 from mesh.placement import REPLICATED, Placements, sharded
-from mesh.transfer import upload
 from worker.autograd import Parameter, Tape, Tensor, Variable
+from worker.inputs import Array
 from worker.ops.placing import gathered, rows_of
 
 
-def embedding(tape: Tape, ids: npt.NDArray[np.uint32], table: Parameter) -> Variable:
+def embedding(tape: Tape, ids: Array, table: Parameter) -> Variable:
     """The table's row for each id.
 
     Args:
         tape: of this pass.
-        ids: [sequences, tokens] on the host, tokens a multiple of 32 (the gradient's kernel wants that); sequences are
-            shared out over the data axis.
+        ids: uint32 [sequences, tokens], an array of the batch, tokens a multiple of 32 (the gradient's kernel wants
+            that); sequences are shared out over the data axis.
         table: [vocabulary, width].
 
     Returns:
@@ -43,7 +40,7 @@ def embedding(tape: Tape, ids: npt.NDArray[np.uint32], table: Parameter) -> Vari
     return tape.record(value, (table,), backward, rows_of(mesh))
 
 
-def _lookup(tape: Tape, ids: npt.NDArray[np.uint32], table: Parameter) -> tuple[Tensor, Tensor | None]:
+def _lookup(tape: Tape, ids: Array, table: Parameter) -> tuple[Tensor, Tensor | None]:
     """Ids within each device's part of the table, and 1 for each row (else 0) that this device has; None if it has all.
 
     Made on the host, where the ids come from: the library's integer arithmetic is thin.
@@ -53,29 +50,30 @@ def _lookup(tape: Tape, ids: npt.NDArray[np.uint32], table: Parameter) -> tuple[
     data = rows_of(mesh).data
     batch = REPLICATED if data == REPLICATED else sharded(0)
     if table.placements.tensor == REPLICATED:
-        placed: Placements = Placements(batch, REPLICATED)
-        return upload(mesh, ids, dtype=tt.uint32, layout=tt.ROW_MAJOR_LAYOUT, placements=placed), None
-    devices, rows = mesh.tensor_size, table.value.shape[2]
-    device_of = ids // rows
-    local: list[npt.NDArray[Any]] = []
-    own: list[npt.NDArray[Any]] = []
-    for device in range(devices):
-        here = device_of == device
-        local.append(np.where(here, ids - device * rows, 0).astype(np.uint32))
-        own.append(here.astype(np.float32).reshape(1, 1, -1, 1))
-    return (
-        upload(
-            mesh,
-            np.concatenate(local, axis=1),
-            dtype=tt.uint32,
-            layout=tt.ROW_MAJOR_LAYOUT,
-            placements=Placements(batch, sharded(1)),
-        ),
-        upload(
-            mesh,
-            np.concatenate(own, axis=0),
-            dtype=mesh.dtype,
-            layout=tt.TILE_LAYOUT,
-            placements=Placements(data, sharded(0)),
-        ),
+        whole = Placements(batch, REPLICATED)
+        return tape.input(ids, dtype=tt.uint32, layout=tt.ROW_MAJOR_LAYOUT, placements=whole).value, None
+    devices, rows = range(mesh.tensor_size), table.value.shape[2]
+
+    def local(array: Array) -> Array:
+        parts = [np.where(array // rows == device, array - device * rows, 0) for device in devices]
+        return np.concatenate(parts, axis=1).astype(np.uint32)
+
+    def own(array: Array) -> Array:
+        parts = [(array // rows == device).reshape(1, 1, -1, 1) for device in devices]
+        return np.concatenate(parts, axis=0).astype(np.float32)
+
+    local_ids = tape.input(
+        ids,
+        dtype=tt.uint32,
+        layout=tt.ROW_MAJOR_LAYOUT,
+        placements=Placements(batch, sharded(1)),
+        prepare=local,
     )
+    mask = tape.input(
+        ids,
+        dtype=mesh.dtype,
+        layout=tt.TILE_LAYOUT,
+        placements=Placements(data, sharded(0)),
+        prepare=own,
+    )
+    return local_ids.value, mask.value
