@@ -1,7 +1,7 @@
-"""Sums and copies along one axis of the mesh, and what makes a partial tensor whole.
+"""Sums: of tensors, and along an axis of the mesh, where they make a partial tensor whole; and copies along an axis.
 
-Reduced in the order of the devices. Each takes an axis that may be None or of one chip (the library refuses those), and
-gives its operand back then.
+What goes along an axis takes one that may be None or of one chip (the library refuses those), and gives its operand
+back then.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from typing import Any
 
 from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, Placement, Placements
+
+
+def add(mesh: Mesh, one: Any, other: Any) -> Any:
+    """The sum of two tensors that lie alike."""
+    return mesh.tt.add(one, other)
 
 
 def all_reduce(mesh: Mesh, tensor: Any, axis: int | None) -> Any:

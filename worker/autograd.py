@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from mesh.collectives import settle
+from mesh.collectives import add, settle
 from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
 from mesh.transfer import upload
@@ -55,7 +55,7 @@ class Gradient:
             # One is partial where the other isn't: as long as all are alike, they are added up over devices once.
             summand = settle(mesh, summand, placements, self.target)
             self.complete(mesh)
-        self.value = mesh.tt.add(self.value, summand)
+        self.value = add(mesh, self.value, summand)
 
     def complete(self, mesh: Mesh) -> Tensor:
         """The value, laid out as the target says."""

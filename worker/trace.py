@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
+from mesh.capture import Trace, capture
 from mesh.device import Mesh
 from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.data import Batch
@@ -19,8 +19,6 @@ log = logging.getLogger("tiermesh.worker")
 
 Compute = Callable[[Tape, Batch, Callable[[Parameter, Tensor], None]], Variable]
 """Forward and backward pass of a batch on a tape, each complete gradient handed on; gives the loss."""
-
-_QUEUE = 0
 
 
 class TracedPass:
@@ -37,7 +35,7 @@ class TracedPass:
         self._mesh = mesh
         self._compute = compute
         self._inputs: KeptInputs | None = None
-        self._trace: Any = None
+        self._trace: Trace | None = None
         self._refused = False
         self._loss: Variable | None = None
         self._gradients: list[tuple[Parameter, Tensor]] = []
@@ -50,10 +48,10 @@ class TracedPass:
             return self._compute(Tape(mesh, inputs=self._inputs), batch, on_final)
         self._inputs.fill(batch.inputs, batch.targets)
         if self._trace is None and not self._refused:
-            self._capture(batch)
-        if self._loss is None:
+            self._trace = self._captured(batch)
+        if self._trace is None or self._loss is None:
             return self._compute(Tape(mesh, inputs=self._inputs), batch, on_final)
-        mesh.tt.execute_trace(mesh.handle, self._trace, cq_id=_QUEUE, blocking=False)
+        self._trace.execute()
         for parameter, gradient in self._gradients:
             on_final(parameter, gradient)
         return self._loss
@@ -61,25 +59,25 @@ class TracedPass:
     def close(self) -> None:
         """Give the trace's room back."""
         if self._trace is not None:
-            self._mesh.tt.release_trace(self._mesh.handle, self._trace)
+            self._trace.release()
         self._trace, self._loss = None, None
         self._gradients.clear()
 
-    def _capture(self, batch: Batch) -> None:
-        mesh, tt = self._mesh, self._mesh.tt
+    def _captured(self, batch: Batch) -> Trace | None:
+        """The trace of a pass; None if the device refuses."""
         try:
-            self._trace = tt.begin_trace_capture(mesh.handle, cq_id=_QUEUE)
-            try:
-                tape = Tape(mesh, inputs=self._inputs)
+            with capture(self._mesh) as trace:
                 self._loss = self._compute(
-                    tape, batch, lambda parameter, gradient: self._gradients.append((parameter, gradient))
+                    Tape(self._mesh, inputs=self._inputs),
+                    batch,
+                    lambda parameter, gradient: self._gradients.append((parameter, gradient)),
                 )
-            finally:
-                tt.end_trace_capture(mesh.handle, self._trace, cq_id=_QUEUE)
         except RuntimeError as error:
             reason = str(error).split("backtrace:")[0].strip().replace("\n", " ")
             log.warning("device_config.trace: the device captures no trace (%s); passes run op by op", reason)
-            self._refused = True
-            self.close()
+            self._refused, self._loss = True, None
+            self._gradients.clear()
             assert self._inputs is not None
             self._inputs.fill(batch.inputs, batch.targets)
+            return None
+        return trace
