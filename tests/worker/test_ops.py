@@ -282,7 +282,7 @@ def test_squared_error(mesh: Mesh):
     )
 
 
-def test_take_row(mesh: Mesh):
+def test_take_rows(mesh: Mesh):
     values = normal(1, 1, ROWS, WIDTH)
-    row = ops.take_row(Tape(mesh), constant(mesh, values, mesh.dtype), 7)
+    row = ops.take_rows(Tape(mesh), constant(mesh, values, mesh.dtype), 7, 8)
     np.testing.assert_array_equal(download(mesh, row.value), values[:, :, 7:8])

@@ -6,11 +6,13 @@ from worker.models.build import build_model, load_parameter
 from worker.models.gpt2 import GPT2
 from worker.models.initialise import initial_value, model_layout
 from worker.models.linear_regression import LinearRegression
+from worker.models.llama import Llama
 from worker.models.model import Model
 
 __all__ = [
     "GPT2",
     "LinearRegression",
+    "Llama",
     "Model",
     "build_model",
     "initial_value",

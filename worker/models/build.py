@@ -6,17 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from mesh.transfer import upload
-from services.config import GPT2Config, LinearRegressionConfig
+from mesh.transfer import refill, upload
+from services.config import GPT2Config, LinearRegressionConfig, LlamaConfig
 from worker.autograd import Parameter
 from worker.models.gpt2 import GPT2
 from worker.models.linear_regression import LinearRegression
+from worker.models.llama import Llama
 from worker.parallel import placements_of, to_mesh
 
 
 def build_model(
-    config: GPT2Config | LinearRegressionConfig, vocabulary: int, mesh: Mesh
-) -> GPT2 | LinearRegression:
+    config: GPT2Config | LlamaConfig | LinearRegressionConfig, vocabulary: int, mesh: Mesh
+) -> GPT2 | Llama | LinearRegression:
     """The model, its parameters without values yet.
 
     Args:
@@ -27,9 +28,11 @@ def build_model(
     Raises:
         Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide.
     """
-    model: GPT2 | LinearRegression
+    model: GPT2 | Llama | LinearRegression
     if isinstance(config, GPT2Config):
         model = GPT2(config, vocabulary, mesh)
+    elif isinstance(config, LlamaConfig):
+        model = Llama(config, vocabulary, mesh)
     else:
         model = LinearRegression(config, mesh)
     for parameter in model.parameters():
@@ -42,13 +45,13 @@ def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.floa
 
     Args:
         mesh: to put it on.
-        parameter: whose former value is freed.
+        parameter: to give a value; a former one is overwritten where it lies.
         values: float32, flat, in the order of its logical shape.
     """
+    array = to_mesh(parameter, values, mesh)
+    if parameter.value is not None:
+        refill(mesh, parameter.value, array, parameter.placements)
+        return
     parameter.value = upload(
-        mesh,
-        to_mesh(parameter, values, mesh),
-        dtype=mesh.dtype,
-        layout=mesh.tt.TILE_LAYOUT,
-        placements=parameter.placements,
+        mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT, placements=parameter.placements
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,16 +11,13 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from services.config import GPT2Config
-from services.errors import Refused
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.model import Array, batched, constant
+from worker.models.causal import Masks, check_tokens
+from worker.models.model import Array, constant
+from worker.models.tokens import Tokens
 from worker.modules import Block, LayerNorm
 from worker.modules.initial import INITIAL_DEVIATION
-from worker.parallel import Split
-
-MASKED = -1e9
-"""Added to the score of a key that a query may not see; well within bfloat16's range."""
 
 
 class GPT2:
@@ -35,55 +33,42 @@ class GPT2:
     """
 
     def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
-        _check(config)
+        check_tokens(config.max_sequence_length)
         self._config = config
         self._vocabulary = vocabulary
-        width, tokens = config.embedding_dim, config.max_sequence_length
-        by_vocabulary = Split(0, padded=True)
-        self.token_embedding = Parameter(
-            "token_embedding.weight",
-            (vocabulary, width),
-            export_name="transformer.wte.weight",
-            initial_deviation=INITIAL_DEVIATION,
-            split=by_vocabulary,
+        self._mesh = mesh
+        width = config.embedding_dim
+        self.tokens = Tokens(
+            mesh,
+            vocabulary,
+            width,
+            embedding_export="transformer.wte.weight",
+            projection_export=None if config.weight_tying else "lm_head.weight",
         )
-        self.positions: Variable
+        self.position_embedding: Parameter | None = None
         if config.positional_embedding_type == "trainable":
-            self.positions = Parameter(
+            self.position_embedding = Parameter(
                 "position_embedding.weight",
-                (tokens, width),
+                (config.max_sequence_length, width),
                 export_name="transformer.wpe.weight",
                 initial_deviation=INITIAL_DEVIATION,
             )
-        else:
-            self.positions = constant(mesh, sinusoids(tokens, width)[None, None], mesh.dtype)
         self.blocks = [
             Block(f"blocks.{index}", config, f"transformer.h.{index}.") for index in range(config.num_blocks)
         ]
         self.norm = LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f.")
-        self.projection = self.token_embedding
-        if not config.weight_tying:
-            self.projection = Parameter(
-                "projection.weight",
-                (vocabulary, width),
-                export_name="lm_head.weight",
-                initial_deviation=INITIAL_DEVIATION,
-                split=by_vocabulary,
-            )
-        mask = np.triu(np.full((1, 1, tokens, tokens), MASKED, np.float32), 1)
-        self._mask = constant(mesh, mask, mesh.dtype)
-        self._classes = ops.Vocabulary.on(mesh, vocabulary)
+        self._recomputes = config.runner_type == "memory_efficient"
+        self._masks = Masks(mesh, config.max_sequence_length)
 
     def parameters(self) -> Iterator[Parameter]:
         """In order of first use in the forward pass; a tied projection is the token embedding, and comes once."""
-        yield self.token_embedding
-        if isinstance(self.positions, Parameter):
-            yield self.positions
+        yield self.tokens.embedding
+        if self.position_embedding is not None:
+            yield self.position_embedding
         for block in self.blocks:
             yield from block.parameters()
         yield from self.norm.parameters()
-        if self.projection is not self.token_embedding:
-            yield self.projection
+        yield from self.tokens.last_parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
         """The negative log-likelihood of each target.
@@ -96,32 +81,59 @@ class GPT2:
         Returns:
             float32 [1, 1, sequences x tokens of one device, 1].
         """
-        tt = tape.mesh.tt
-        following = batched(
-            tape.mesh, targets.reshape(1, 1, -1, 1), dtype=tt.uint32, layout=tt.TILE_LAYOUT, dim=2
-        )
-        hidden = self._hidden(tape, inputs)
-        logits = ops.linear(tape, hidden, self.projection, transpose_weight=True)
-        return ops.token_loss(tape, logits, following, self._classes)
+        return self.tokens.loss(tape, self._hidden(tape, inputs), targets)
 
-    def logits(self, tape: Tape, ids: Array, position: int) -> Variable:
-        """What the model says of the token after `position`, as [1, 1, 1, vocabulary].
+    def logits(
+        self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
+    ) -> Variable:
+        """What the model says of the token after one row of `ids`, as [1, 1, 1, vocabulary].
 
         Args:
-            tape: of this pass, not recording; its mesh must have no data axis.
-            ids: uint32 [1, tokens]; what stands after `position` is of no effect.
-            position: in [0, tokens).
+            tape: of this pass, not recording; its mesh must be one device.
+            ids: uint32 [1, tokens]: a multiple of 32 tokens from position 0 on, or one further token.
+            row: of `ids`; what stands behind it is of no effect.
+            caches: what `caches` gave, one a block, of the tokens before; this pass adds its own to them.
+            position: of the first of `ids`.
         """
-        row = ops.take_row(tape, self._hidden(tape, ids), position)
-        return ops.linear(tape, row, self.projection, transpose_weight=True)
+        return self.tokens.logits(
+            tape, ops.take_rows(tape, self._hidden(tape, ids, caches, position), row, row + 1)
+        )
 
-    def _hidden(self, tape: Tape, ids: Array) -> Variable:
+    def caches(self) -> tuple[ops.KeyValueCache, ...]:
+        """Empty caches for one sequence, for `logits`."""
+        config = self._config
+        return tuple(
+            ops.KeyValueCache(self._mesh, config.num_heads, config.max_sequence_length, config.head_width)
+            for _ in self.blocks
+        )
+
+    def _hidden(
+        self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
+    ) -> Variable:
         """[1, 1, sequences x tokens of one device, width], ready for the projection."""
-        x = ops.add_positions(tape, ops.embedding(tape, ids, self.token_embedding), self.positions)
+        tokens = ids.shape[1]
+        mask = self._masks.of(position, tokens)
+        positions = self._positions
+        if tokens < self._config.max_sequence_length:
+            positions = ops.take_rows(tape, positions, position, position + tokens)
+        x = ops.add_positions(tape, self.tokens.embed(tape, ids), positions)
         x = ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
-        for block in self.blocks:
-            x = block(tape, x, self._mask)
+        for index, block in enumerate(self.blocks):
+            past = ops.Past(caches[index], position) if caches else None
+
+            def run(x: Variable, block: Block = block, past: ops.Past | None = past) -> Variable:
+                return block(tape, x, mask, past)
+
+            x = tape.recompute(run, x) if self._recomputes else run(x)
         return self.norm(tape, x)
+
+    @cached_property
+    def _positions(self) -> Variable:
+        """[1, 1, tokens, width]."""
+        if self.position_embedding is not None:
+            return self.position_embedding
+        table = sinusoids(self._config.max_sequence_length, self._config.embedding_dim)
+        return constant(self._mesh, table[None, None], self._mesh.dtype)
 
     def hugging_face_config(self) -> dict[str, Any]:
         """The fields of transformers' GPT2LMHeadModel."""
@@ -176,11 +188,3 @@ def sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
     columns = np.arange(width)
     angles = np.arange(tokens)[:, None] / 10000.0 ** ((columns - columns % 2) / width)
     return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles)).astype(np.float32)
-
-
-def _check(config: GPT2Config) -> None:
-    if config.max_sequence_length % 32:
-        raise Refused(
-            f"transformer_config.max_sequence_length: {config.max_sequence_length}, expected a multiple of 32 "
-            f"(the device computes in tiles of 32 x 32); take {-(-config.max_sequence_length // 32) * 32}"
-        )

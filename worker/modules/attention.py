@@ -50,10 +50,10 @@ class CausalSelfAttention:
         yield from self.qkv.parameters()
         yield from self.projection.parameters()
 
-    def __call__(self, tape: Tape, x: Variable, mask: Variable) -> Variable:
-        """[1, 1, N, width] to the same; mask [1, 1, tokens, tokens], 0 or very negative."""
+    def __call__(self, tape: Tape, x: Variable, mask: Variable, past: ops.Past | None = None) -> Variable:
+        """[1, 1, N, width] to the same; see `ops.causal_attention` for mask and past."""
         qkv = self.qkv(tape, x)
         attended = ops.causal_attention(
-            tape, qkv, mask, self._head_width, self._dropout, f"{self._name}.weights_dropout"
+            tape, qkv, mask, self._head_width, self._dropout, f"{self._name}.weights_dropout", past
         )
         return ops.dropout(tape, self.projection(tape, attended), self._dropout, f"{self._name}.dropout")

@@ -39,7 +39,7 @@ class Block:
         yield from self.feed_forward_norm.parameters()
         yield from self.feed_forward.parameters()
 
-    def __call__(self, tape: Tape, x: Variable, mask: Variable) -> Variable:
-        """[1, 1, N, width] to the same; mask [1, 1, tokens, tokens], 0 or very negative."""
-        x = ops.add(tape, x, self.attention(tape, self.attention_norm(tape, x), mask))
+    def __call__(self, tape: Tape, x: Variable, mask: Variable, past: ops.Past | None = None) -> Variable:
+        """[1, 1, N, width] to the same; see `ops.causal_attention` for mask and past."""
+        x = ops.add(tape, x, self.attention(tape, self.attention_norm(tape, x), mask, past))
         return ops.add(tape, x, self.feed_forward(tape, self.feed_forward_norm(tape, x)))

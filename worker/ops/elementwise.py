@@ -41,7 +41,7 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
     return tape.record(value, (x, positions), backward)
 
 
-def take_row(tape: Tape, x: Variable, row: int) -> Variable:
-    """Row `row` of `x` [1, 1, N, width] as [1, 1, 1, width]; for generation, so without a gradient."""
+def take_rows(tape: Tape, x: Variable, first: int, stop: int) -> Variable:
+    """Rows from `first` to before `stop` of `x` [1, 1, N, width]; for generation, so without a gradient."""
     width = x.value.shape[3]
-    return Variable(tape.mesh.tt.slice(x.value, [0, 0, row, 0], [1, 1, row + 1, width]), x.placements)
+    return Variable(tape.mesh.tt.slice(x.value, [0, 0, first, 0], [1, 1, stop, width]), x.placements)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mesh.device import Mesh
 from worker.autograd import Tensor, Variable
 from worker.ops.heads import TILE
+from worker.ops.precision import accurate
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def _turn(mesh: Mesh, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         raise ValueError(f"rotation of shape {list(cosine.shape)} for heads of shape {shape}")
     width = shape[3]
     if shape[2] % TILE == 0 and (width == TILE or width % (2 * TILE) == 0):
-        return tt.experimental.rotary_embedding(x, cosine, sine)
+        return tt.experimental.rotary_embedding(x, cosine, sine, compute_kernel_config=accurate(mesh))
     # The kernel pads other sizes up to whole tiles, in its result as well.
     half = width // 2
     first = tt.slice(x, [0, 0, 0, 0], [*shape[:3], half])
