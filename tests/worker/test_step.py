@@ -13,7 +13,15 @@ import pytest
 from safetensors.numpy import load
 
 from mesh.device import Mesh
-from services.config import DataConfig, GPT2Config, JobConfig, LinearRegressionConfig, OptimizerConfig
+from services.config import (
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    OptimizerConfig,
+)
+from worker.parallel import axes_of
 from worker.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -92,19 +100,30 @@ def test_gradients_are_in_place_from_the_back_when_told(mesh: Mesh, make_config:
     assert set(offsets) <= {entry.offset for entry in step.layout.entries}
 
 
-@pytest.mark.parametrize("mesh_shape", [(1, 8), (4, 1)])
+@pytest.mark.parametrize(
+    "device",
+    [
+        DeviceConfig(mesh_shape=(1, 8), enable_ddp=True),
+        DeviceConfig(mesh_shape=(4, 1), enable_ddp=True),
+        DeviceConfig(mesh_shape=(1, 2), enable_tp=True),
+        DeviceConfig(mesh_shape=(2, 1), enable_fsdp=True),
+        DeviceConfig(mesh_shape=(4, 2), enable_ddp=True, enable_tp=True),
+        DeviceConfig(mesh_shape=(2, 2), enable_fsdp=True, enable_tp=True, axis_order=("tensor", "data")),
+    ],
+    ids=lambda device: f"{device.mesh_shape}, data {device.data_axis}, tensor {device.tensor_axis}",
+)
 @pytest.mark.parametrize("tying", [False, True])
-def test_data_parallel_gives_the_same_gradient(
+def test_every_strategy_gives_the_same_step(
     open_emulator: Callable[..., Mesh],
     make_config: Callable[..., JobConfig],
-    mesh_shape: tuple[int, int],
+    device: DeviceConfig,
     tying: bool,
 ):
     config = make_config({"dropout_prob": 0.0, "weight_tying": tying})
     single_step = loaded(config, open_emulator())
     single_loss, single = gradient(single_step)
     single_sums = [single_step.evaluate(index) for index in range(single_step.evaluation_batches)]
-    spread_step = loaded(config, open_emulator(mesh_shape))
+    spread_step = loaded(config, open_emulator(device.mesh_shape, axes=axes_of(device)))
     loss, spread = gradient(spread_step)
     assert loss == pytest.approx(single_loss, rel=1e-6)
     for entry in spread_step.layout.entries:

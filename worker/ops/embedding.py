@@ -56,11 +56,13 @@ def _lookup(tape: Tape, ids: Array, table: Parameter) -> tuple[Tensor, Tensor | 
 
     def local(array: Array) -> Array:
         parts = [np.where(array // rows == device, array - device * rows, 0) for device in devices]
-        return np.concatenate(parts, axis=1).astype(np.uint32)
+        joined: Array = np.concatenate(parts, axis=1).astype(np.uint32)
+        return joined
 
     def own(array: Array) -> Array:
         parts = [(array // rows == device).reshape(1, 1, -1, 1) for device in devices]
-        return np.concatenate(parts, axis=0).astype(np.float32)
+        joined: Array = np.concatenate(parts, axis=0).astype(np.float32)
+        return joined
 
     local_ids = tape.input(
         ids,
