@@ -37,6 +37,7 @@ from mesh.emulator.mapping import (
     shard_tensor_to_mesh_mapper,
 )
 from mesh.emulator.matmul import linear, matmul
+from mesh.emulator.memory import BufferType, get_memory_view
 from mesh.emulator.normalisation import moreh_layer_norm, moreh_layer_norm_backward
 from mesh.emulator.reductions import mean, sum
 from mesh.emulator.resizing import chunk, pad, repeat, repeat_interleave, split
@@ -96,6 +97,7 @@ __all__ = [
     "ROW_MAJOR_LAYOUT",
     "TILE_LAYOUT",
     "Arch",
+    "BufferType",
     "DataType",
     "FabricConfig",
     "GeluVariant",
@@ -144,6 +146,7 @@ __all__ = [
     "gelu",
     "gelu_bw",
     "get_device_tensors",
+    "get_memory_view",
     "int32",
     "linear",
     "log",

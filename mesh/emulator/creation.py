@@ -124,6 +124,5 @@ def _made(op: str, array: Array, dtype: DataType, layout: Layout | None, device:
         device.check_open(op)
     if dtype is DataType.BFLOAT16 and op == "full":
         round_to_bfloat16(array)
-    tensor = wrap(array, dtype, Layout.ROW_MAJOR if layout is None else layout, device)
-    tensor.on_host = device is None
-    return tensor
+    kind = Layout.ROW_MAJOR if layout is None else layout
+    return wrap(array, dtype, kind, device, on_host=device is None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mesh.emulator.memory import Memory
 from mesh.emulator.tensor import Tensor, check, wrap
 from mesh.emulator.types import Arch, FabricConfig, MeshShape
 
@@ -14,7 +15,7 @@ LARGEST_MESH = 1024
 class MeshDevice:
     """An open mesh of emulated chips. `shape` is [rows, cols]."""
 
-    __slots__ = ("chip", "chips", "fabric", "is_open", "shape")
+    __slots__ = ("chip", "chips", "fabric", "is_open", "memory", "shape")
 
     chip: MeshDevice
     """A single chip of the mesh (itself if there is but one): the device of what `get_device_tensors` gives."""
@@ -24,6 +25,7 @@ class MeshDevice:
         self.chips = shape[0] * shape[1]
         self.fabric = fabric
         self.is_open = True
+        self.memory = Memory()
         self.chip = self if self.chips == 1 else MeshDevice(MeshShape(1, 1), fabric)
 
     def get_num_devices(self) -> int:
@@ -95,7 +97,7 @@ def get_device_tensors(tensor: Tensor) -> list[Tensor]:
         for col in range(mesh.shape[1]):
             chip_row, chip_col = min(row, array.shape[0] - 1), min(col, array.shape[1] - 1)
             chip = array[chip_row : chip_row + 1, chip_col : chip_col + 1]
-            one = wrap(chip, tensor.dtype, tensor.layout, mesh.chip, tensor.buffer)
-            one.on_host = tensor.on_host
-            tensors.append(one)
+            tensors.append(
+                wrap(chip, tensor.dtype, tensor.layout, mesh.chip, tensor.buffer, on_host=tensor.on_host)
+            )
     return tensors

@@ -104,9 +104,7 @@ def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
     check("to_layout", tensor, on_device=False)
     if layout is tensor.layout:
         return view(tensor, tensor.array)
-    other = wrap(tensor.array, tensor.dtype, layout, tensor.mesh)
-    other.on_host = tensor.on_host
-    return other
+    return wrap(tensor.array, tensor.dtype, layout, tensor.mesh, on_host=tensor.on_host)
 
 
 def axis_of(op: str, tensor: Tensor, dim: int) -> int:

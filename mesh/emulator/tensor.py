@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mesh.emulator.memory import Buffer, bank_bytes
 from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, GeluVariant, Layout, Shape, StorageType
 
@@ -23,15 +24,6 @@ _INPUT_TYPES = {
     np.dtype(np.uint32): DataType.UINT32,
     np.dtype(np.int32): DataType.INT32,
 }
-
-
-class Buffer:
-    """What tensors over the same elements share: whether they are allocated."""
-
-    __slots__ = ("allocated",)
-
-    def __init__(self) -> None:
-        self.allocated = True
 
 
 class Tensor:
@@ -90,7 +82,7 @@ class Tensor:
         self.derived = None
         self.mesh = mesh_mapper.device if device is None and mesh_mapper is not None else device
         self.on_host = device is None
-        self.buffer = Buffer()
+        self.buffer = _buffer(self)
 
     @property
     def shape(self) -> Shape:
@@ -117,9 +109,7 @@ class Tensor:
     def cpu(self) -> Tensor:
         """A host tensor of the same elements and layout."""
         check("cpu", self, on_device=False)
-        tensor = wrap(self.array, self.dtype, self.layout, self.mesh)
-        tensor.on_host = True
-        return tensor
+        return wrap(self.array, self.dtype, self.layout, self.mesh, on_host=True)
 
     def to_numpy(self, mesh_composer: MeshComposer | None = None) -> Array:
         """The elements in row-major order, per chip or put together by the composer (a fresh array).
@@ -150,7 +140,12 @@ class Tensor:
 
 
 def wrap(
-    array: Array, dtype: DataType, layout: Layout, mesh: MeshDevice | None, buffer: Buffer | None = None
+    array: Array,
+    dtype: DataType,
+    layout: Layout,
+    mesh: MeshDevice | None,
+    buffer: Buffer | None = None,
+    on_host: bool = False,
 ) -> Tensor:
     """A tensor around `array` (mesh axes first), which is neither copied nor rounded."""
     tensor = Tensor.__new__(Tensor)
@@ -159,9 +154,20 @@ def wrap(
     tensor.layout = layout
     tensor.derived = None
     tensor.mesh = mesh
-    tensor.on_host = False
-    tensor.buffer = Buffer() if buffer is None else buffer
+    tensor.on_host = on_host
+    tensor.buffer = _buffer(tensor) if buffer is None else buffer
     return tensor
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    """A new buffer for the tensor's elements, counted if it is on a device."""
+    mesh = tensor.mesh
+    if mesh is None or tensor.on_host:
+        return Buffer()
+    element_bytes = 2 if tensor.dtype is DataType.BFLOAT16 else 4
+    return Buffer(
+        mesh.memory, bank_bytes(tensor.array.shape[2:], element_bytes, tensor.layout is Layout.TILE)
+    )
 
 
 def result(like: Tensor, array: Array, dtype: DataType | None = None, layout: Layout | None = None) -> Tensor:
@@ -239,7 +245,7 @@ def deallocate(tensor: Tensor, force: bool = True) -> None:
     """Free the buffer, and with it every view; without `force` only if no other tensor looks at it."""
     check("deallocate", tensor, on_device=False)
     if force or is_sole_owner(tensor):
-        tensor.buffer.allocated = False
+        tensor.buffer.free()
         tensor.array = np.broadcast_to(tensor.array.dtype.type(0), tensor.array.shape)
         tensor.derived = None
 
@@ -249,6 +255,7 @@ def to_dtype(tensor: Tensor, dtype: DataType) -> Tensor:
     check("to_dtype", tensor, on_device=False)
     if not tensor.on_host:
         raise RuntimeError("to_dtype: Expected Tensor with HostStorage, got StorageType.DEVICE")
-    cast = result(tensor, tensor.array.astype(NUMPY_TYPES[dtype]), dtype)
-    cast.on_host = True
-    return cast
+    array = tensor.array.astype(NUMPY_TYPES[dtype], order="C")
+    if dtype is DataType.BFLOAT16:
+        round_to_bfloat16(array)
+    return wrap(array, dtype, tensor.layout, tensor.mesh, on_host=True)

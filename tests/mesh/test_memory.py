@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emulated import tensor
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.emulator.memory import bank_bytes
+from mesh.transfer import download
+
+
+def taken(mesh: Mesh) -> int:
+    view = tt.get_memory_view(mesh.handle, tt.BufferType.DRAM)
+    assert view.total_bytes_allocated_per_bank + view.total_bytes_free_per_bank == view.total_bytes_per_bank
+    return view.total_bytes_allocated_per_bank
+
+
+@pytest.mark.parametrize(
+    ("shape", "element_bytes", "tiled", "expected"),
+    [
+        ((1024, 1024), 4, True, 86 * 4096),  # what the real allocator takes
+        ((1,), 2, True, 2048),
+        ((), 4, True, 4096),
+        ((2, 1, 33, 65), 2, True, 2048),  # 12 tiles
+        ((2, 1, 33, 97), 2, True, 2 * 2048),  # 16 tiles
+        ((13, 3), 4, False, 2 * 32),
+    ],
+)
+def test_counted_as_a_wormhole_chip_would(
+    shape: tuple[int, ...], element_bytes: int, tiled: bool, expected: int
+) -> None:
+    assert bank_bytes(shape, element_bytes, tiled) == expected
+
+
+def test_tensors_take_memory_while_they_live(loudbox: Mesh) -> None:
+    assert taken(loudbox) == 0
+    x = tensor(loudbox, np.ones((1, 1, 8 * 32, 64)), shard=2)  # two tiles on each chip
+    assert taken(loudbox) == 4096
+    look, moved = tt.reshape(x, [32, 64]), tt.transpose(x, 2, 3)
+    assert taken(loudbox) == 2 * 4096  # a view has no memory of its own
+    host = moved.cpu()
+    download(loudbox, x)
+    assert taken(loudbox) == 2 * 4096
+    del moved, host, x
+    assert taken(loudbox) == 4096
+    tt.deallocate(look)
+    assert taken(loudbox) == 0
+    del look
+    assert taken(loudbox) == 0
+
+
+def test_the_peak_is_what_was_live_at_once(one_chip: Mesh) -> None:
+    memory = one_chip.handle.memory
+    x = tensor(one_chip, np.ones((32, 32)))
+    for _ in range(5):
+        tt.add(x, 1.0)
+    assert memory.peak_bank_bytes == 2 * 4096
+    kept = [tt.add(x, 1.0) for _ in range(5)]
+    assert memory.peak_bank_bytes == memory.bank_bytes == 6 * 4096
+    kept.clear()
+    memory.reset_peak()
+    assert memory.peak_bytes == memory.live_bytes == 12 * 4096
+
+
+def test_refuses_other_memories(one_chip: Mesh) -> None:
+    with pytest.raises(RuntimeError, match="DRAM only"):
+        tt.get_memory_view(one_chip.handle, tt.BufferType.L1)
