@@ -8,15 +8,12 @@ forward pass keeps Phi with its operand, so that the gradient needs no second on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from mesh.emulator.broadcast import Array
+from mesh.emulator.parallel import elementwise, over_rows
 from mesh.emulator.tensor import Tensor, check, result
 from mesh.emulator.types import FLOATING, GeluVariant
-
-_BLOCK_ELEMENTS = 64 * 1024
 
 _EXACT = tuple(
     np.float32(c)
@@ -43,7 +40,7 @@ def gelu(input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate) -
     x = input_tensor.array
     phi = _distribution(x, variant)
     input_tensor.derived = (variant, phi)
-    return result(input_tensor, np.multiply(x, phi))
+    return result(input_tensor, elementwise(np.multiply, x, phi, dtype=np.float32))
 
 
 def gelu_bw(
@@ -52,6 +49,8 @@ def gelu_bw(
     """[dx], `dy * (Phi(x) + x * Phi'(x))`."""
     _check("gelu_bw", grad_tensor)
     _check("gelu_bw", input_tensor)
+    if grad_tensor.layout is not input_tensor.layout:
+        raise RuntimeError(f"gelu_bw: gradient in {grad_tensor.layout}, expected {input_tensor.layout}")
     if grad_tensor.array.shape[2:] != input_tensor.array.shape[2:]:
         raise RuntimeError(f"gelu_bw: gradient of shape {grad_tensor.shape}, expected {input_tensor.shape}")
     x, dy = input_tensor.array, grad_tensor.array
@@ -60,7 +59,7 @@ def gelu_bw(
     if x.shape != dy.shape:
         mesh = np.broadcast_shapes(x.shape[:2], dy.shape[:2])
         x, phi, dy = (np.broadcast_to(array, (*mesh, *array.shape[2:])) for array in (x, phi, dy))
-    return [result(grad_tensor, _gradient(dy, x, phi, variant))]
+    return [result(input_tensor, _gradient(dy, x, phi, variant))]
 
 
 def _check(op: str, tensor: Tensor) -> None:
@@ -69,20 +68,15 @@ def _check(op: str, tensor: Tensor) -> None:
         raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
 
 
-def _blocks(elements: int) -> Iterator[slice]:
-    for start in range(0, elements, _BLOCK_ELEMENTS):
-        yield slice(start, start + _BLOCK_ELEMENTS)
-
-
 def _distribution(x: Array, variant: GeluVariant) -> Array:
     """Phi(x), the same shape."""
     flat = x.reshape(-1)
     out = np.empty(flat.shape, np.float32)
-    squares = np.empty(min(flat.size, _BLOCK_ELEMENTS), np.float32)
     first, second, *rest = _EXACT if variant is GeluVariant.Accurate else _TANH
-    for block in _blocks(flat.size):
+
+    def compute(block: slice) -> None:
         q = out[block]
-        square = np.multiply(flat[block], flat[block], out=squares[: q.size])
+        square = np.square(flat[block])
         np.multiply(square, first, out=q)
         q += second
         for coefficient in rest:
@@ -92,6 +86,8 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
         np.exp(q, out=q)  # overflows to infinity where Phi is 0
         q += np.float32(1)
         np.reciprocal(q, out=q)
+
+    over_rows(compute, flat.size, 1)
     return out.reshape(x.shape)
 
 
@@ -99,8 +95,8 @@ def _gradient(dy: Array, x: Array, phi: Array, variant: GeluVariant) -> Array:
     """dy * (Phi(x) + x * Phi'(x)), all of one shape."""
     flat, distribution, grad = x.reshape(-1), phi.reshape(-1), dy.reshape(-1)
     out = np.empty(flat.shape, np.float32)
-    scratch = np.empty(min(flat.size, _BLOCK_ELEMENTS), np.float32)
-    for block in _blocks(flat.size):
+
+    def compute(block: slice) -> None:
         slope = out[block]
         np.multiply(flat[block], flat[block], out=slope)
         if variant is GeluVariant.Accurate:
@@ -111,10 +107,12 @@ def _gradient(dy: Array, x: Array, phi: Array, variant: GeluVariant) -> Array:
             # Phi' = Phi (1 - Phi) * -q'
             slope *= np.float32(-3) * _TANH[0]
             slope -= _TANH[1]
-            factor = np.subtract(np.float32(1), distribution[block], out=scratch[: slope.size])
+            factor = np.subtract(np.float32(1), distribution[block])
             factor *= distribution[block]
             slope *= factor
         slope *= flat[block]
         slope += distribution[block]
         slope *= grad[block]
+
+    over_rows(compute, flat.size, 1)
     return out.reshape(x.shape)

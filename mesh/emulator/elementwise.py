@@ -8,8 +8,9 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
+from mesh.emulator.shapes import axis_of
 from mesh.emulator.tensor import Tensor, check, check_floating, result, wrap
-from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout, Shape
+from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 
 
 def scalar(op: str, value: object, tensor: Tensor) -> Array:
@@ -44,6 +45,8 @@ def _arithmetic(
     op: str, function: Callable[..., Array], first: Tensor, second: Tensor | float, dtype: DataType | None
 ) -> Tensor:
     check(op, first)
+    if op == "multiply" and first.dtype not in FLOATING and isinstance(second, float):
+        first = typecast(first, DataType.FLOAT32)
     wanted = first.dtype if dtype is None else dtype
     if wanted is not first.dtype and not (wanted in FLOATING and first.dtype in FLOATING):
         raise RuntimeError(f"{op}: {first.dtype} operands give no {wanted}")
@@ -76,7 +79,7 @@ def subtract(
 def multiply(
     input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None
 ) -> Tensor:
-    """`a * b`, broadcast; the first operand's dtype unless told."""
+    """`a * b`, broadcast; the first operand's dtype unless told (float32 of integers times a float)."""
     return _arithmetic("multiply", np.multiply, input_tensor_a, input_tensor_b, dtype)
 
 
@@ -115,18 +118,37 @@ def typecast(input_tensor: Tensor, dtype: DataType) -> Tensor:
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """`input` at `index` (uint32) along `dim`, the index's shape."""
-    check("gather", input)
-    check("gather", index)
+    """`input` at `index` (uint32, of `input`'s rank and layout) along `dim`, the index's shape.
+
+    Raises RuntimeError for indices that aren't there, and for an index longer than `input` in another dimension, where
+    ttnn reads from anywhere.
+    """
+    op = "gather"
+    check(op, input)
+    check(op, index)
     if index.dtype is not DataType.UINT32:
-        raise RuntimeError(f"gather: index of {index.dtype}, expected DataType.UINT32")
+        raise RuntimeError(f"{op}: index of {index.dtype}, expected DataType.UINT32")
+    if index.layout is not input.layout:
+        raise RuntimeError(
+            f"{op}: Input tensor and index tensor must have the same layout, got {index.layout}"
+        )
     values, places = input.array, index.array
     if values.ndim != places.ndim:
-        raise RuntimeError(f"gather: input {input.shape} and index {Shape(places.shape[2:])} differ in rank")
-    axis = dim % (values.ndim - 2) + 2
+        raise RuntimeError(f"{op}: input {input.shape} and index {index.shape} differ in rank")
+    axis = axis_of(op, input, dim)
     if places.size and int(places.max()) >= values.shape[axis]:
-        raise RuntimeError(f"gather: index {int(places.max())} beyond dimension {dim} of {input.shape}")
+        raise RuntimeError(f"{op}: index {int(places.max())} beyond dimension {dim} of {input.shape}")
+    sizes = [
+        mine if other in (0, 1, axis) else theirs
+        for other, (mine, theirs) in enumerate(zip(values.shape, places.shape, strict=True))
+    ]
+    if any(size > mine for mine, size in zip(values.shape, sizes, strict=True)):
+        raise RuntimeError(f"{op}: index {index.shape} is longer than {input.shape} beside dimension {dim}")
     mesh = np.broadcast_shapes(values.shape[:2], places.shape[:2])
-    values = np.broadcast_to(values, (*mesh, *values.shape[2:]))
-    places = np.broadcast_to(places, (*mesh, *places.shape[2:]))
-    return result(input, np.take_along_axis(values, places.astype(np.int64), axis))
+    corner = values[tuple(np.s_[:size] for size in sizes)]
+    found = np.take_along_axis(
+        np.broadcast_to(corner, (*mesh, *sizes[2:])),
+        np.broadcast_to(places, (*mesh, *places.shape[2:])).astype(np.int64),
+        axis,
+    )
+    return result(input, found)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mesh.emulator.tensor import Tensor, check_tiled, wrap
-from mesh.emulator.types import FLOATING
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, wrap
 
 _TILE = 32
 
@@ -21,8 +20,7 @@ def nlp_create_qkv_heads(
     """
     op = "experimental.nlp_create_qkv_heads"
     check_tiled(op, input)
-    if input.dtype not in FLOATING:
-        raise RuntimeError(f"{op}: {input.dtype} operand, expected bfloat16 or float32")
+    check_floating(op, input)
     array = input.array
     if array.ndim != 6 or array.shape[3] != 1:
         raise RuntimeError(f"{op}: operand of shape {input.shape}, expected [B, 1, T, heads * D]")
@@ -50,6 +48,7 @@ def nlp_concat_heads(input_tensor: Tensor) -> Tensor:
     """Rows [B, 1, T, H D] of heads [B, H, T, D]. Raises RuntimeError if D is no multiple of 32."""
     op = "experimental.nlp_concat_heads"
     check_tiled(op, input_tensor)
+    check_floating(op, input_tensor)
     array = input_tensor.array
     if array.ndim != 6 or array.shape[-1] % _TILE:
         raise RuntimeError(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check_floating, result
-from mesh.emulator.types import WormholeComputeKernelConfig
+from mesh.emulator.tensor import Tensor, check, check_floating, result
+from mesh.emulator.types import FLOATING, Layout, WormholeComputeKernelConfig
 
 
 def sum(
@@ -19,9 +19,11 @@ def sum(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The sum over `dim` (all dimensions if None); float32 inside, rounded once."""
+    """The sum over `dim` (all dimensions if None); float32 inside, rounded once. Integers too, in tile layout then."""
+    check("sum", input_tensor)
     total, _ = _total("sum", input_tensor, dim, keepdim)
-    return result(input_tensor, total)
+    layout = input_tensor.layout if input_tensor.dtype in FLOATING else Layout.TILE
+    return result(input_tensor, total, layout=layout)
 
 
 def mean(
@@ -32,6 +34,7 @@ def mean(
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
     """The mean over `dim` (all dimensions if None); float32 inside, rounded once."""
+    check_floating("mean", input_tensor)
     total, count = _total("mean", input_tensor, dim, keepdim)
     return result(input_tensor, total * np.float32(1.0 / count))
 
@@ -61,7 +64,6 @@ def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple
 
 
 def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Array, int]:
-    check_floating(op, tensor)
     array = tensor.array
     axes = axes_of(op, tensor, dim)
     count = math.prod(array.shape[axis] for axis in axes)
@@ -70,5 +72,5 @@ def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bo
         # Columns of one matrix: a product with ones is the fastest sum over rows.
         total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1))
     else:
-        total = np.add.reduce(array, axis=axes)
+        total = np.add.reduce(array, axis=axes, dtype=array.dtype)
     return total.reshape(reduced_shape(tensor, axes, keepdim)), count

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from mesh.emulator.broadcast import Array
+from mesh.emulator.parallel import over_rows
 from mesh.emulator.tensor import Tensor, check, check_shape, check_tiled, result
-from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
+from mesh.emulator.types import FLOATING, Layout, WormholeComputeKernelConfig
 from mesh.emulator.widened import require_dtype
-
-_BLOCK_ELEMENTS = 64 * 1024
 
 
 def softmax(
@@ -21,13 +18,17 @@ def softmax(
     numeric_stable: bool = True,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """Softmax over the last dimension; with `numeric_stable` the largest of a row is subtracted first."""
+    """Softmax over the last dimension; with `numeric_stable` the largest of a row is subtracted first.
+
+    In tile layout. Raises RuntimeError for integers.
+    """
     check("softmax", input_tensor)
     _check_dim("softmax", input_tensor, dim % max(1, input_tensor.array.ndim - 2))
     x = _rows(input_tensor.array)
     out = np.empty(x.shape, np.float32)
     ones = np.ones((x.shape[1], 1), np.float32)
-    for rows in _blocks(x):
+
+    def compute(rows: slice) -> None:
         block = out[rows]
         if numeric_stable:
             np.subtract(x[rows], x[rows].max(axis=1, keepdims=True), out=block)
@@ -35,7 +36,9 @@ def softmax(
         else:
             np.exp(x[rows], out=block)
         block *= np.reciprocal(np.matmul(block, ones))
-    return result(input_tensor, out.reshape(input_tensor.array.shape))
+
+    over_rows(compute, *x.shape)
+    return result(input_tensor, out.reshape(input_tensor.array.shape), layout=Layout.TILE)
 
 
 def moreh_softmax_backward(
@@ -50,12 +53,15 @@ def moreh_softmax_backward(
     y, dy = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
     ones = np.ones((y.shape[1], 1), np.float32)
-    for rows in _blocks(y):
+
+    def compute(rows: slice) -> None:
         block = out[rows]
         np.multiply(y[rows], dy[rows], out=block)
         weighted = np.matmul(block, ones)
         np.subtract(dy[rows], weighted, out=block)
         block *= y[rows]
+
+    over_rows(compute, *y.shape)
     return result(output_tensor, _unflatten(out, output_tensor, output_grad_tensor))
 
 
@@ -69,10 +75,13 @@ def moreh_logsoftmax(
     x = _rows(input_tensor.array)
     out = np.empty(x.shape, np.float32)
     ones = np.ones((x.shape[1], 1), np.float32)
-    for rows in _blocks(x):
+
+    def compute(rows: slice) -> None:
         block = out[rows]
         np.subtract(x[rows], x[rows].max(axis=1, keepdims=True), out=block)
         block -= np.log(np.matmul(np.exp(block), ones))
+
+    over_rows(compute, *x.shape)
     return result(input_tensor, out.reshape(input_tensor.array.shape))
 
 
@@ -82,11 +91,14 @@ def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor,
     y, dy = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
     ones = np.ones((y.shape[1], 1), np.float32)
-    for rows in _blocks(y):
+
+    def compute(rows: slice) -> None:
         block = out[rows]
         np.exp(y[rows], out=block)
         block *= np.matmul(dy[rows], ones)
         np.subtract(dy[rows], block, out=block)
+
+    over_rows(compute, *y.shape)
     return result(output_tensor, _unflatten(out, output_tensor, output_grad_tensor))
 
 
@@ -120,12 +132,6 @@ def _check_dim(op: str, tensor: Tensor, dim: int) -> None:
 
 def _rows(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1])
-
-
-def _blocks(rows: Array) -> Iterator[slice]:
-    step = max(1, _BLOCK_ELEMENTS // rows.shape[1])
-    for start in range(0, rows.shape[0], step):
-        yield slice(start, start + step)
 
 
 def _unflatten(rows: Array, output: Tensor, grad: Tensor) -> Array:
