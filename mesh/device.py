@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
 from mesh.door import device_module
+from mesh.emulator.parallel import use_threads
 from mesh.refusals import why_not_opened
 from services.errors import Failed, Refused
 
@@ -101,6 +102,7 @@ def open_mesh(
     dtype: str | None = None,
     axes: Axes = _ONE_CHIP,
     trace: bool = False,
+    threads: int = 1,
     module: Any = None,
 ) -> Mesh:
     """Open a mesh of (rows, cols) chips.
@@ -111,6 +113,7 @@ def open_mesh(
         dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn, float32 on the emulator.
         axes: which axis carries which strategy; chips along an axis without one do the same work twice.
         trace: whether to keep room for traces of commands.
+        threads: that the emulator computes with; bits do not hang on it, and a device has its own.
         module: a device module to use instead of the backend's.
 
     Raises Refused for values that can't be, Failed if the device refuses, or if this process has a mesh open: a
@@ -134,8 +137,9 @@ def open_mesh(
                 f"mesh {list(shape)}: this process has a mesh of {list(_open_mesh.shape)} open; close it first"
             )
         if emulated:
-            # Products of several threads are summed in another order: one thread, so that bits don't hang on it.
+            # BLAS splits products as its threads are, so bits would hang on them: the emulator has threads of its own.
             threadpool_limits(limits=1, user_api="blas")
+            use_threads(threads)
         try:
             if shape != (1, 1):
                 tt.set_fabric_config(tt.FabricConfig.FABRIC_1D)

@@ -24,7 +24,7 @@ log = logging.getLogger("tiermesh")
 STOP_SECONDS = 30.0
 """A graceful stop that takes longer is cut off."""
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def tune_allocator() -> bool:
@@ -51,7 +51,9 @@ def tune_allocator() -> bool:
     mapped = mallopt(_M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(_M_MMAP_THRESHOLD, 32 << 20) == 1
     trimmed = mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) == 1
     padded = mallopt(_M_TOP_PAD, 64 << 20) == 1
-    return bool(mapped and trimmed and padded)
+    # Another thread's blocks would come from an arena that holds none above 64 MiB, and gives back what is free.
+    shared = mallopt(_M_ARENA_MAX, 1) == 1
+    return bool(mapped and trimmed and padded and shared)
 
 
 def single_threaded_blas(environment: dict[str, str] | None = None) -> None:

@@ -246,6 +246,7 @@ def _open(config: JobConfig) -> Mesh:
         dtype=device.dtype,
         axes=axes_of(device),
         trace=device.trace,
+        threads=device.threads,
     )
 
 

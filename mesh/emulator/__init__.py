@@ -90,7 +90,7 @@ from mesh.emulator.unary import (
     tanh_bw,
 )
 
-__version__ = "1"
+__version__ = "2"
 """Raised whenever an op's last bits change, so that workers with different ones don't share a job."""
 
 __all__ = [

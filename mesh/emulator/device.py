@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.memory import Memory
+from mesh.emulator.parallel import use_threads
 from mesh.emulator.tensor import Tensor, check, wrap
 from mesh.emulator.types import Arch, FabricConfig, MeshShape
 
@@ -77,6 +78,7 @@ def open_mesh_device(mesh_shape: MeshShape, *, trace_region_size: int = 0) -> Me
 def close_mesh_device(mesh_device: MeshDevice) -> None:
     """Close a mesh; its tensors can't be used any more. Closing twice is no error."""
     mesh_device.is_open = mesh_device.chip.is_open = False
+    use_threads(1)
     if _Process.mesh is mesh_device:
         _Process.mesh = None
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
 from mesh.emulator.tensor import Tensor, check_tiled, result
 from mesh.emulator.types import FLOATING, DataType, WormholeComputeKernelConfig
@@ -45,7 +46,8 @@ def linear(
         if bias.array.shape[-1] != product.shape[-1] or math.prod(bias.array.shape[2:]) != product.shape[-1]:
             raise RuntimeError(f"linear: bias of shape {bias.shape}, expected [1, {product.shape[-1]}]")
         product, offset = align(product, bias.array)
-        product = np.add(product, offset, out=product if product.shape[:2] >= offset.shape[:2] else None)
+        out = product if product.shape[:2] >= offset.shape[:2] else None
+        product = parallel.elementwise(np.add, product, offset, dtype=np.float32, out=out)
     return result(input_tensor_a, product, dtype)
 
 
@@ -69,7 +71,7 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
         )
     if math.prod(right.shape[:-2]) == 1:
         # The rows of all batches and chips meet one matrix: a single product.
-        product: Array = np.matmul(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
+        product = parallel.product(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
         shape = (*left.shape[:2], *(1,) * (rank - left.ndim), *left.shape[2:-1], right.shape[-1])
         return product.reshape(shape)
     left, right = align(left, right)
@@ -78,5 +80,4 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
         raise RuntimeError(
             f"{op}: batch dimensions {list(batch_left)} and {list(batch_right)} don't go together"
         )
-    batched: Array = np.matmul(left, right)
-    return batched
+    return parallel.batched_product(left, right)

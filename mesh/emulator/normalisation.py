@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.parallel import over_rows, row_blocks, run
 from mesh.emulator.tensor import Tensor, check_shape, check_tiled, fill, result
 from mesh.emulator.types import WormholeComputeKernelConfig
 from mesh.emulator.widened import require_dtype
-
-_BLOCK_ELEMENTS = 64 * 1024
 
 
 def moreh_layer_norm(
@@ -108,11 +107,6 @@ def _check_scale(op: str, name: str, tensor: Tensor | None, operand: Tensor) -> 
         raise RuntimeError(f"{op}: {name} must have logical shape Shape([1, {width}]). Got {tensor.shape}")
 
 
-def _blocks(rows: int, width: int) -> list[slice]:
-    step = max(1, _BLOCK_ELEMENTS // width)
-    return [slice(start, start + step) for start in range(0, rows, step)]
-
-
 def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> tuple[Array, Array, Array]:
     """Output, mean and 1/deviation of rows; x [..., E]."""
     width = x.shape[-1]
@@ -122,7 +116,8 @@ def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> t
     mean = np.empty((rows, 1), np.float32)
     rstd = np.empty((rows, 1), np.float32)
     averaging = np.full((width, 1), 1.0 / width, np.float32)
-    for block in _blocks(rows, width):
+
+    def compute(block: slice) -> None:
         out = y[block]
         np.matmul(flat[block], averaging, out=mean[block])
         np.subtract(flat[block], mean[block], out=out)
@@ -136,6 +131,8 @@ def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> t
             out *= gamma.reshape(1, width)
         if beta is not None:
             out += beta.reshape(1, width)
+
+    over_rows(compute, rows, width)
     return y.reshape(x.shape), mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1])
 
 
@@ -151,18 +148,23 @@ def _backward(
     averaging = (scale * np.float32(1.0 / width)).reshape(width, 1)
     ones = np.ones(rows, np.float32)
     dx = np.empty((rows, width), np.float32)
-    dgamma = np.zeros(width, np.float32)
-    dbeta = np.zeros(width, np.float32)
-    for block in _blocks(rows, width):
+    blocks = row_blocks(rows, width)
+    dgamma = np.empty((len(blocks), width), np.float32)
+    dbeta = np.empty((len(blocks), width), np.float32)
+
+    def compute(index: int) -> None:
+        block = blocks[index]
         normal = flat[block] - mean[block]
         normal *= rstd[block]
         out = dx[block]
         np.multiply(grad[block], normal, out=out)
-        dgamma += np.matmul(ones[: len(out)], out)
-        dbeta += np.matmul(ones[: len(out)], grad[block])
+        np.matmul(ones[: len(out)], out, out=dgamma[index])
+        np.matmul(ones[: len(out)], grad[block], out=dbeta[index])
         normal *= np.matmul(out, averaging)
         np.multiply(grad[block], scale, out=out)
         out -= normal
         out -= np.matmul(grad[block], averaging)
         out *= rstd[block]
-    return dx.reshape(x.shape), dgamma, dbeta
+
+    run(compute, len(blocks))
+    return dx.reshape(x.shape), dgamma.sum(axis=0), dbeta.sum(axis=0)

@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike
 
 from mesh.emulator.broadcast import Array
 
-BLOCK_ELEMENTS = 64 * 1024
-"""Elements of a block that an op makes several passes over: with its operands it stays in a core's cache."""
+BLOCK_ELEMENTS = 128 * 1024
+"""Elements of a block that an op makes several passes over: few enough for a core's cache, and enough for a thread."""
 
 _PASS_ELEMENTS = 256 * 1024
 """Elements of a block that an op passes over once: fewer aren't worth waking another thread."""
@@ -165,7 +165,8 @@ def batched_product(left: Array, right: Array) -> Array:
     """`left @ right`, arrays of matrices of one rank whose leading dimensions broadcast, batches cut into blocks."""
     leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     out: Array = np.empty((*leading, left.shape[-2], right.shape[-1]), np.float32)
-    axis, blocks = _batches(leading, _product_blocks(out.size * left.shape[-1]))
+    # Small matrices take longer for each multiplication, and to cut between them costs nothing.
+    axis, blocks = _batches(leading, _product_blocks(4 * out.size * left.shape[-1]))
     if len(blocks) == 1:
         return np.matmul(left, right, out=out)
 

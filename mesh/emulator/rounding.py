@@ -7,26 +7,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_BLOCK = 64 * 1024
+from mesh.emulator.parallel import over_rows
+
 _QUIET_NAN = np.uint32(0x00400000)
 
 
 def round_to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Round `values` (float32, C-contiguous, any shape) in place and return it; NaN stays NaN, infinities stay."""
     flat = values.reshape(-1).view(np.uint32)
-    scratch = np.empty(min(_BLOCK, flat.size), dtype=np.uint32)
-    for start in range(0, flat.size, _BLOCK):
-        block = flat[start : start + _BLOCK]
-        odd = scratch[: block.size]
+
+    def compute(at: slice) -> None:
+        block = flat[at]
         not_a_number = np.isnan(block.view(np.float32))
         if not_a_number.any():
             block[not_a_number] = (block[not_a_number] | _QUIET_NAN) & np.uint32(0xFFFF0000)
-        np.right_shift(block, 16, out=odd)
+        odd = np.right_shift(block, 16)
         np.bitwise_and(odd, 1, out=odd)
         np.add(odd, np.uint32(0x7FFF), out=odd)
         # A NaN's low half is zero by now, so that the carry can't reach its upper half.
         np.add(block, odd, out=block)
         np.bitwise_and(block, np.uint32(0xFFFF0000), out=block)
+
+    over_rows(compute, flat.size, 1)
     return values
 
 

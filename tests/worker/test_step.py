@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from mesh.device import Mesh
+from mesh.device import Mesh, open_mesh
 from services.config import (
     DataConfig,
     DeviceConfig,
@@ -211,3 +211,15 @@ def test_checkpoint_files(mesh: Mesh, make_config: Callable[..., JobConfig]):
 def test_the_fingerprint_is_text(mesh: Mesh, make_config: Callable[..., JobConfig]):
     found = TrainingStep(make_config(), mesh).fingerprint()
     assert found["dtype"] == "float32" and all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_bit_hangs_on_the_emulators_threads(dtype: str, make_config: Callable[..., JobConfig]):
+    """Sizes at which products, batches of products, row by row and element by element ops are all cut into blocks."""
+    model = {"num_heads": 4, "embedding_dim": 128, "max_sequence_length": 64}
+    results = []
+    for threads in (1, 2, 3):
+        with open_mesh((1, 1), backend="emulator", dtype=dtype, threads=threads) as mesh:
+            loss, out = gradient(loaded(make_config(model, batch_size=32), mesh))
+        results.append((loss, out.tobytes()))
+    assert results[0] == results[1] == results[2]
