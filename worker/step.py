@@ -15,10 +15,12 @@ from mesh.fingerprint import fingerprint
 from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, LinearRegressionConfig
+from services.errors import Refused
 from services.tensors.layout import Layout
 from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
 from worker.models import Model, build_model, initial_value, load_parameter, model_layout
+from worker.models.imported import imported_weights
 from worker.parallel import from_mesh
 from worker.seeds import seed32
 from worker.trace import TracedPass
@@ -32,7 +34,8 @@ class TrainingStep:
     Args:
         config: of the job.
         mesh: opened for it; whoever opened it closes it.
-        data_dir: folder of this host where corpus and tokenizer are looked for if they are not where the job says.
+        data_dir: folder of this host where corpus, tokenizer and checkpoint are looked for if they are not where the
+            job says.
 
     Attributes:
         layout: of the model's parameters.
@@ -47,7 +50,8 @@ class TrainingStep:
         self._config = config
         self._mesh = mesh
         self._dataset, self._tokenizer = _dataset(config, data_dir)
-        vocabulary = self._tokenizer.size if self._tokenizer else 0
+        self._data_dir = data_dir
+        vocabulary = _vocabulary(config, self._tokenizer)
         self._model: Model = build_model(config.model, vocabulary, mesh)
         self._parameters = tuple(self._model.parameters())
         self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
@@ -57,7 +61,15 @@ class TrainingStep:
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
     def initial_weights(self) -> Float32Array:
-        """The weights that training starts from, flat in layout order; they follow from seed and names alone."""
+        """The weights that training starts from, flat in layout order.
+
+        They are those of the checkpoint that the job names, else they follow from its seed and their names alone.
+
+        Raises:
+            Refused: the checkpoint isn't on this host, or not as it was when the job was submitted.
+        """
+        if self._config.pretrained is not None:
+            return imported_weights(self._config, self.layout, self._data_dir)
         seed = self._config.seed
         return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
 
@@ -178,6 +190,18 @@ class _GradientSink:
         """Hold that every gradient came (ValueError: the model lists a parameter that it doesn't use)."""
         if self._missing_below:
             raise ValueError(f"no gradient of {self._layout.entries[self._missing_below - 1].name}")
+
+
+def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
+    """Tokens of the model: those of its checkpoint, else those of the tokenizer; 0 for a model without any."""
+    tokens = tokenizer.size if tokenizer else 0
+    stored = getattr(config.model, "vocab_size", None)
+    if stored is not None and tokens > stored:
+        raise Refused(
+            f"training_config.tokenizer_path: the tokenizer has {tokens} tokens, expected at most the {stored} of the "
+            "checkpoint; give the checkpoint's own tokenizer"
+        )
+    return tokens if stored is None else int(stored)
 
 
 def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:

@@ -17,7 +17,13 @@ from services.config.models import (
     RopeScaling,
     TransformerConfig,
 )
-from services.config.parts import DataConfig, OptimizerConfig, SamplingConfig, ScheduleConfig
+from services.config.parts import (
+    DataConfig,
+    OptimizerConfig,
+    PretrainedConfig,
+    SamplingConfig,
+    ScheduleConfig,
+)
 
 __all__ = [
     "CustomConfig",
@@ -30,6 +36,7 @@ __all__ = [
     "MLPConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PretrainedConfig",
     "RegressionConfig",
     "RopeScaling",
     "SamplingConfig",

@@ -18,6 +18,7 @@ from services.config.parts import (
     OptimizerConfig,
     Part,
     Positive,
+    PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
 )
@@ -38,6 +39,7 @@ class JobConfig(Part):
         evaluate_every: steps between evaluations; 0: only at the end. The end always has one.
         checkpoint_every: steps between checkpoints; 0: only at the end. The end always has one.
         model: what is trained; told apart by `model.model_type`.
+        pretrained: the checkpoint that the weights start from; None: they follow from the seed.
         device: the mesh of each worker.
         optimizer: the update rule.
         schedule: the learning rate over the steps.
@@ -58,6 +60,7 @@ class JobConfig(Part):
     evaluate_every: Natural = 0
     checkpoint_every: Natural = 500
     model: ModelConfig
+    pretrained: PretrainedConfig | None = None
     device: DeviceConfig = DeviceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -74,6 +77,11 @@ class JobConfig(Part):
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
                 f"{self.optimizer.lr}; lower it"
+            )
+        if self.pretrained is not None and getattr(self.model, "vocab_size", None) is None:
+            raise ValueError(
+                f"transformer_config.model_path: {self.pretrained.path} given with a {self.model.model_type} of no "
+                "vocab_size, expected a gpt2 or llama with the checkpoint's; remove it or set vocab_size"
             )
         if (self.data is None) != isinstance(self.model, RegressionConfig):
             raise ValueError(

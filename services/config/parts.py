@@ -133,6 +133,18 @@ class DataConfig(Part):
         return self
 
 
+class PretrainedConfig(Part):
+    """The checkpoint whose weights a job starts from, in Hugging Face's format, which ours have too.
+
+    Attributes:
+        path: absolute path of its folder.
+        files: sha256 of each file that is read of it, by name: config and weights.
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")], Sha256]
+
+
 class SamplingConfig(Part):
     """How text is drawn from the trained model, tt-train's `eval_config`, applied in this order.
 

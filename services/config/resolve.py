@@ -39,11 +39,11 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
     training = validate(sections.get("training_config"), "training_config", TrainingSection)
     scheduler = validate(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
     try:
-        model, model_notices = resolve_model(sections, training)
+        resolved = resolve_model(sections, training, folder)
         device, device_notices = resolve_device(sections.get("device_config"))
         notices = [
             *notices_of(sections, device),
-            *model_notices,
+            *resolved.notices,
             *device_notices,
             *schedule_notices(training, scheduler),
         ]
@@ -59,12 +59,13 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             evaluate_every=training.eval_every,
             checkpoint_every=training.model_save_interval,
-            model=model,
+            model=resolved.model,
+            pretrained=resolved.pretrained,
             device=device,
             optimizer=resolve_optimizer(training),
             schedule=resolve_schedule(training, scheduler, steps),
             clip_grad_norm=training.clip_grad_norm_max_norm if training.use_clip_grad_norm else None,
-            data=resolve_data(training, model, folder, notices),
+            data=resolve_data(training, resolved, folder, notices),
             sampling=_sampling(sections.get("eval_config")),
             wire_dtype=training.wire_dtype,
             exact=training.exact,

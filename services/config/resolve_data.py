@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
+from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.config.corpus import PYTHON_REFERENCE, builtin_text, scan
-from services.config.models import RegressionConfig, TransformerConfig
-from services.config.parts import DataConfig
+from services.config.models import RegressionConfig
+from services.config.parts import DataConfig, PretrainedConfig
 from services.config.places import find_data
 from services.config.problems import shown, shown_path
+from services.config.resolve_model import ResolvedModel
 from services.config.schema import TrainingSection
 from services.errors import Refused
 
@@ -19,7 +22,7 @@ _TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
 
 def resolve_data(
     training: TrainingSection,
-    model: TransformerConfig | RegressionConfig,
+    resolved: ResolvedModel,
     folder: Path,
     notices: list[str],
 ) -> DataConfig | None:
@@ -27,13 +30,14 @@ def resolve_data(
 
     Args:
         training: the section.
-        model: of the job.
+        resolved: the model, and the checkpoint that it starts from.
         folder: of the config, for relative paths.
         notices: gets a line for each setting that is without effect.
 
     Raises:
         Refused: a file is missing, unreadable, too short, or of another kind.
     """
+    model, pretrained = resolved.model, resolved.pretrained
     if isinstance(model, RegressionConfig):
         for key in sorted(training.model_fields_set & {"data_path", "tokenizer_type", "tokenizer_path"}):
             notices.append(
@@ -41,12 +45,26 @@ def resolve_data(
             )
         return None
     path, sha256, characters = _corpus(training.data_path, folder)
-    if training.tokenizer_type == "char":
+    if training.tokenizer_type == "char" and pretrained is None:
         _hold_length(training.data_path, characters, model.max_sequence_length)
         if training.tokenizer_path:
             notices.append("training_config.tokenizer_path: without effect with tokenizer_type char")
         return DataConfig(path=path, sha256=sha256)
-    tokenizer_path, tokenizer_sha256 = _tokenizer(training.tokenizer_path, folder)
+    named = training.tokenizer_path
+    if pretrained is not None and (training.tokenizer_type == "char" or not named):
+        # Ids mean what they meant in training: characters of this corpus would be numbered afresh.
+        named = _stored_tokenizer(pretrained)
+        if "tokenizer_type" in training.model_fields_set and training.tokenizer_type == "char":
+            notices.append(
+                "training_config.tokenizer_type: char is without effect with a model_path: its tokenizer is taken"
+            )
+    tokenizer_path, tokenizer_sha256, tokens = _tokenizer(named, folder)
+    size = getattr(model, "vocab_size", None)
+    if size is not None and tokens > size:
+        raise Refused(
+            f"training_config.tokenizer_path: {shown_path(tokenizer_path)} has {tokens} tokens, expected at most the "
+            f"{size} of the checkpoint; give the checkpoint's own tokenizer"
+        )
     return DataConfig(
         path=path,
         sha256=sha256,
@@ -54,6 +72,16 @@ def resolve_data(
         tokenizer_path=tokenizer_path,
         tokenizer_sha256=tokenizer_sha256,
     )
+
+
+def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
+    path = Path(pretrained.path) / TOKENIZER_FILE
+    if not path.is_file():
+        raise Refused(
+            f"training_config.tokenizer_path: none given, and the checkpoint has no {shown_path(path)}; "
+            "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
+        )
+    return str(path)
 
 
 def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
@@ -84,8 +112,8 @@ def _hold_length(data_path: str, characters: int, window: int) -> None:
         )
 
 
-def _tokenizer(text: str | None, folder: Path) -> tuple[str, str]:
-    """Absolute path and sha256 of the `tokenizer.json` that a path names, itself or its folder."""
+def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
+    """Absolute path, sha256 and number of tokens of the `tokenizer.json` that a path names, itself or its folder."""
     field = "training_config.tokenizer_path"
     if not text:
         raise Refused(
@@ -108,4 +136,16 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str]:
             f"{field}: {shown_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
             "correct the path"
         )
-    return str(path), hashlib.sha256(content).hexdigest()
+    return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)
+
+
+def _count_tokens(parsed: dict[str, Any]) -> int:
+    """One more than the largest id; 0 where this can't tell, and the worker will."""
+    model, added = parsed["model"], parsed.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    if isinstance(vocabulary, list):  # of a Unigram model: pairs of token and score
+        ids.append(len(vocabulary) - 1)
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,10 +16,13 @@ from services.config.models import (
     LinearRegressionConfig,
     LlamaConfig,
     MLPConfig,
+    RegressionConfig,
     RopeScaling,
     TransformerConfig,
 )
-from services.config.problems import dotted, nearest, refusal, shown
+from services.config.parts import PretrainedConfig
+from services.config.pretrained import find_folder, hash_files, hold_tensors, open_pretrained
+from services.config.problems import dotted, nearest, refusal, shown, shown_path
 from services.config.schema import (
     MODEL_SECTIONS,
     CustomSection,
@@ -43,10 +48,28 @@ _DEEPEST_OPTION = 20
 _GPT2_ONLY = ("positional_embedding_type", "bias", "activation")
 
 
-def resolve_model(
-    sections: Mapping[str, Any], training: TrainingSection
-) -> tuple[TransformerConfig | LinearRegressionConfig | MLPConfig, list[str]]:
-    """The model, and a line for each of its settings that is without effect.
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A job's model.
+
+    Attributes:
+        model: its config.
+        pretrained: the checkpoint that it starts from, None for the job's seed.
+        notices: a line for each of its settings that is without effect.
+    """
+
+    model: TransformerConfig | RegressionConfig
+    pretrained: PretrainedConfig | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder: Path) -> ResolvedModel:
+    """The model that sections ask for.
+
+    Args:
+        sections: by name, as read.
+        training: the one of them that may name the model.
+        folder: of the config, for a relative `model_path`.
 
     Raises:
         Refused: for the first thing that is wrong.
@@ -59,24 +82,68 @@ def resolve_model(
         regression = validate(
             sections.get("linear_regression_config"), "linear_regression_config", LinearRegressionSection
         )
-        return LinearRegressionConfig(**regression.model_dump()), []
+        return ResolvedModel(LinearRegressionConfig(**regression.model_dump()))
     if name == "mlp":
         mlp = validate(sections.get("mlp_config"), "mlp_config", MLPSection)
-        return MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}), []
-    if ":" in name:
-        return _custom(sections.get("transformer_config"), name), []
+        return ResolvedModel(MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}))
+    if name is not None and ":" in name:
+        return ResolvedModel(_custom(sections.get("transformer_config"), name))
     section = validate(sections.get("transformer_config"), "transformer_config", TransformerSection)
-    notices = _notices(name, section)
-    if not given and name == "gpt2":
+    if section.model_path:
+        return _pretrained(section, name, section.model_path, folder)
+    notices = _notices(name or "gpt2", section)
+    if section.vocab_size is not None:
+        notices.append(
+            f"transformer_config.vocab_size: {section.vocab_size} is without effect here: the vocabulary is as large "
+            "as the tokenizer's"
+        )
+    if not given and name != "llama":
         notices.append(
             "training_config.model_config: not given; tt-train's default GPT-2 is trained "
             "(6 blocks, 6 heads, 384 dimensions, 128 tokens)"
         )
-    return _llama(section) if name == "llama" else _gpt2(section), notices
+    return ResolvedModel(_llama(section) if name == "llama" else _gpt2(section), notices=notices)
 
 
-def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str:
-    """`model_type`, from the training section, the model's own, or which section is there."""
+def _pretrained(
+    section: TransformerSection, name: str | None, model_path: str, folder: Path
+) -> ResolvedModel:
+    """The checkpoint's model, whose sizes the job may repeat, but not change."""
+    stored, opened = open_pretrained(find_folder(model_path, folder))
+    place = shown_path(opened.path)
+    if name is not None and name != stored.model_type:
+        raise Refused(
+            f"transformer_config.model_type: {shown(name)} given, but the checkpoint {place} is a "
+            f"{stored.model_type}; remove model_type or give another model_path"
+        )
+    changes: dict[str, Any] = {"runner_type": section.runner_type}
+    for key in type(stored).model_fields.keys() & section.model_fields_set - {"model_type", "runner_type"}:
+        if getattr(section, key) is None:
+            continue
+        value, has = _asked(section, key), getattr(stored, key)
+        if key == "intermediate_dim" and isinstance(stored, LlamaConfig):
+            has = stored.feed_forward_width
+        if key == "dropout_prob" or (key == "max_sequence_length" and value <= has):
+            changes[key] = value
+        elif value != has:
+            raise Refused(
+                f"transformer_config.{key}: {shown(value)} given, but the checkpoint {place} has {shown(has)}; "
+                "remove it or give another model_path"
+            )
+    hold_tensors(stored, opened)
+    model = type(stored).model_validate(stored.model_dump() | changes)
+    return ResolvedModel(model, hash_files(opened), _notices(stored.model_type, section))
+
+
+def _asked(section: TransformerSection, key: str) -> Any:
+    """A given setting in the words of a model's config."""
+    if key == "weight_tying":
+        return section.weight_tying in ("enabled", True)
+    return _rope_scaling(section.rope_scaling) if key == "rope_scaling" else getattr(section, key)
+
+
+def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str | None:
+    """`model_type`, from the training section, the model's own, or which section is there; None if none says it."""
     transformer = sections.get("transformer_config")
     inner = transformer.get("model_type") if isinstance(transformer, Mapping) else None
     if inner is not None and not isinstance(inner, str):
@@ -84,11 +151,11 @@ def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[st
             f"transformer_config.model_type: {shown(inner)} given, expected a text; write for example model_type: gpt2"
         )
     outer = training.model_type
-    for field, name in (("training_config", outer), ("transformer_config", inner)):
+    for where, name in (("training_config", outer), ("transformer_config", inner)):
         if name and ":" not in name and name not in _SECTION_OF:
             near = nearest(name, _SECTION_OF)
             raise Refused(
-                f"{field}.model_type: {shown(name)} given, expected one of: {', '.join(_SECTION_OF)}, or one's own "
+                f"{where}.model_type: {shown(name)} given, expected one of: {', '.join(_SECTION_OF)}, or one's own "
                 f"as package.module:Factory; {f'did you mean {near}?' if near else 'correct it'}"
             )
     if outer and inner and outer != inner:
@@ -98,12 +165,12 @@ def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[st
         )
     name = outer or inner
     if name is None:
-        return next((name for name, section in _SECTION_OF.items() if section in given), "gpt2")
+        return next((name for name in ("linear_regression", "mlp") if _SECTION_OF[name] in given), None)
     expected = _SECTION_OF.get(name, "transformer_config")
     if given and given[0] != expected:
-        field = "training_config" if outer else "transformer_config"
+        where = "training_config" if outer else "transformer_config"
         raise Refused(
-            f"{field}.model_type: {shown(name)} given with a {given[0]}, expected a {expected}; "
+            f"{where}.model_type: {shown(name)} given with a {given[0]}, expected a {expected}; "
             "correct one or remove it"
         )
     return name

@@ -47,7 +47,6 @@ _LATER_MODELS = _one_of("deepseek", "qwen3", "bert")
 _NOT_BUILT = (
     _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
     _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
-    _Rule("transformer_config.model_path", _given, "remove it: weights start from the job's seed"),
     _Rule("device_config.enable_pp", _on, "use enable_ddp, enable_fsdp or enable_tp"),
     _Rule("device_config.enable_cp", _on, "use enable_ddp, enable_fsdp or enable_tp"),
     _Rule("multihost_config.pipeline_parallel_config", _given, "remove it: the job then trains in tiers"),
@@ -94,7 +93,6 @@ _WITHOUT_EFFECT = (
     _Rule("training_config.optimizer.stochastic_rounding", _on, _ONE_OPTIMIZER),
     _Rule("device_config.device_ids", _given, "a worker takes the chips that its TT_VISIBLE_DEVICES names"),
     _Rule("multihost_config.socket_type", _one_of("mpi", "fabric"), "roles speak gRPC"),
-    _Rule("transformer_config.vocab_size", _given, "the vocabulary is as large as the tokenizer's"),
     _Rule("transformer_config.experimental.use_composite_layernorm", _on, "there is one layer norm"),
     _Rule("scheduler_config.max_lr", _given, "the peak is the optimizer's lr"),
     _Rule("scheduler_config.beta1_start", _given, "beta1 is the optimizer's"),

@@ -1,0 +1,172 @@
+"""Folders as Hugging Face's tools write them: `config.json`, and the tensors of one or of several safetensors files.
+
+A checkpoint of ours is such a folder too. Opening one reads the headers alone; a tensor is mapped when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from services.checkpoints.format import MODEL_FILE
+from services.errors import Refused
+from services.tensors.kernels import Float32Array
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+INDEX_FILE = f"{MODEL_FILE}.index.json"
+
+WEIGHT_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Safetensors' names of dtypes that weights have, and what their bytes are read as."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_LARGEST_JSON_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        file: that has it.
+        dtype: as safetensors names it: F32, F16, BF16, or another that can't be read as weights.
+        shape: of the tensor.
+        offset: of its first byte in the file.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class HuggingFaceFolder:
+    """A model's folder, opened.
+
+    Attributes:
+        path: of the folder.
+        config: what `config.json` says.
+        tensors: by name.
+        files: names of the files that config and tensors come from, in order.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    files: tuple[str, ...]
+
+    def read(self, name: str) -> Float32Array:
+        """A tensor as float32: a read-only view of the file if it has float32, else a copy.
+
+        Raises:
+            Refused: there is no such tensor, or its dtype is not one of weights.
+        """
+        stored = self.tensors.get(name)
+        if stored is None:
+            raise Refused(f"{self.path}: no tensor {name}")
+        if stored.dtype not in WEIGHT_DTYPES:
+            raise Refused(
+                f"{stored.file}: {name} has dtype {stored.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}; "
+                "convert it"
+            )
+        dtype = np.dtype(WEIGHT_DTYPES[stored.dtype])
+        if math.prod(stored.shape) == 0:  # nothing to map
+            return np.empty(stored.shape, np.float32)
+        raw = np.memmap(stored.file, dtype, "r", stored.offset, stored.shape)
+        if stored.dtype == "BF16":  # the upper half of a float32
+            return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.asarray(raw, np.float32)
+
+
+def open_hugging_face(path: Path) -> HuggingFaceFolder:
+    """Read `config.json` and the headers of the weights.
+
+    Args:
+        path: the folder, with `model.safetensors`, or with the files that `model.safetensors.index.json` names.
+
+    Raises:
+        Refused: a file is missing or is not what its name says.
+    """
+    if not path.is_dir():
+        raise Refused(
+            f"{path}: no such folder, expected one with {CONFIG_FILE} and {MODEL_FILE}; correct the path"
+        )
+    config = _read_json(path / CONFIG_FILE)
+    if (path / MODEL_FILE).is_file():
+        names = (MODEL_FILE,)
+        tensors = _headers(path / MODEL_FILE)
+        return HuggingFaceFolder(path, config, tensors, (CONFIG_FILE, *names))
+    if not (path / INDEX_FILE).is_file():
+        raise Refused(
+            f"{path}: neither {MODEL_FILE} nor {INDEX_FILE} is there, expected weights as safetensors; "
+            "save the model with save_pretrained"
+        )
+    return _open_sharded(path, config)
+
+
+def _open_sharded(path: Path, config: dict[str, Any]) -> HuggingFaceFolder:
+    index = _read_json(path / INDEX_FILE).get("weight_map")
+    if not isinstance(index, dict) or not all(
+        isinstance(file, str) and _PLAIN_NAME.fullmatch(file) for file in index.values()
+    ):
+        raise Refused(
+            f"{path / INDEX_FILE}: expected a weight_map from tensors to files beside it; restore the file"
+        )
+    names = sorted(set(index.values()))
+    held = {name: _headers(path / name) for name in names}
+    tensors = {}
+    for tensor, file in sorted(index.items()):
+        if tensor not in held[file]:
+            raise Refused(
+                f"{path / file}: no tensor {tensor}, which {INDEX_FILE} says is there; restore the file"
+            )
+        tensors[tensor] = held[file][tensor]
+    return HuggingFaceFolder(path, config, tensors, (CONFIG_FILE, INDEX_FILE, *names))
+
+
+def _headers(path: Path) -> dict[str, StoredTensor]:
+    if not path.is_file():
+        raise Refused(f"{path}: no such file, expected the weights that {INDEX_FILE} names; restore it")
+    try:
+        with safe_open(path, framework="np"):  # holds header, offsets and size against each other
+            pass
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise Refused(
+            f"{path}: no intact safetensors file ({str(error).splitlines()[0]}); restore it from a copy"
+        ) from None
+    header.pop("__metadata__", None)
+    return {
+        name: StoredTensor(
+            path, fields["dtype"], tuple(fields["shape"]), 8 + size + fields["data_offsets"][0]
+        )
+        for name, fields in header.items()
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_JSON_BYTES + 1)
+        value = json.loads(content) if len(content) <= _LARGEST_JSON_BYTES else None
+    except FileNotFoundError:
+        raise Refused(
+            f"{path}: no such file, expected one as save_pretrained writes it; restore it"
+        ) from None
+    except OSError as error:
+        raise Refused(f"{path}: can't be read ({error.strerror}); make it readable") from None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise Refused(f"{path}: holds no JSON object; restore it from a copy")
+    return value

@@ -1,0 +1,227 @@
+"""What a Hugging Face checkpoint says of its model, in our configs' words, and the tensors that such a model has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.problems import one_line, shown, shown_path
+from services.errors import Refused
+
+PretrainableConfig = GPT2Config | LlamaConfig
+"""A model that a job may start from a checkpoint of."""
+
+EPSILON = 1e-5
+"""What our layer norms and root mean square norms add to the variance."""
+
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+_BUFFERS = re.compile(
+    r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+)
+"""Constants that older checkpoints hold beside the weights."""
+_PREFIX = {"gpt2": "transformer.", "llama": "model."}
+"""Checkpoints of the model without its head leave it out."""
+
+
+def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConfig:
+    """The model of a `config.json`.
+
+    Args:
+        config: what the file says.
+        path: of the file, for errors.
+
+    Raises:
+        Refused: naming the first field that our models can't follow.
+    """
+    reader = _READERS.get(str(config.get("model_type")))
+    if reader is None:
+        _refuse(path, config, "model_type", "gpt2 or llama, which are the models that a job can start from")
+    try:
+        return reader(config, path)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc'])} {first['msg']}"
+        raise Refused(f"{shown_path(path)}: {one_line(reason)}; restore it from a copy") from None
+
+
+def expected_tensors(model: PretrainableConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that training starts from, as Hugging Face has them.
+
+    Args:
+        model: with a `vocab_size`.
+    """
+    return dict(_gpt2_tensors(model) if isinstance(model, GPT2Config) else _llama_tensors(model))
+
+
+def stored_name(name: str, model: PretrainableConfig, stored: Mapping[str, Any]) -> str:
+    """What a checkpoint calls a tensor: as expected, or without the prefix that models with a head put before it."""
+    bare = name.removeprefix(_PREFIX[model.model_type])
+    return bare if name not in stored and bare in stored else name
+
+
+def is_left_out(name: str, model: PretrainableConfig) -> bool:
+    """Whether a tensor may be in a checkpoint though the model has no parameter for it."""
+    if _BUFFERS.fullmatch(name) or (model.weight_tying and name == "lm_head.weight"):
+        return True
+    if not isinstance(model, GPT2Config):
+        return False
+    # Our own checkpoints hold what Hugging Face's GPT-2 has and such a one has not: zeros, and fixed positions.
+    unbiased = not model.bias and name.endswith(".bias")
+    return unbiased or (model.positional_embedding_type == "fixed" and name.endswith("wpe.weight"))
+
+
+def may_be_longer(name: str) -> bool:
+    """Whether the first rows of the checkpoint's tensor will do: those of positions that the job doesn't reach."""
+    return name == "transformer.wpe.weight"
+
+
+def _gpt2(config: Mapping[str, Any], path: Path) -> GPT2Config:
+    width = config.get("n_embd", 768)
+    _hold(path, config, "n_inner", None, None, 4 * width if isinstance(width, int) else None)
+    _hold(path, config, "layer_norm_epsilon", EPSILON, EPSILON)
+    _hold(path, config, "scale_attn_weights", True, True)
+    _hold(path, config, "scale_attn_by_inverse_layer_idx", False, False)
+    activation = config.get("activation_function", "gelu_new")
+    if activation not in _ACTIVATIONS:
+        _refuse(path, config, "activation_function", f"one of: {', '.join(_ACTIVATIONS)}")
+    return GPT2Config.model_validate(
+        {
+            "num_heads": config.get("n_head", 12),
+            "embedding_dim": width,
+            "num_blocks": config.get("n_layer", 12),
+            "max_sequence_length": config.get("n_positions", 1024),
+            "vocab_size": config.get("vocab_size", 50257),
+            "weight_tying": config.get("tie_word_embeddings", True),
+            "activation": _ACTIVATIONS[activation],
+            "dropout_prob": _number(config.get("resid_pdrop", 0.1)),
+        }
+    )
+
+
+def _llama(config: Mapping[str, Any], path: Path) -> LlamaConfig:
+    heads, width = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
+    _hold(path, config, "rms_norm_eps", 1e-6, EPSILON)
+    _hold(path, config, "hidden_act", "silu", "silu")
+    _hold(path, config, "attention_bias", False, False)
+    _hold(path, config, "mlp_bias", False, False)
+    fitting = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
+    _hold(path, config, "head_dim", None, None, fitting)
+    groups = config.get("num_key_value_heads")
+    # Since transformers 5 the base of the wavelengths stands beside their scaling.
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rotation, Mapping):
+        _refuse(path, config, "rope_scaling", "a mapping or null")
+    theta = rotation.get("rope_theta", config.get("rope_theta", 10000.0))
+    return LlamaConfig.model_validate(
+        {
+            "num_heads": heads,
+            "num_groups": heads if groups is None else groups,
+            "embedding_dim": width,
+            "intermediate_dim": config.get("intermediate_size", 11008),
+            "num_blocks": config.get("num_hidden_layers", 32),
+            "max_sequence_length": config.get("max_position_embeddings", 2048),
+            "vocab_size": config.get("vocab_size", 32000),
+            "theta": _number(theta),
+            "dropout_prob": 0.0,
+            "rope_scaling": _rope_scaling(rotation, path),
+            "weight_tying": config.get("tie_word_embeddings", False),
+        }
+    )
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], Path], PretrainableConfig]] = {
+    "gpt2": _gpt2,
+    "llama": _llama,
+}
+
+
+def _rope_scaling(rotation: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    kind = rotation.get("rope_type", rotation.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        _refuse(path, rotation, "rope_type", "default or llama3", "rope_scaling.")
+    return {
+        "scaling_factor": _number(rotation.get("factor")),
+        "high_freq_factor": _number(rotation.get("high_freq_factor")),
+        "low_freq_factor": _number(rotation.get("low_freq_factor")),
+        "original_context_length": rotation.get("original_max_position_embeddings"),
+    }
+
+
+def _gpt2_tensors(model: GPT2Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, vocabulary = model.embedding_dim, model.vocab_size or 0
+    yield "transformer.wte.weight", (vocabulary, width)
+    if model.positional_embedding_type == "trainable":
+        yield "transformer.wpe.weight", (model.max_sequence_length, width)
+    layers = {
+        "ln_1": (width,),
+        "attn.c_attn": (width, 3 * width),
+        "attn.c_proj": (width, width),
+        "ln_2": (width,),
+        "mlp.c_fc": (width, 4 * width),
+        "mlp.c_proj": (4 * width, width),
+    }
+    blocks = [
+        (f"transformer.h.{block}.{layer}", shape)
+        for block in range(model.num_blocks)
+        for layer, shape in layers.items()
+    ]
+    for layer, shape in [*blocks, ("transformer.ln_f", (width,))]:
+        yield f"{layer}.weight", shape
+        if model.bias:
+            yield f"{layer}.bias", shape[-1:]
+    if not model.weight_tying:
+        yield "lm_head.weight", (vocabulary, width)
+
+
+def _llama_tensors(model: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width, inner, vocabulary = model.embedding_dim, model.feed_forward_width, model.vocab_size or 0
+    shared = model.num_groups * model.head_width
+    yield "model.embed_tokens.weight", (vocabulary, width)
+    for block in range(model.num_blocks):
+        for name, shape in {
+            "input_layernorm": (width,),
+            "self_attn.q_proj": (width, width),
+            "self_attn.k_proj": (shared, width),
+            "self_attn.v_proj": (shared, width),
+            "self_attn.o_proj": (width, width),
+            "post_attention_layernorm": (width,),
+            "mlp.gate_proj": (inner, width),
+            "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner),
+        }.items():
+            yield f"model.layers.{block}.{name}.weight", shape
+    yield "model.norm.weight", (width,)
+    if not model.weight_tying:
+        yield "lm_head.weight", (vocabulary, width)
+
+
+def _hold(path: Path, config: Mapping[str, Any], field: str, default: Any, *expected: Any) -> None:
+    if config.get(field, default) not in expected:
+        _refuse(
+            path,
+            config,
+            field,
+            " or ".join(shown(value) for value in expected if value is not None),
+            default=default,
+        )
+
+
+def _refuse(
+    path: Path, config: Mapping[str, Any], field: str, expected: str, prefix: str = "", default: Any = None
+) -> NoReturn:
+    raise Refused(
+        f"{shown_path(path)}: {prefix}{field} is {shown(config.get(field, default))}, expected {expected}; "
+        "start from another checkpoint"
+    )
+
+
+def _number(value: Any) -> Any:
+    """JSON writes 500000.0 as 500000 at times."""
+    return float(value) if type(value) is int else value

@@ -1,0 +1,190 @@
+"""`transformer_config.model_path`: the checkpoint that a job starts from, held against the job before it is queued."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from services.checkpoints.format import MODEL_FILE, STATE_FILE, State
+from services.checkpoints.hugging_face import (
+    CONFIG_FILE,
+    WEIGHT_DTYPES,
+    HuggingFaceFolder,
+    open_hugging_face,
+)
+from services.config.architecture import (
+    PretrainableConfig,
+    expected_tensors,
+    is_left_out,
+    may_be_longer,
+    read_architecture,
+    stored_name,
+)
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.parts import PretrainedConfig
+from services.config.places import find_data
+from services.config.problems import one_line, shown, shown_path
+from services.errors import Refused
+
+FIELD = "transformer_config.model_path"
+_HASH_BLOCK_BYTES = 4 << 20
+_MODELS: dict[str, type[GPT2Config] | type[LlamaConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
+
+
+def find_folder(text: str, folder: Path) -> Path:
+    """The folder that `model_path` names, itself or by the `model.safetensors` in it; looked for as a corpus is.
+
+    Raises:
+        Refused: there is none with a `config.json`; the line names every place tried.
+    """
+    text = text.removesuffix(MODEL_FILE).rstrip("/") or "."
+    return find_data(f"{text}/{CONFIG_FILE}", field=FIELD, folder=folder).parent
+
+
+def open_pretrained(path: Path) -> tuple[PretrainableConfig, HuggingFaceFolder]:
+    """A checkpoint's model and its opened folder.
+
+    Args:
+        path: folder of a Hugging Face GPT-2 or Llama, or of a checkpoint of ours, whose job knows more of the model
+            than `config.json` can say.
+
+    Raises:
+        Refused: it is no such folder, or not of a model that a job can start from.
+    """
+    try:
+        opened = open_hugging_face(path)
+    except Refused as error:
+        raise Refused(f"{FIELD}: {error}") from None
+    state = _read_state(path)
+    if state is not None:
+        return _of_job(state, opened), opened
+    return read_architecture(opened.config, path / CONFIG_FILE), opened
+
+
+def hold_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
+    """Hold names, shapes and dtypes of a checkpoint's tensors against what the model needs, by their headers alone.
+
+    Raises:
+        Refused: for the first tensor that is missing, of another shape or dtype, or not the model's.
+    """
+    stored = opened.tensors
+    where = f"{FIELD}: {shown_path(opened.path)}"
+    used = set()
+    for name, shape in expected_tensors(model).items():
+        kept = stored_name(name, model, stored)
+        used.add(kept)
+        if kept not in stored:
+            raise Refused(
+                f"{where} has no tensor {name}, expected one of shape {list(shape)}; give another checkpoint"
+            )
+        found = stored[kept]
+        longer = may_be_longer(name) and found.shape[1:] == shape[1:] and found.shape[0] >= shape[0]
+        if found.shape != shape and not longer:
+            raise Refused(
+                f"{where}: tensor {kept} has shape {list(found.shape)}, expected {list(shape)}, which follows from the "
+                f"model's sizes; correct {CONFIG_FILE} or give another checkpoint"
+            )
+        if found.dtype not in WEIGHT_DTYPES:
+            raise Refused(
+                f"{where}: tensor {kept} has dtype {found.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}; "
+                "convert it"
+            )
+    for name in sorted(stored.keys() - used):
+        if not is_left_out(name, model):
+            raise Refused(
+                f"{where}: tensor {shown(name)} is none of a {model.model_type} of these sizes; give another checkpoint"
+            )
+
+
+def hash_files(opened: HuggingFaceFolder) -> PretrainedConfig:
+    """The record that a job keeps of a checkpoint: every file that is read of it, with its sha256.
+
+    Raises:
+        Refused: a checkpoint of ours is damaged.
+    """
+    hashes = {name: file_sha256(opened.path / name) for name in opened.files}
+    state = _read_state(opened.path)
+    for name, record in state.files.items() if state is not None else ():
+        if name in hashes and hashes[name] != record.sha256:
+            raise Refused(
+                f"{FIELD}: {shown_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
+                "give another checkpoint"
+            )
+    return PretrainedConfig(path=str(opened.path), files=hashes)
+
+
+def find_pretrained(pretrained: PretrainedConfig, data_dir: Path | None = None) -> Path:
+    """The folder of a job's checkpoint on this host, its files held against their sha256.
+
+    Args:
+        pretrained: of the job.
+        data_dir: folder of this host where a folder of the same name is taken if the job's path isn't there.
+
+    Raises:
+        Refused: there is no such folder here, or a file differs from the one that the job was submitted with.
+    """
+    named = Path(pretrained.path)
+    places = [named] + ([data_dir / named.name] if data_dir else [])
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        looked = ", ".join(shown_path(place) for place in places)
+        raise Refused(
+            f"{FIELD}: no such folder on this host (looked at {looked}); "
+            "copy it here or give the worker the folder that it lies in with --data"
+        )
+    for name, expected in pretrained.files.items():
+        found = file_sha256(place / name)
+        if found != expected:
+            raise Refused(
+                f"{FIELD}: {shown_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file "
+                "that the job was submitted with"
+            )
+    return place
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file's bytes (Refused if it can't be read)."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_HASH_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise Refused(
+            f"{FIELD}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+        ) from None
+    return digest.hexdigest()
+
+
+def _read_state(path: Path) -> State | None:
+    """What `state.json` of a checkpoint of ours says; None where there is none."""
+    try:
+        return State.load((path / STATE_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = one_line(str(error).splitlines()[0])
+        raise Refused(
+            f"{FIELD}: {shown_path(path / STATE_FILE)} is damaged ({reason}); give another"
+        ) from None
+
+
+def _of_job(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
+    """The model of a checkpoint of ours, by the job that it was written for."""
+    where = f"{FIELD}: {shown_path(opened.path / STATE_FILE)}"
+    fields = state.config.get("model")
+    kind = fields.get("model_type") if isinstance(fields, dict) else None
+    model_class = _MODELS.get(str(kind))
+    if model_class is None:
+        raise Refused(
+            f"{where}: its model_type is {shown(kind)}, expected gpt2 or llama; give another checkpoint"
+        )
+    try:
+        model = model_class.model_validate(fields)
+        size = model.vocab_size or opened.config.get("vocab_size")
+        return model_class.model_validate(model.model_dump() | {"vocab_size": size})
+    except ValidationError as error:
+        reason = one_line(str(error.errors(include_url=False)[0]["msg"]))
+        raise Refused(f"{where}: its model is damaged ({reason}); give another checkpoint") from None

@@ -1,0 +1,91 @@
+"""Models that another program (or another job) trained: their weights in our layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from services.checkpoints.hugging_face import TOKENIZER_FILE, HuggingFaceFolder
+from services.config import JobConfig
+from services.config.architecture import PretrainableConfig, may_be_longer, stored_name
+from services.config.pretrained import find_pretrained, hold_tensors, open_pretrained
+from services.errors import Refused
+from services.tensors.layout import Layout
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model in a folder of Hugging Face's format, ours among them.
+
+    Attributes:
+        config: of the model, with its `vocab_size`.
+        folder: opened; its tensors' names and shapes are the model's.
+    """
+
+    config: PretrainableConfig
+    folder: HuggingFaceFolder
+
+    def weights(self, layout: Layout) -> Float32Array:
+        """The weights, float32, flat in the order of `layout`.
+
+        Args:
+            layout: of a model that was built by `config`, or by one of fewer positions.
+
+        Raises:
+            Refused: a tensor is missing, or has another shape than the layout says.
+        """
+        weights = np.empty(layout.elements, np.float32)
+        for entry in layout.entries:
+            name = stored_name(entry.export_name, self.config, self.folder.tensors)
+            values = self.folder.read(name)
+            if entry.export_transpose:
+                values = values.T
+            if may_be_longer(entry.export_name):
+                values = values[: entry.shape[0]]
+            if values.shape != entry.shape:
+                raise Refused(
+                    f"{self.folder.path}: tensor {name} has shape {list(values.shape)}, expected {list(entry.shape)}; "
+                    "give another checkpoint"
+                )
+            weights[entry.offset : entry.stop] = values.reshape(-1)
+        return weights
+
+    def tokenizer_json(self) -> bytes | None:
+        """`tokenizer.json` of the folder, None if it has none."""
+        path = self.folder.path / TOKENIZER_FILE
+        return path.read_bytes() if path.is_file() else None
+
+
+def open_model(path: Path) -> StoredModel:
+    """Open a folder with a GPT-2 or a Llama: Hugging Face's, or a checkpoint of ours.
+
+    Args:
+        path: of the folder, with config.json and model.safetensors (or its parts and their index).
+
+    Raises:
+        Refused: it is no such folder, is damaged, or is of a model that ours can't follow.
+    """
+    config, folder = open_pretrained(path)
+    hold_tensors(config, folder)
+    return StoredModel(config, folder)
+
+
+def imported_weights(config: JobConfig, layout: Layout, data_dir: Path | None = None) -> Float32Array:
+    """The weights of the checkpoint that a job starts from, float32, flat in layout order.
+
+    Args:
+        config: of the job, with `pretrained`.
+        layout: of its model.
+        data_dir: folder of this host where the checkpoint's folder is looked for if it is not where the job says.
+
+    Raises:
+        Refused: the checkpoint isn't here, or differs from the one that the job was submitted with.
+    """
+    if config.pretrained is None:
+        raise ValueError("a job that starts from its seed has no weights to import")
+    return open_model(find_pretrained(config.pretrained, data_dir)).weights(layout)
