@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,12 @@ from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
 from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
-from services.config import JobConfig, LinearRegressionConfig
+from services.config import JobConfig, RegressionConfig
 from services.errors import Refused
 from services.tensors.layout import Layout
 from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
-from worker.models import Model, build_model, initial_value, load_parameter, model_layout
+from worker.models import Model, blamed, build_model, initial_value, load_parameter, model_layout
 from worker.models.imported import imported_weights
 from worker.parallel import from_mesh
 from worker.seeds import seed32
@@ -40,19 +40,25 @@ class TrainingStep:
     Attributes:
         layout: of the model's parameters.
         evaluation_batches: number of held-out batches.
-        tokens_per_micro_batch: tokens (samples, for linear regression) that a micro-batch trains on.
+        tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
 
     Raises:
-        Refused: data that is missing or of no use, sizes that can't be.
+        Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
     """
 
-    def __init__(self, config: JobConfig, mesh: Mesh, data_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None = None,
+        allowed_models: Collection[str] = (),
+    ) -> None:
         self._config = config
         self._mesh = mesh
         self._dataset, self._tokenizer = _dataset(config, data_dir)
         self._data_dir = data_dir
         vocabulary = _vocabulary(config, self._tokenizer)
-        self._model: Model = build_model(config.model, vocabulary, mesh)
+        self._model: Model = build_model(config.model, vocabulary, mesh, allowed_models)
         self._parameters = tuple(self._model.parameters())
         self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
@@ -98,13 +104,14 @@ class TrainingStep:
         config, mesh = self._config, self._mesh
         batch = self._dataset.micro_batch(step, index)
         gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
-        if self._traced is not None:
-            loss = self._traced.run(batch, gradients.take)
-        else:
-            tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
-            loss = self._forward_and_backward(tape, batch, gradients.take)
-        gradients.finish()
-        return float(self._rows(loss).sum() / batch.rows)
+        with blamed(config.model):
+            if self._traced is not None:
+                loss = self._traced.run(batch, gradients.take)
+            else:
+                tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
+                loss = self._forward_and_backward(tape, batch, gradients.take)
+            gradients.finish()
+            return float(self._rows(loss).sum() / batch.rows)
 
     def evaluate(self, index: int) -> tuple[float, int]:
         """Forward pass of held-out batch `index`, without dropout.
@@ -114,16 +121,19 @@ class TrainingStep:
         """
         batch = self._dataset.evaluation_batch(index)
         tape = Tape(self._mesh, recording=False)
-        losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
+        with blamed(self._config.model):
+            losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
         return float(losses[: batch.rows].sum()), batch.rows
 
     def checkpoint_files(self) -> dict[str, bytes]:
         """What a checkpoint holds of the model beside weights: `config.json`, `tokenizer.json` if there is one, and
         `constants.safetensors` with the untrained tensors that other programs expect, if there are any."""
-        files = {"config.json": (json.dumps(self._model.hugging_face_config(), indent=2) + "\n").encode()}
+        with blamed(self._config.model):
+            described = json.dumps(self._model.hugging_face_config(), indent=2) + "\n"
+            constants = self._model.constant_exports()
+        files = {"config.json": described.encode()}
         if self._tokenizer is not None:
             files["tokenizer.json"] = self._tokenizer.to_json().encode()
-        constants = self._model.constant_exports()
         if constants:
             files[CONSTANTS_FILE] = save(constants, metadata={"format": "pt"})
         return files
@@ -189,7 +199,8 @@ class _GradientSink:
     def finish(self) -> None:
         """Hold that every gradient came (ValueError: the model lists a parameter that it doesn't use)."""
         if self._missing_below:
-            raise ValueError(f"no gradient of {self._layout.entries[self._missing_below - 1].name}")
+            name = self._layout.entries[self._missing_below - 1].name
+            raise ValueError(f"no gradient of {name}: parameters() lists it, but the loss does not use it")
 
 
 def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
@@ -210,7 +221,7 @@ def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokeniz
         "batch_size": config.batch_size,
         "validation_batch_size": config.validation_batch_size,
     }
-    if isinstance(config.model, LinearRegressionConfig):
+    if isinstance(config.model, RegressionConfig):
         return RegressionDataset(config.model, **sizes), None
     if config.data is None:
         raise ValueError("a language model without data; JobConfig lets none through")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.config import LinearRegressionConfig
+from services.config import RegressionConfig
 from services.errors import Refused
 from worker.data.dataset import Batch
 from worker.data.tokens import TRAINING_SHARE
@@ -28,7 +28,7 @@ class RegressionDataset:
     """
 
     def __init__(
-        self, config: LinearRegressionConfig, *, seed: int, batch_size: int, validation_batch_size: int
+        self, config: RegressionConfig, *, seed: int, batch_size: int, validation_batch_size: int
     ) -> None:
         samples, features, targets = config.training_samples, config.num_features, config.num_targets
         if samples < 10:

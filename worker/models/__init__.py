@@ -7,13 +7,17 @@ from worker.models.gpt2 import GPT2
 from worker.models.initialise import initial_value, model_layout
 from worker.models.linear_regression import LinearRegression
 from worker.models.llama import Llama
+from worker.models.mlp import MLP
 from worker.models.model import Model
+from worker.models.own import blamed
 
 __all__ = [
     "GPT2",
+    "MLP",
     "LinearRegression",
     "Llama",
     "Model",
+    "blamed",
     "build_model",
     "initial_value",
     "load_parameter",

@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.transfer import refill, upload
-from services.config import GPT2Config, LinearRegressionConfig, LlamaConfig
+from services.config import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
 from worker.autograd import Parameter
 from worker.models.gpt2 import GPT2
 from worker.models.linear_regression import LinearRegression
 from worker.models.llama import Llama
+from worker.models.mlp import MLP
+from worker.models.model import Model
+from worker.models.own import own_model
 from worker.parallel import placements_of, to_mesh
 
 
 def build_model(
-    config: GPT2Config | LlamaConfig | LinearRegressionConfig, vocabulary: int, mesh: Mesh
-) -> GPT2 | Llama | LinearRegression:
+    config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str] = ()
+) -> Model:
     """The model, its parameters without values yet.
 
     Args:
         config: of the model.
         vocabulary: tokens of the tokenizer; not read for a model without one.
         mesh: to run on.
+        allowed_models: whose code may be imported for a model of the user's own, `package.module` or
+            `package.module:Factory` each.
 
     Raises:
-        Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide.
+        Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide; code that
+            may not or can't be imported, or gives no model.
     """
-    model: GPT2 | Llama | LinearRegression
-    if isinstance(config, GPT2Config):
-        model = GPT2(config, vocabulary, mesh)
-    elif isinstance(config, LlamaConfig):
-        model = Llama(config, vocabulary, mesh)
-    else:
-        model = LinearRegression(config, mesh)
+    model = _build(config, vocabulary, mesh, allowed_models)
     for parameter in model.parameters():
         parameter.placements = placements_of(parameter, mesh)
     return model
+
+
+def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str]) -> Model:
+    match config:
+        case GPT2Config():
+            return GPT2(config, config.vocab_size or vocabulary, mesh)
+        case LlamaConfig():
+            return Llama(config, config.vocab_size or vocabulary, mesh)
+        case LinearRegressionConfig():
+            return LinearRegression(config)
+        case MLPConfig():
+            return MLP(config)
+        case _:
+            return own_model(config, vocabulary, mesh, allowed_models)
 
 
 def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mesh.device import Mesh
 from services.config import LinearRegressionConfig
-from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.model import Array, batched
+from worker.models.model import Array
+from worker.models.regression import regression_loss
 from worker.modules import Linear
 
 
@@ -21,12 +20,10 @@ class LinearRegression:
 
     Args:
         config: of the model.
-        mesh: to run on.
     """
 
-    def __init__(self, config: LinearRegressionConfig, mesh: Mesh) -> None:
+    def __init__(self, config: LinearRegressionConfig) -> None:
         self._config = config
-        self._dtype = mesh.dtype
         # A deviation of 1 / sqrt(inputs) makes outputs of inputs of variance 1 start with variance 1.
         deviation = float(config.num_features**-0.5)
         self._layer = Linear(
@@ -43,20 +40,8 @@ class LinearRegression:
         return self._layer.parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The squared error of each sample, its mean over the targets.
-
-        Args:
-            tape: of this pass.
-            inputs: float32 [samples, features].
-            targets: float32 [samples, targets].
-
-        Returns:
-            float32 [1, 1, samples of one device, 1].
-        """
-        tt = tape.mesh.tt
-        x = batched(tape, inputs, dtype=self._dtype, layout=tt.TILE_LAYOUT, dim=2, prepare=_four_dimensions)
-        y = batched(tape, targets, dtype=tt.float32, layout=tt.TILE_LAYOUT, dim=2, prepare=_four_dimensions)
-        return ops.squared_error(tape, self._layer(tape, x), y)
+        """The squared error of each sample, see `regression_loss`."""
+        return regression_loss(tape, lambda x: self._layer(tape, x), inputs, targets)
 
     def hugging_face_config(self) -> dict[str, Any]:
         """The sizes; no other program has a format for this."""
@@ -65,7 +50,3 @@ class LinearRegression:
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
         """None."""
         return {}
-
-
-def _four_dimensions(array: Array) -> Array:
-    return array[None, None]

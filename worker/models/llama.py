@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from services.config import LlamaConfig
-from services.errors import Refused
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
 from worker.models.causal import Masks, check_tokens
@@ -32,13 +31,11 @@ class Llama:
         mesh: to run on.
 
     Raises:
-        Refused: a sequence length that the device library has no kernel for, or heads that the tensor-parallel devices
-            can't share.
+        Refused: a sequence length that the device library has no kernel for.
     """
 
     def __init__(self, config: LlamaConfig, vocabulary: int, mesh: Mesh) -> None:
         check_tokens(config.max_sequence_length)
-        _check_heads(config, mesh.tensor_size)
         self._config = config
         self._mesh = mesh
         self._vocabulary = vocabulary
@@ -163,12 +160,3 @@ class Llama:
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
         """None."""
         return {}
-
-
-def _check_heads(config: LlamaConfig, devices: int) -> None:
-    for field, heads in (("num_heads", config.num_heads), ("num_groups", config.num_groups)):
-        if heads % devices:
-            raise Refused(
-                f"transformer_config.{field}: {heads}, expected a multiple of the {devices} tensor-parallel devices "
-                "that share the heads; change either"
-            )

@@ -7,7 +7,7 @@ product is one matrix product then, and no operation but attention needs another
 
 from __future__ import annotations
 
-from worker.ops.activation import Gelu, gelu
+from worker.ops.activation import Gelu, gelu, relu, silu
 from worker.ops.attention import causal_attention, grouped_attention
 from worker.ops.cache import KeyValueCache, Past
 from worker.ops.dropout import dropout
@@ -43,8 +43,10 @@ __all__ = [
     "grouped_attention",
     "layer_norm",
     "linear",
+    "relu",
     "rms_norm",
     "rows_of",
+    "silu",
     "squared_error",
     "swiglu",
     "take_rows",

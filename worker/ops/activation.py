@@ -1,7 +1,8 @@
-"""Gaussian error linear unit."""
+"""Activations: functions of each element by itself."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 from worker.autograd import Tape, Tensor, Variable
@@ -15,12 +16,32 @@ class Gelu(Enum):
 
 
 def gelu(tape: Tape, x: Variable, form: Gelu) -> Variable:
-    """Element-wise gelu of x, any shape."""
+    """Element-wise Gaussian error linear unit of x, any shape."""
     tt = tape.mesh.tt
     variant = getattr(tt.GeluVariant, form.value)
+    return _elementwise(
+        tape,
+        x,
+        tt.gelu(x.value, variant=variant),
+        lambda gradient, x_value: tt.gelu_bw(gradient, x_value, variant=variant),
+    )
+
+
+def relu(tape: Tape, x: Variable) -> Variable:
+    """Element-wise maximum of x and 0, any shape."""
+    tt = tape.mesh.tt
+    return _elementwise(tape, x, tt.relu(x.value), tt.relu_bw)
+
+
+def silu(tape: Tape, x: Variable) -> Variable:
+    """Element-wise x / (1 + exp(-x)), any shape."""
+    tt = tape.mesh.tt
+    return _elementwise(tape, x, tt.silu(x.value), tt.silu_bw)
+
+
+def _elementwise(
+    tape: Tape, x: Variable, value: Tensor, gradient_of: Callable[[Tensor, Tensor], list[Tensor]]
+) -> Variable:
+    """A value whose gradient the library has as a function of the value's gradient and x."""
     x_value = x.value
-
-    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (tt.gelu_bw(gradient, x_value, variant=variant)[0],)
-
-    return tape.record(tt.gelu(x_value, variant=variant), (x,), backward)
+    return tape.record(value, (x,), lambda gradient: (gradient_of(gradient, x_value)[0],))

@@ -14,9 +14,9 @@ def split_qkv(mesh: Mesh, qkv: Tensor, head_width: int, tokens: int) -> tuple[Te
     tt = mesh.tt
     rows, triple = qkv.shape[2], qkv.shape[3]
     sequences, width = rows // tokens, triple // 3
+    heads = _heads(width, head_width)
     folded = tt.reshape(qkv, [sequences, 1, tokens, triple])
     if head_width % TILE == 0:
-        heads = width // head_width
         q, k, v = tt.experimental.nlp_create_qkv_heads(
             folded, num_heads=heads, num_kv_heads=heads, transpose_k_heads=False
         )
@@ -37,7 +37,7 @@ def split(mesh: Mesh, x: Tensor, head_width: int, tokens: int) -> Tensor:
     """[sequences, heads, tokens, head width] of x, which has sequences x tokens rows of heads x head width."""
     tt = mesh.tt
     shape = x.shape
-    sequences, heads = shape[0] * shape[1] * shape[2] // tokens, shape[3] // head_width
+    sequences, heads = shape[0] * shape[1] * shape[2] // tokens, _heads(shape[3], head_width)
     if head_width % TILE == 0:
         folded = tt.reshape(x, [sequences, 1, tokens, shape[3]])
         return tt.experimental.nlp_create_qkv_heads(
@@ -76,3 +76,9 @@ def unfold_groups(mesh: Mesh, x: Tensor, heads: int) -> Tensor:
     if heads == groups:
         return x
     return mesh.tt.reshape(x, [sequences, heads, groups * folded // heads, width])
+
+
+def _heads(width: int, head_width: int) -> int:
+    if width % head_width:
+        raise ValueError(f"{width} elements a row on this device are no whole heads of {head_width}")
+    return width // head_width
