@@ -118,7 +118,7 @@ class AggregatorCore:
                     name=member.name,
                     incarnation=member.incarnation,
                     state=doing,
-                    detail=member.unfit,
+                    detail=member.unfit or member.waiting,
                     generation=member.holds.generation if member.holds else 0,
                     step=member.holds.step if member.holds else 0,
                     seconds_since_heard=now - member.heard_seconds,
@@ -271,7 +271,10 @@ class AggregatorCore:
             case pb.Description():
                 self.run.description(member, body)
             case pb.Unable():
-                self.run.refuse(member, body.reason, now)
+                if body.retries:
+                    self.run.unfit(member, body.reason, now)
+                else:
+                    self.run.refuse(member, body.reason, now)
                 if not self.run.ended:
                     self.run.dispatch(now)
 

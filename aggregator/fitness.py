@@ -8,6 +8,8 @@ from aggregator.members import Member
 
 RETURN_SECONDS = 120.0
 """After a restart of the aggregator: how long the workers that ran the job before may take to come back."""
+UNFIT_SECONDS = 1800.0
+"""How long a job waits for meshes that can't be opened, if there are no others: a person may mend them meanwhile."""
 
 
 class Fitness:
@@ -23,6 +25,7 @@ class Fitness:
         self.layout_hash = ""
         self._exact = exact
         self._fit: set[str] = set()
+        self._unfit_since_seconds: float | None = None
         self._expected_until_seconds = now + RETURN_SECONDS if fingerprint else now
 
     def why_not_layout(self, layout_hash: str) -> str:
@@ -39,16 +42,20 @@ class Fitness:
         return self.why_not_layout(layout_hash) or self._why_not_fingerprint(fingerprint)
 
     def _why_not_fingerprint(self, fingerprint: Mapping[str, str]) -> str:
-        if not (self._exact and self.fingerprint):
+        differing = self.differences(fingerprint)
+        if not (self._exact and differing):
             return ""
-        differing = [
+        return f"fingerprint differs: {differing} (`exact: false` in the job would accept it)"
+
+    def differences(self, fingerprint: Mapping[str, str]) -> str:
+        """In what a worker differs from the job's first: chips, sizes, versions; empty if in nothing."""
+        if not self.fingerprint:
+            return ""
+        return "; ".join(
             f"{key} is {fingerprint.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
             for key in sorted(fingerprint.keys() | self.fingerprint.keys())
             if fingerprint.get(key) != self.fingerprint.get(key)
-        ]
-        if not differing:
-            return ""
-        return f"fingerprint differs: {'; '.join(differing)} (`exact: false` in the job would accept it)"
+        )
 
     def admitted(self, name: str) -> None:
         """A worker takes part."""
@@ -59,6 +66,12 @@ class Fitness:
         self._fit.discard(name)
 
     def hopeless(self, members: Collection[Member], now: float) -> bool:
-        """Whether all who are connected are refused and nobody who could take part is expected back."""
-        expected = self._fit or now < self._expected_until_seconds
-        return bool(members) and all(member.unfit for member in members) and not expected
+        """Whether all who are connected are refused, or unfit for long, and nobody who could take part is expected."""
+        able = any(not (member.unfit or member.waiting) for member in members)
+        if able or not members or self._fit or now < self._expected_until_seconds:
+            self._unfit_since_seconds = None
+            return False
+        if self._unfit_since_seconds is None:
+            self._unfit_since_seconds = now
+        waiting = any(member.waiting for member in members)
+        return not waiting or now - self._unfit_since_seconds > UNFIT_SECONDS

@@ -36,6 +36,7 @@ class Member:
         ready: whether the running job is built on its mesh.
         layout_hash: of what it has built.
         unfit: why it takes no part in the running job; empty if it may.
+        waiting: why its mesh can't be opened; empty if it can. It tries again by itself.
         holds: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: how many chunks of that version it was sent.
@@ -51,6 +52,7 @@ class Member:
     ready: bool = False
     layout_hash: str = ""
     unfit: str = ""
+    waiting: str = ""
     holds: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
@@ -64,7 +66,7 @@ class Member:
 
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
-        self.ready, self.layout_hash, self.unfit, self.holds = False, "", "", None
+        self.ready, self.layout_hash, self.unfit, self.waiting, self.holds = False, "", "", "", None
         self.sent_version, self.sent_chunks, self.stalled = None, 0, False
 
     def measured(self, micro_batches: int, seconds: float) -> None:
@@ -80,6 +82,8 @@ class Member:
         """One word for people on what it is doing."""
         if self.unfit:
             return "refused"
+        if self.waiting:
+            return "unfit"
         if self.stalled:
             return "stalled"
         if not self.ready:

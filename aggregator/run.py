@@ -98,7 +98,8 @@ class Run:
             return "workers: none is connected"
         if not able:
             return "workers to build the job: " + ", ".join(
-                f"{member.name} ({member.unfit or member.describe()})" for member in self._members.values()
+                f"{member.name} ({member.unfit or member.waiting or member.describe()})"
+                for member in self._members.values()
             )
         holders = sum(member.holds == self.version for member in able)
         return f"{self.job.phase} of step {self.job.step}; {holders} of {len(able)} workers hold its weights"
@@ -311,30 +312,40 @@ class Run:
             self.fitness.fingerprint = dict(ready.fingerprint)
             self.report.save()
         self.fitness.admitted(member.name)
-        member.ready, member.layout_hash = True, ready.layout_hash
+        member.ready, member.layout_hash, member.waiting = True, ready.layout_hash, ""
         member.holds = Version(ready.generation, ready.step) if ready.holds else None
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         if self._evaluation_batches is None:
             self._evaluation_batches = ready.evaluation_batches
             if self.job.phase == "evaluate":
                 self._next_phase(now)
-        self.report.note("member", f"worker {member.name} is ready")
+        differing = self.fitness.differences(ready.fingerprint)
+        accepted = f", with what the job accepts (`exact: false`): {differing}" if differing else ""
+        self.report.note("member", f"worker {member.name} is ready{accepted}")
         if not self.ended:
             self.dispatch(now)
 
     def refuse(self, member: Member, reason: str, now: float) -> None:
         """A worker takes no part in this job."""
-        member.ready, member.unfit = False, reason
+        member.ready, member.unfit, member.waiting = False, reason, ""
         self.fitness.refused(member.name)
         self._abandon(member, now)
         self.report.note("member", f"worker {member.name} takes no part: {reason}")
         self.orders.leave(member.session, reason)
         self._end_if_hopeless(now)
 
+    def unfit(self, member: Member, reason: str, now: float) -> None:
+        """A worker can't open its mesh; it says Ready when it can."""
+        told, member.waiting = member.waiting, reason
+        self.fitness.refused(member.name)
+        if told != reason:
+            self.report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
+        self._end_if_hopeless(now)
+
     def _end_if_hopeless(self, now: float) -> None:
         members = self._members.values()
         if self.fitness.hopeless(members, now):
-            reasons = "; ".join(sorted(f"{member.name}: {member.unfit}" for member in members))
+            reasons = "; ".join(sorted(f"{each.name}: {each.unfit or each.waiting}" for each in members))
             self.end(FAILED, f"no worker can run it; {reasons}")
 
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:

@@ -148,6 +148,10 @@ def open_mesh(
         except RuntimeError as error:
             with suppress(RuntimeError):  # what is said first matters
                 _links_down(tt, shape)
+            if emulated:
+                raise Refused(
+                    f"device_config.mesh_shape: {list(shape)} can't be emulated: {error}"
+                ) from error
             reason = why_not_opened(error)
             raise Failed(f"device_config.mesh_shape: {list(shape)} can't be opened: {reason}") from error
         _open_mesh = Mesh(tt, handle, shape, axes, getattr(tt, dtype))

@@ -277,14 +277,16 @@ class Evaluated(_message.Message):
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[BatchLoss, _Mapping]]] = ...) -> None: ...
 
 class Unable(_message.Message):
-    __slots__ = ("job", "lease", "reason")
+    __slots__ = ("job", "lease", "reason", "retries")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
     job: str
     lease: int
     reason: str
-    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    retries: bool
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close")

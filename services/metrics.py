@@ -59,6 +59,9 @@ class _RoleMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
+    def _unlabelled(self, name: str, text: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
+
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"tiermesh_{name}", text, _LABELS, registry=self.registry)
 
@@ -83,12 +86,13 @@ class WorkerMetrics(_RoleMetrics):
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._step = self._gauge("weights_step", "Step of the complete weights held")
-        self._connected = Gauge(
-            "tiermesh_aggregator_connected",
-            "1 while the aggregator answers, else 0",
-            ("role",),
-            registry=self.registry,
-        ).labels(self.role)
+        self._connected = self._unlabelled("aggregator_connected", "1 while the aggregator answers, else 0")
+        self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
+        self._fit.set(1)
+
+    def fit(self, fit: bool) -> None:
+        """Set whether the mesh of the job could be opened."""
+        self._fit.set(float(fit))
 
     def computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
         """Count micro-batches whose passes took `seconds` together."""
@@ -130,9 +134,6 @@ class AggregatorMetrics(_RoleMetrics):
         self._workers = self._unlabelled("workers_connected", "Workers attending")
         self._queue = self._unlabelled("queue_length", "Jobs queued or running")
         self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
-
-    def _unlabelled(self, name: str, text: str) -> Gauge:
-        return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
 
     def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
         """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""

@@ -14,7 +14,9 @@ from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import from_ranges
 from worker.events import (
     Build,
+    BuildDue,
     BuildFailed,
+    BuildLater,
     Built,
     Connected,
     Described,
@@ -35,6 +37,9 @@ from worker.events import (
     Say,
     WeightsArrived,
 )
+
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
+"""A mesh that can't be opened is tried again after so long, each time after twice as long, up to the other."""
 
 
 @dataclass
@@ -64,6 +69,9 @@ class BuiltJob:
         receiving: the version whose chunks arrived last.
         received: those chunks.
         holds: the version whose complete weights are on the mesh.
+        unfit: why the mesh could not be opened; empty if it was, or was not tried yet.
+        failures: how often it could not.
+        attempt: the BuildLater that is waited for; 0 for none.
     """
 
     job: str
@@ -72,6 +80,9 @@ class BuiltJob:
     receiving: tuple[int, int] | None = None
     received: set[int] = field(default_factory=set)
     holds: tuple[int, int] | None = None
+    unfit: str = ""
+    failures: int = 0
+    attempt: int = 0
 
     @property
     def chunks(self) -> int:
@@ -89,6 +100,7 @@ class WorkerCore:
         self.leases: dict[int, HeldLease] = {}
         self._limits: dict[tuple[int, int], int] = {}
         self._welcome = False
+        self._attempts = 0
         self._out: list[Effect] = []
 
     def hello(self, incarnation: str) -> pb.Hello:
@@ -146,9 +158,11 @@ class WorkerCore:
             case Built():
                 self._built(event)
             case BuildFailed():
-                if self.job is not None and self.job.job == event.job:
-                    self.job = None
-                    self._say(pb.Unable(job=event.job, reason=event.reason))
+                self._build_failed(event)
+            case BuildDue():
+                if self.job is not None and self.job.attempt == event.attempt:
+                    self.job.attempt = 0
+                    self._out.append(Build(self.job.job, self.job.spec_json))
             case LeaseFailed():
                 if event.lease in self.leases and self.job is not None:
                     self._drop_lease(event.lease)
@@ -201,6 +215,8 @@ class WorkerCore:
         if self.job is not None and (self.job.job, self.job.spec_json) == (order.job, order.spec_json):
             if self.job.built is not None:
                 self._tell_ready(self.job, self.job.built)
+            elif self.job.unfit:
+                self._tell_unfit(self.job)
             return
         self._drop_job()
         self.job = BuiltJob(order.job, order.spec_json)
@@ -210,7 +226,26 @@ class WorkerCore:
         if self.job is None or self.job.job != event.job:
             return
         self.job.built = event
+        self.job.unfit, self.job.failures, self.job.attempt = "", 0, 0
         self._tell_ready(self.job, event)
+
+    def _build_failed(self, event: BuildFailed) -> None:
+        if self.job is None or self.job.job != event.job:
+            return
+        if not event.unfit:
+            self.job = None
+            self._say(pb.Unable(job=event.job, reason=event.reason))
+            return
+        self._attempts += 1
+        job = self.job
+        job.unfit, job.attempt = event.reason, self._attempts
+        seconds = min(RETRY_SECONDS * 2**job.failures, LONGEST_RETRY_SECONDS)
+        job.failures += 1
+        self._tell_unfit(job)
+        self._out.append(BuildLater(job.attempt, seconds))
+
+    def _tell_unfit(self, job: BuiltJob) -> None:
+        self._say(pb.Unable(job=job.job, reason=job.unfit, retries=True))
 
     def _tell_ready(self, job: BuiltJob, built: Built) -> None:
         generation, step = job.holds or (0, 0)

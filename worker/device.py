@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from mesh.device import Mesh, open_mesh
+from mesh.fingerprint import board
+from mesh.refusals import explained
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig
-from services.errors import TiermeshError
+from services.errors import Failed, TiermeshError
 from services.metrics import WorkerMetrics
 from services.process import describe
 from services.tensors.kernels import Float32Array
@@ -66,8 +68,11 @@ class BuiltStep:
 
     def close(self) -> None:
         """Free the mesh."""
-        self.step.close()
-        self.mesh.close()
+        try:
+            self.step.close()
+        finally:
+            self.mesh.close()
+        log.info("job %s: the mesh of %s is closed", self.job, list(self.mesh.shape))
 
 
 class DeviceThread:
@@ -121,10 +126,14 @@ class DeviceThread:
         start, stop = chunk_range(values.size, chunk)
         return values[start:stop]
 
+    def give_up(self) -> None:
+        """Have what is being computed end with the micro-batch under way."""
+        self._dropped.update(self._leases)
+
     def close(self) -> None:
         """Give up what is being computed, free the mesh, end the thread."""
-        self._dropped.update(self._leases)
-        self._thread.submit(self._drop_job)
+        self.give_up()
+        self._submit(self._drop_job)
         self._thread.shutdown()
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -133,10 +142,20 @@ class DeviceThread:
     # ---- on the device thread ----
 
     def _build(self, effect: ev.Build) -> None:
-        self._drop_job()
         try:
+            self._drop_job()
             config = JobConfig.from_json(effect.spec_json)
-            mesh = _open(config)
+            try:
+                mesh = _open(config)
+            except Failed as error:
+                self._metrics.fit(False)
+                log.error("job %s: unfit, trying again later: %s", effect.job, error)
+                self._tell(ev.BuildFailed(effect.job, str(error), unfit=True))
+                return
+            self._metrics.fit(True)
+            log.info(
+                "job %s: opened a mesh of %s, %s (%s)", effect.job, list(mesh.shape), mesh.arch, board(mesh)
+            )
             try:
                 step = TrainingStep(config, mesh, self._data_dir)
             except BaseException:
@@ -159,9 +178,12 @@ class DeviceThread:
 
     def _drop_job(self) -> None:
         self._sums.clear()
-        if self._built is not None:
-            self._built.close()
-            self._built = None
+        built, self._built = self._built, None
+        if built is not None:
+            try:
+                built.close()
+            except Exception as error:  # the next job may be luckier
+                log.error("job %s: the mesh did not close: %s", built.job, _reason(error))
 
     def _load(self, header: ChunkHeader, values: Float32Array) -> None:
         if self._built is not None and self._built.job == header.job:
@@ -188,8 +210,9 @@ class DeviceThread:
             else:
                 self._initialise(built.step, lease)
         except Exception as error:
-            log.error("lease %d: %s", lease.lease, describe(error))
-            self._tell(ev.LeaseFailed(lease.lease, _reason(error)))
+            reason = _reason(error)
+            log.error("lease %d: %s", lease.lease, reason)
+            self._tell(ev.LeaseFailed(lease.lease, reason))
 
     def _initialise(self, step: TrainingStep, lease: pb.Lease) -> None:
         self._sums[lease.lease] = step.initial_weights()
@@ -251,7 +274,10 @@ def _open(config: JobConfig) -> Mesh:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, TiermeshError) else describe(error)
+    if isinstance(error, TiermeshError):
+        return str(error)
+    known = explained(error) if isinstance(error, RuntimeError) else None
+    return known or describe(error)
 
 
 def _logged(work: Callable[..., None], *arguments: Any) -> None:

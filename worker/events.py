@@ -50,10 +50,18 @@ class Built:
 
 @dataclass(frozen=True)
 class BuildFailed:
-    """The job can't be built here."""
+    """The job can't be built here; with `unfit`, because the mesh can't be opened, which may change."""
 
     job: str
     reason: str
+    unfit: bool = False
+
+
+@dataclass(frozen=True)
+class BuildDue:
+    """The time that BuildLater asked for is over."""
+
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ Input = (
     | WeightsArrived
     | Built
     | BuildFailed
+    | BuildDue
     | Loaded
     | Described
     | NodeReady
@@ -139,6 +148,14 @@ class Build:
 
     job: str
     spec_json: str
+
+
+@dataclass(frozen=True)
+class BuildLater:
+    """After so long, tell with BuildDue."""
+
+    attempt: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -176,4 +193,4 @@ class DropLease:
     lease: int
 
 
-Effect = Say | Build | DropJob | Load | FinishLoad | Perform | DropLease
+Effect = Say | Build | BuildLater | DropJob | Load | FinishLoad | Perform | DropLease

@@ -143,6 +143,8 @@ class WorkerService:
         for effect in self._core.handle(event):
             if isinstance(effect, ev.Say):
                 self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, effect.body))
+            elif isinstance(effect, ev.BuildLater):
+                self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
                 self._device.carry_out(effect, values)
         self._wake.set()

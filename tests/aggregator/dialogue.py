@@ -41,6 +41,7 @@ class Dialogue:
         now: the virtual time, in seconds.
         leases: the newest lease of each session.
         saved: the jobs as they were last saved.
+        notes: what people were told.
     """
 
     def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
@@ -49,6 +50,7 @@ class Dialogue:
         self.now = 100.0
         self.leases: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
+        self.notes: list[str] = []
         self.plans: dict[str, JobPlan] = {each.job.id: each.plan for each in records}
 
     def give(self, event: ev.Input) -> list[str]:
@@ -61,6 +63,8 @@ class Dialogue:
                 )
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
+            if isinstance(effect, ev.Note):
+                self.notes.append(effect.text)
             line = self.line(effect)
             if line:
                 lines.append(line)

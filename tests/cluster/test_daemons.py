@@ -136,6 +136,15 @@ def test_sigterm_stops_every_role_beside_a_frozen_peer(tmp_path: Path, frozen: s
             assert "Traceback" not in log and "ERROR" not in log, log
 
 
+def test_sigterm_mid_step_closes_the_mesh(tmp_path: Path, long_spec: str) -> None:
+    with Cluster(tmp_path, workers=1) as cluster:
+        cluster.wait_step(cluster.submit(long_spec), 2)
+        assert cluster.workers[0].terminate() == 0
+        log = cluster.workers[0].log_text()
+        opened, stopping = log.index("opened a mesh of [1, 1]"), log.index("stopping: SIGTERM")
+        assert opened < stopping < log.index("the mesh of [1, 1] is closed"), log
+
+
 def test_a_stopped_cluster_goes_on_where_it_was(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)

@@ -19,6 +19,8 @@ from worker.core import WorkerCore
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+UNFIT = 0.1
+"""How likely it is that a mesh can't be opened."""
 Task = Iterator[float]
 """Work of the device: yields how long each piece takes."""
 
@@ -166,6 +168,8 @@ class WorkerShell(Process):
                     self._link.up_control.send(self.core.epoch, effect.body)
             case ev.Build():
                 self._do(self._build(effect))
+            case ev.BuildLater():
+                self.later(effect.seconds, lambda: self.feed(ev.BuildDue(effect.attempt)))
             case ev.DropJob():
                 self._do(self._drop())
 
@@ -204,6 +208,9 @@ class WorkerShell(Process):
 
     def _build(self, effect: ev.Build) -> Task:
         yield self.world.rng.random()
+        if self.world.rng.random() < UNFIT:
+            self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))
+            return
         self._job = job = self.world.jobs[effect.job]
         self._mesh.clear()
         self._loaded = (0, -1)

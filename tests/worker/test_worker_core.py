@@ -22,7 +22,7 @@ def line(effect: ev.Effect) -> str:
         case ev.Say(pb.Holding() as body):
             return f"say holding {body.generation}.{body.step}"
         case ev.Say(pb.Unable() as body):
-            return f"say unable: {body.reason}"
+            return f"say {'unfit' if body.retries else 'unable'}: {body.reason}"
         case ev.Say():
             return f"say {type(effect.body).__name__.lower()}"
         case ev.Load():
@@ -35,6 +35,8 @@ def line(effect: ev.Effect) -> str:
             return f"drop lease {effect.lease}"
         case ev.Build():
             return f"build {effect.job}"
+        case ev.BuildLater():
+            return f"build after {effect.seconds:g} s ({effect.attempt})"
     return "drop job"
 
 
@@ -178,6 +180,46 @@ def test_a_job_that_cannot_be_built() -> None:
     talk.join()
     assert talk.give(ev.BuildFailed("a", "no such corpus")) == ["say unable: no such corpus"]
     assert talk.join() == ["build a"], "it can be tried again"
+
+
+def test_a_mesh_that_cannot_be_opened_is_tried_again_less_and_less_often() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    waits = []
+    for attempt in range(1, 9):
+        said, later = talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
+        assert said == "say unfit: chips busy"
+        waits.append(float(later.split()[2]))
+        assert talk.give(ev.BuildDue(attempt)) == ["build a"]
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert talk.built() == ["say ready"]
+    assert talk.join("b") == ["drop job", "build b"]
+    assert talk.give(ev.BuildFailed("b", "busy", unfit=True))[1] == "build after 5 s (9)", "counted anew"
+
+
+def test_an_unfit_worker_says_so_to_the_next_aggregator() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
+    talk.give(ev.Disconnected())
+    talk.connect(epoch=2)
+    assert talk.join() == ["say unfit: chips busy"]
+
+
+def test_a_try_that_is_not_wanted_any_more() -> None:
+    talk = Dialogue()
+    talk.connect()
+    talk.join()
+    talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
+    assert talk.order(pb.Leave(job="a")) == ["drop job"]
+    assert talk.give(ev.BuildDue(1)) == []
+    assert talk.join() == ["build a"]
+    assert talk.give(ev.BuildDue(1)) == [], "of the time before"
+    talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
+    assert talk.built() == ["say ready"]
+    assert talk.give(ev.BuildDue(2)) == [], "it is built"
 
 
 def test_leaving_a_job_drops_all_of_it() -> None:

@@ -1,0 +1,180 @@
+"""The device thread leaves the mesh clean: when a job ends, when it is told to stop mid-step, when something fails."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import worker.device
+from mesh.device import Mesh, open_mesh
+from protos import cluster_pb2 as pb
+from services.config import JobConfig, LinearRegressionConfig
+from services.errors import Failed
+from services.metrics import WorkerMetrics
+from worker import events as ev
+from worker.device import DeviceThread
+
+LIMIT_SECONDS = 30
+JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig()).to_json()
+
+
+class Device:
+    """A device thread, and what it told the core."""
+
+    def __init__(self) -> None:
+        self.metrics = WorkerMetrics()
+        self.told: queue.Queue[ev.Input] = queue.Queue()
+        self.thread = DeviceThread(self.told.put, None, self.metrics)
+
+    def give(self, effect: ev.Effect) -> None:
+        """What the core decided."""
+        self.thread.carry_out(effect, None)
+
+    def next(self) -> ev.Input:
+        """What the core is told next."""
+        return self.told.get(timeout=LIMIT_SECONDS)
+
+    @property
+    def fit(self) -> float | None:
+        """The metric."""
+        return self.metrics.registry.get_sample_value("tiermesh_mesh_fit", {"role": "worker"})
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    made = Device()
+    yield made
+    made.thread.close()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Mesh]:
+    """The meshes that are opened; those after the first of `fails` can be."""
+    meshes: list[Mesh] = []
+
+    def note(*arguments: object, **settings: object) -> Mesh:
+        meshes.append(open_mesh(*arguments, **settings))  # type: ignore[arg-type]
+        return meshes[-1]
+
+    monkeypatch.setattr(worker.device, "open_mesh", note)
+    return meshes
+
+
+def _is_closed(mesh: Mesh) -> bool:
+    try:
+        _ = mesh.handle
+    except Failed:
+        return True
+    return False
+
+
+def _lease(count: int) -> ev.Perform:
+    return ev.Perform(pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=count))
+
+
+def test_the_mesh_is_closed_when_the_job_ends(device: Device, opened: list[Mesh]) -> None:
+    device.give(ev.Build("a", JOB))
+    assert isinstance(device.next(), ev.Built)
+    device.give(ev.DropJob())
+    device.give(ev.Build("b", JOB))
+    assert isinstance(device.next(), ev.Built), "a process has one mesh at a time: the first was closed"
+    assert [_is_closed(mesh) for mesh in opened] == [True, False]
+
+
+def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh(
+    opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    computed = []
+
+    def micro_batch(step: object, at: int, index: int, out: object, ready: Callable[[int], None]) -> float:
+        computed.append(index)
+        begun.set()
+        assert go_on.wait(LIMIT_SECONDS)
+        return 0.0
+
+    monkeypatch.setattr(worker.device.TrainingStep, "micro_batch", micro_batch)
+    device = Device()
+    device.give(ev.Build("a", JOB))
+    assert isinstance(device.next(), ev.Built)
+    device.give(_lease(100))
+    assert begun.wait(LIMIT_SECONDS)
+    device.thread.give_up()
+    assert not _is_closed(opened[0]), "not under the running micro-batch"
+    go_on.set()
+    device.thread.close()
+    assert computed == [0], "the rest is given up"
+    assert _is_closed(opened[0])
+
+
+def test_a_step_that_fails_is_told_and_the_mesh_can_still_be_closed(
+    device: Device, opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def micro_batch(*arguments: object) -> float:
+        raise RuntimeError(
+            "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
+        )
+
+    monkeypatch.setattr(worker.device.TrainingStep, "micro_batch", micro_batch)
+    device.give(ev.Build("a", JOB))
+    assert isinstance(device.next(), ev.Built)
+    device.give(_lease(2))
+    failed = device.next()
+    assert isinstance(failed, ev.LeaseFailed)
+    assert failed.reason.startswith("the links between devices were not set up") and "\n" not in failed.reason
+    device.give(ev.DropJob())
+    device.give(ev.Build("b", JOB))
+    assert isinstance(device.next(), ev.Built)
+    assert _is_closed(opened[0])
+
+
+def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **settings: object) -> Mesh:
+        raise Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.device, "open_mesh", refuse)
+        device.give(ev.Build("a", JOB))
+        assert device.next() == ev.BuildFailed(
+            "a", "device_config.mesh_shape: [1, 8] can't be opened: chips busy", unfit=True
+        )
+    assert device.fit == 0
+    device.give(ev.Build("a", JOB))
+    assert isinstance(device.next(), ev.Built)
+    assert device.fit == 1
+
+
+def test_a_job_that_cannot_be_built_leaves_no_mesh_open(
+    device: Device, opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise Failed("no such corpus")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.device, "TrainingStep", refuse)
+        device.give(ev.Build("a", JOB))
+        assert device.next() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
+    assert _is_closed(opened[0])
+
+
+def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
+    device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.give(ev.Build("a", JOB))
+    assert isinstance(device.next(), ev.Built)
+    close = Mesh.close
+
+    def fail(mesh: Mesh) -> None:
+        close(mesh)
+        raise RuntimeError("a chip hangs")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Mesh, "close", fail)
+        device.give(ev.Build("b", JOB))
+        assert isinstance(device.next(), ev.Built)
+    assert "job a: the mesh did not close: internal error, RuntimeError" in caplog.text
