@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     Raises:
         Refused: for the first thing that is wrong.
     """
+    from mesh.descriptors.choose import hold_given
+
     config = read_job(path, overrides, output)
     device = config.device
+    descriptor = None if device.backend == "emulator" else hold_given(device.mesh_shape, os.environ)
     fields: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,
@@ -26,6 +30,7 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
         "batch_size": config.batch_size,
         "sequences_per_step": config.sequences_per_step,
         "mesh_shape": list(device.mesh_shape),
+        "mesh_graph_descriptor": str(descriptor) if descriptor else None,
         "data_parallel": device.data_parallel_size,
         "tensor_parallel": device.tensor_parallel_size,
         "optimizer": config.optimizer.type,
@@ -33,6 +38,6 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
         "data": config.data.path if config.data else None,
     }
     for name, value in fields.items():
-        output.say(f"{name:<18} {value}")
+        output.say(f"{name:<22} {value}")
     output.say("nothing wrong found")
     output.result({"valid": True, **fields})

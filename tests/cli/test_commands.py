@@ -298,6 +298,27 @@ def test_validate_says_what_the_job_would_be(job_file: Path, capsys: pytest.Capt
     assert last_json(captured.out)["exit_code"] == 2
 
 
+def test_validate_holds_the_mesh_against_its_descriptor(
+    job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    descriptor = tmp_path / "box.textproto"
+    descriptor.write_text(
+        'mesh_descriptors { name: "M0" arch: WORMHOLE_B0 device_topology { dims: [ 1, 2 ] } '
+        "host_topology { dims: [ 1, 1 ] } channels { count: 2 } } "
+        'top_level_instance { mesh { mesh_descriptor: "M0" mesh_id: 0 } }'
+    )
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", str(descriptor))
+    ddp = ["--set", "device_config.enable_ddp=true", "--set", "training_config.batch_size=8"]
+    fits = ["validate", str(job_file), *ddp, "--set", "device_config.mesh_shape=[1, 2]", "--json"]
+    assert main(fits) == 0
+    assert last_json(capsys.readouterr().out)["mesh_graph_descriptor"] == str(descriptor)
+    assert main(["validate", str(job_file), *ddp, "--set", "device_config.mesh_shape=[1, 4]"]) == 2
+    assert "device_topology [1, 2]; opening it would hang the devices" in capsys.readouterr().err
+    monkeypatch.setenv("TT_MESH_GRAPH_DESC_PATH", "elsewhere.textproto")
+    assert main(fits) == 2
+    assert f"no such file (tried {Path.cwd() / 'elsewhere.textproto'})" in capsys.readouterr().err
+
+
 def test_help_needs_none_of_the_heavy_modules() -> None:
     script = (
         "import sys; from cli.main import main; main(['--help'])\n"
