@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.checkpoints.hugging_face import TOKENIZER_FILE
 from services.config.corpus import PYTHON_REFERENCE, builtin_text, scan
 from services.config.models import RegressionConfig
 from services.config.parts import DataConfig, PretrainedConfig
@@ -17,6 +16,7 @@ from services.config.resolve_model import ResolvedModel
 from services.config.schema import TrainingSection
 from services.errors import Refused
 
+_TOKENIZER_FILE = "tokenizer.json"
 _TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
 
 
@@ -75,7 +75,7 @@ def resolve_data(
 
 
 def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
-    path = Path(pretrained.path) / TOKENIZER_FILE
+    path = Path(pretrained.path) / _TOKENIZER_FILE
     if not path.is_file():
         raise Refused(
             f"training_config.tokenizer_path: none given, and the checkpoint has no {shown_path(path)}; "
@@ -120,7 +120,7 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
             f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; give its path"
         )
     if Path(text).suffix != ".json":
-        text = f"{text}/tokenizer.json"
+        text = f"{text}/{_TOKENIZER_FILE}"
     path = find_data(text, field=field, folder=folder)
     try:
         content = path.read_bytes()

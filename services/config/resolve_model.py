@@ -21,7 +21,6 @@ from services.config.models import (
     TransformerConfig,
 )
 from services.config.parts import PretrainedConfig
-from services.config.pretrained import find_folder, hash_files, hold_tensors, open_pretrained
 from services.config.problems import dotted, nearest, refusal, shown, shown_path
 from services.config.schema import (
     MODEL_SECTIONS,
@@ -109,6 +108,9 @@ def _pretrained(
     section: TransformerSection, name: str | None, model_path: str, folder: Path
 ) -> ResolvedModel:
     """The checkpoint's model, whose sizes the job may repeat, but not change."""
+    # numpy and safetensors: loaded by jobs that need them, and in a daemon only after BLAS is set up.
+    from services.config.pretrained import find_folder, hash_files, hold_tensors, open_pretrained
+
     stored, opened = open_pretrained(find_folder(model_path, folder))
     place = shown_path(opened.path)
     if name is not None and name != stored.model_type:
