@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -33,6 +35,15 @@ _HASH_BLOCK_BYTES = 4 << 20
 _MODELS: dict[str, type[GPT2Config] | type[LlamaConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 
 
+@contextmanager
+def naming_field() -> Iterator[None]:
+    """Errors within name the setting that the checkpoint comes from."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"{FIELD}: {error}") from None
+
+
 def find_folder(text: str, folder: Path) -> Path:
     """The folder that `model_path` names, itself or by the `model.safetensors` in it; looked for as a corpus is.
 
@@ -53,10 +64,7 @@ def open_pretrained(path: Path) -> tuple[PretrainableConfig, HuggingFaceFolder]:
     Raises:
         Refused: it is no such folder, or not of a model that a job can start from.
     """
-    try:
-        opened = open_hugging_face(path)
-    except Refused as error:
-        raise Refused(f"{FIELD}: {error}") from None
+    opened = open_hugging_face(path)
     state = _read_state(path)
     if state is not None:
         return _of_job(state, opened), opened
@@ -70,7 +78,7 @@ def hold_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
         Refused: for the first tensor that is missing, of another shape or dtype, or not the model's.
     """
     stored = opened.tensors
-    where = f"{FIELD}: {shown_path(opened.path)}"
+    where = shown_path(opened.path)
     used = set()
     for name, shape in expected_tensors(model).items():
         kept = stored_name(name, model, stored)
@@ -109,7 +117,7 @@ def hash_files(opened: HuggingFaceFolder) -> PretrainedConfig:
     for name, record in state.files.items() if state is not None else ():
         if name in hashes and hashes[name] != record.sha256:
             raise Refused(
-                f"{FIELD}: {shown_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
+                f"{shown_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
                 "give another checkpoint"
             )
     return PretrainedConfig(path=str(opened.path), files=hashes)
@@ -134,13 +142,14 @@ def find_pretrained(pretrained: PretrainedConfig, data_dir: Path | None = None) 
             f"{FIELD}: no such folder on this host (looked at {looked}); "
             "copy it here or give the worker the folder that it lies in with --data"
         )
-    for name, expected in pretrained.files.items():
-        found = file_sha256(place / name)
-        if found != expected:
-            raise Refused(
-                f"{FIELD}: {shown_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file "
-                "that the job was submitted with"
-            )
+    with naming_field():
+        for name, expected in pretrained.files.items():
+            found = file_sha256(place / name)
+            if found != expected:
+                raise Refused(
+                    f"{shown_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file that "
+                    "the job was submitted with"
+                )
     return place
 
 
@@ -152,9 +161,7 @@ def file_sha256(path: Path) -> str:
             while block := file.read(_HASH_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
-        raise Refused(
-            f"{FIELD}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
-        ) from None
+        raise Refused(f"{shown_path(path)} can't be read ({error.strerror}); make it readable") from None
     return digest.hexdigest()
 
 
@@ -166,14 +173,12 @@ def _read_state(path: Path) -> State | None:
         return None
     except (OSError, ValueError) as error:
         reason = one_line(str(error).splitlines()[0])
-        raise Refused(
-            f"{FIELD}: {shown_path(path / STATE_FILE)} is damaged ({reason}); give another"
-        ) from None
+        raise Refused(f"{shown_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
 
 
 def _of_job(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
     """The model of a checkpoint of ours, by the job that it was written for."""
-    where = f"{FIELD}: {shown_path(opened.path / STATE_FILE)}"
+    where = shown_path(opened.path / STATE_FILE)
     fields = state.config.get("model")
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     model_class = _MODELS.get(str(kind))

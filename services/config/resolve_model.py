@@ -109,9 +109,17 @@ def _pretrained(
 ) -> ResolvedModel:
     """The checkpoint's model, whose sizes the job may repeat, but not change."""
     # numpy and safetensors: loaded by jobs that need them, and in a daemon only after BLAS is set up.
-    from services.config.pretrained import find_folder, hash_files, hold_tensors, open_pretrained
+    from services.config.pretrained import (
+        find_folder,
+        hash_files,
+        hold_tensors,
+        naming_field,
+        open_pretrained,
+    )
 
-    stored, opened = open_pretrained(find_folder(model_path, folder))
+    path = find_folder(model_path, folder)
+    with naming_field():
+        stored, opened = open_pretrained(path)
     place = shown_path(opened.path)
     if name is not None and name != stored.model_type:
         raise Refused(
@@ -132,9 +140,11 @@ def _pretrained(
                 f"transformer_config.{key}: {shown(value)} given, but the checkpoint {place} has {shown(has)}; "
                 "remove it or give another model_path"
             )
-    hold_tensors(stored, opened)
+    with naming_field():
+        hold_tensors(stored, opened)
+        pretrained = hash_files(opened)
     model = type(stored).model_validate(stored.model_dump() | changes)
-    return ResolvedModel(model, hash_files(opened), _notices(stored.model_type, section))
+    return ResolvedModel(model, pretrained, _notices(stored.model_type, section))
 
 
 def _asked(section: TransformerSection, key: str) -> Any:
