@@ -47,14 +47,15 @@ def run(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> None:
 
 
 def _checkpoint_folder(path: Path) -> Path:
-    """The checkpoint that a path means: itself or, of a folder of checkpoints, the newest."""
+    """The folder that a path means: itself (ours or Hugging Face's) or, of a folder of checkpoints, the newest."""
     from services.checkpoints import list_checkpoints
 
-    if (path / "state.json").is_file():
+    if any((path / name).is_file() for name in ("state.json", "config.json")):
         return path
     found = list_checkpoints(path)
     if not found:
         raise Refused(
-            f"{path}: no checkpoint; give a folder like step-00000500, or one that has such folders"
+            f"{path}: no checkpoint; give a folder like step-00000500, one that has such folders, or one that "
+            "Hugging Face's tools saved"
         )
     return found[-1]

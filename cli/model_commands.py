@@ -1,4 +1,4 @@
-"""`tiermesh generate` and `tiermesh validate`: what needs no cluster."""
+"""`tiermesh generate`, `tiermesh validate` and `tiermesh check`: what needs no cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from cli.job_commands import job_config
 from cli.options import option, output_options
 from cli.output import Output
+from services.errors import Refused
 
 
 @click.command()
@@ -49,7 +50,10 @@ def generate(
     seed: int,
     output: Output,
 ) -> None:
-    """Generate text with a trained model. CHECKPOINT is a folder step-XXXXXXXX, or one that has such folders."""
+    """Generate text with a trained model.
+
+    CHECKPOINT is a folder step-XXXXXXXX, one that has such folders, or a GPT-2 or Llama saved by Hugging Face tools.
+    """
     from cli.generate import run
 
     run(
@@ -73,3 +77,26 @@ def validate(*, path: Path, overrides: tuple[str, ...], output: Output) -> None:
     from cli.validate import run
 
     run(path, overrides, output)
+
+
+@click.command()
+@option("--mesh", "of_mesh", is_flag=True, help="Check the mesh of this host.")
+@option(
+    "--mesh-shape",
+    metavar="ROWSxCOLUMNS",
+    help="Of the mesh.  [default: all devices, as ttnn arranges them]",
+)
+@option(
+    "--backend", type=click.Choice(["auto", "ttnn", "emulator"]), default="auto", help="What drives the mesh."
+)
+@output_options
+def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output) -> None:
+    """Check the mesh of this host: an all-reduce with a known sum along each axis, and which device is where."""
+    if not of_mesh:
+        raise Refused(
+            "check: the links between the roles of a cluster can't be checked yet; give --mesh to check the mesh of "
+            "this host"
+        )
+    from cli.check import run
+
+    run(mesh_shape, backend, output)

@@ -28,7 +28,7 @@ def choose(
     """
     scores = logits.astype(np.float64)
     if sampling.repetition_penalty != 1 and seen:
-        ids = np.fromiter(set(seen), np.int64)
+        ids = np.fromiter(seen, np.int64, len(seen))
         penalty = sampling.repetition_penalty
         scores[ids] = np.where(scores[ids] > 0, scores[ids] / penalty, scores[ids] * penalty)
     if sampling.temperature == 0:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 
 from mesh.device import Mesh
 from services.checkpoints import write_checkpoint
-from services.config import DataConfig, GPT2Config, JobConfig, LinearRegressionConfig
+from services.config import DataConfig, GPT2Config, JobConfig, LinearRegressionConfig, LlamaConfig
 from services.errors import Refused
 from services.tensors.layout import Layout
-from worker.generate import generate
+from worker.data import Tokenizer
+from worker.generate import Text, generate
 from worker.step import TrainingStep
 
 TEXT = "abcdefgh" * 100
@@ -70,6 +75,56 @@ def test_the_likeliest_token_is_what_training_would_say(
     checkpoint = save(tmp_path, config, open_emulator(), weights=weights)
     assert "".join(generate(checkpoint, "gfe", max_new_tokens=5, temperature=0.0)) == "eeeee"
     assert "".join(generate(checkpoint, "e", max_new_tokens=5, temperature=0.0)) == "eeeee"
+
+
+LLAMA = LlamaConfig(
+    num_heads=2, num_groups=1, embedding_dim=64, intermediate_dim=64, num_blocks=1, max_sequence_length=32
+)
+
+
+@pytest.mark.parametrize("llama", [False, True])
+def test_a_folder_of_hugging_face_s_gives_the_text_of_the_checkpoint_that_it_was(
+    tmp_path: Path, mesh: Mesh, config: JobConfig, llama: bool
+):
+    if llama:
+        config = config.model_copy(update={"model": LLAMA})
+    checkpoint = save(tmp_path, config, mesh)
+    folder = tmp_path / "hugging_face"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(checkpoint / name, folder / name)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "seed": 3, "temperature": 0.8, "top_k": 6}
+    text = "".join(generate(checkpoint, "abc", **settings))
+    assert "".join(generate(folder, "abc", **settings)) == text
+    # A token that ends texts ends this one.
+    described = json.loads((folder / "config.json").read_text())
+    ending = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][text[10]]
+    (folder / "config.json").write_text(json.dumps({**described, "eos_token_id": [ending]}))
+    assert "".join(generate(folder, "abc", **settings)) == text[: text.index(text[10])]
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(Refused, match=r"no tokenizer\.json, expected the model's tokenizer beside it"):
+        next(generate(folder, "abc"))
+
+
+def test_text_comes_whole_from_a_tokenizer_that_decodes_by_context():
+    """Its first token of a text loses its space, and a character may be made of several tokens."""
+    words = {"▁the": 0, "▁cat": 1, "s": 2, "<0xC3>": 3, "<0xA9>": 4}
+    inner = HuggingFaceTokenizer(models.WordLevel(words))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(inner)
+    ids = [0]
+    text = Text(tokenizer, ids)
+    pieces = []
+    for token in [1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 1, 3]:
+        ids.append(token)
+        pieces.append(text.grown())
+    assert pieces[:4] == [" cat", "s", "", "é"]
+    pieces.append(text.grown(at_end=True))
+    assert "the" + "".join(pieces) == tokenizer.decode(ids)
+    assert pieces[-1] != ""
 
 
 @pytest.mark.parametrize(("prompt", "message"), [("", "prompt: no token"), ("xyz", "'x' at position 0")])

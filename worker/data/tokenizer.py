@@ -55,6 +55,16 @@ class Tokenizer:
             )
         return ids.astype(np.uint32)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of what a text begins with, the tokens before it that its tokenizer's own rules ask for among them.
+
+        Raises:
+            Refused: a character that the tokenizer doesn't know.
+        """
+        if self._characters is not None:
+            return [int(token) for token in self.encode(text)]
+        return list(self._tokenizer.encode(text).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

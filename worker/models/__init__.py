@@ -8,7 +8,7 @@ from worker.models.initialise import initial_value, model_layout
 from worker.models.linear_regression import LinearRegression
 from worker.models.llama import Llama
 from worker.models.mlp import MLP
-from worker.models.model import Model
+from worker.models.model import Model, TextModel
 from worker.models.own import blamed
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "LinearRegression",
     "Llama",
     "Model",
+    "TextModel",
     "blamed",
     "build_model",
     "initial_value",

@@ -27,7 +27,7 @@ def build_model(
 
     Args:
         config: of the model.
-        vocabulary: tokens of the tokenizer; not read for a model without one.
+        vocabulary: number of tokens; not read for a model without one.
         mesh: to run on.
         allowed_models: whose code may be imported for a model of the user's own, `package.module` or
             `package.module:Factory` each.
@@ -45,9 +45,9 @@ def build_model(
 def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str]) -> Model:
     match config:
         case GPT2Config():
-            return GPT2(config, config.vocab_size or vocabulary, mesh)
+            return GPT2(config, vocabulary, mesh)
         case LlamaConfig():
-            return Llama(config, config.vocab_size or vocabulary, mesh)
+            return Llama(config, vocabulary, mesh)
         case LinearRegressionConfig():
             return LinearRegression(config)
         case MLPConfig():

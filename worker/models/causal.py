@@ -16,27 +16,29 @@ MASKED = -1e9
 
 
 class Masks:
-    """Masks by which each token sees itself and those before it; that of a whole window is made once, at first use.
+    """Masks by which each token sees itself and those before it; that of training is made once, at first use.
 
     Args:
         mesh: to put them on.
-        window: tokens of a training sequence, and of a cache.
+        tokens: of a training sequence.
     """
 
-    def __init__(self, mesh: Mesh, window: int) -> None:
+    def __init__(self, mesh: Mesh, tokens: int) -> None:
         self._mesh = mesh
-        self._window = window
+        self._tokens = tokens
 
-    def of(self, position: int, tokens: int) -> Variable:
-        """For tokens from `position` on: from 0 on, [1, 1, tokens, tokens]; behind it, [1, 1, 1, window] for one."""
-        if position > 0:
-            keys = np.arange(self._window).reshape(1, 1, 1, -1)
-            return self._constant(np.where(keys <= position, 0, MASKED))
-        return self._whole if tokens == self._window else self._causal(tokens)
+    def of(self, tokens: int) -> Variable:
+        """[1, 1, tokens, tokens], for a sequence from its first token on."""
+        return self._whole if tokens == self._tokens else self._causal(tokens)
+
+    def of_one(self, position: int, window: int) -> Variable:
+        """[1, 1, 1, window], for the one token at `position` and the tokens of a cache."""
+        keys = np.arange(window).reshape(1, 1, 1, -1)
+        return self._constant(np.where(keys <= position, 0, MASKED))
 
     @cached_property
     def _whole(self) -> Variable:
-        return self._causal(self._window)
+        return self._causal(self._tokens)
 
     def _causal(self, tokens: int) -> Variable:
         return self._constant(np.triu(np.full((1, 1, tokens, tokens), MASKED, np.float32), 1))

@@ -83,32 +83,24 @@ class Llama:
     def logits(
         self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
     ) -> Variable:
-        """What the model says of the token after one row of `ids`, as [1, 1, 1, vocabulary].
-
-        Args:
-            tape: of this pass, not recording; its mesh must be one device.
-            ids: uint32 [1, tokens]: a multiple of 32 tokens from position 0 on, or one further token.
-            row: of `ids`; what stands behind it is of no effect.
-            caches: what `caches` gave, one a block, of the tokens before; this pass adds its own to them.
-            position: of the first of `ids`.
-        """
+        """See `TextModel`."""
         return self.tokens.logits(
             tape, ops.take_rows(tape, self._hidden(tape, ids, caches, position), row, row + 1)
         )
 
-    def caches(self) -> tuple[ops.KeyValueCache, ...]:
-        """Empty caches for one sequence, for `logits`."""
+    def caches(self, window: int) -> tuple[ops.KeyValueCache, ...]:
+        """See `TextModel`."""
         config = self._config
         return tuple(
-            ops.KeyValueCache(self._mesh, config.num_groups, config.max_sequence_length, config.head_width)
-            for _ in self.blocks
+            ops.KeyValueCache(self._mesh, config.num_groups, window, config.head_width) for _ in self.blocks
         )
 
     def _hidden(
         self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
     ) -> Variable:
         """[1, 1, sequences x tokens of one device, width], ready for the projection."""
-        mask = self._masks.of(position, ids.shape[1])
+        first = position == 0
+        mask = self._masks.of(ids.shape[1]) if first else self._masks.of_one(position, caches[0].window)
         turning = self._rotations.of(position, ids.shape[1])
         x = ops.dropout(tape, self.tokens.embed(tape, ids), self._config.dropout_prob, "embedding.dropout")
         for index, block in enumerate(self.blocks):

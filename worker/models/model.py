@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from mesh.placement import WHOLE, Placements, over_data
 from mesh.transfer import upload
 from worker.autograd import Parameter, Tape, Variable
 from worker.inputs import Prepare, as_it_is
+from worker.ops.cache import KeyValueCache
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +35,28 @@ class Model(Protocol):
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
         """Tensors that checkpoints hold beside the parameters, by name, so that other programs can load them."""
+        ...
+
+
+class TextModel(Model, Protocol):
+    """A model that text can be drawn from."""
+
+    def logits(
+        self, tape: Tape, ids: Array, row: int, caches: Sequence[KeyValueCache] = (), position: int = 0
+    ) -> Variable:
+        """What the model says of the token after one row of `ids`, as [1, 1, 1, vocabulary].
+
+        Args:
+            tape: of this pass, not recording; its mesh must be one device.
+            ids: uint32 [1, tokens]: a multiple of 32 tokens from position 0 on, or one further token.
+            row: of `ids`; what stands behind it is of no effect.
+            caches: what `caches` gave, of the tokens before; this pass adds its own to them.
+            position: of the first of `ids`.
+        """
+        ...
+
+    def caches(self, window: int) -> tuple[KeyValueCache, ...]:
+        """Empty caches for one sequence of up to `window` tokens, one a block, for `logits`."""
         ...
 
 

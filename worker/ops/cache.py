@@ -16,10 +16,14 @@ class KeyValueCache:
         groups: heads of keys and of values.
         window: tokens that there is room for.
         head_width: of one head.
+
+    Attributes:
+        window: as above.
     """
 
     def __init__(self, mesh: Mesh, groups: int, window: int, head_width: int) -> None:
         tt = mesh.tt
+        self.window = window
         self._mesh = mesh
         self._keys, self._values = (
             tt.zeros(
@@ -43,9 +47,9 @@ class KeyValueCache:
             ValueError: several tokens that are not the first, or no room; the device library would not say so.
         """
         tt = self._mesh.tt
-        tokens, window = k.shape[2], self._keys.shape[2]
-        if position + tokens > window or (tokens > 1 and position > 0):
-            raise ValueError(f"{tokens} tokens from position {position} for a cache of {window}")
+        tokens = k.shape[2]
+        if position + tokens > self.window or (tokens > 1 and position > 0):
+            raise ValueError(f"{tokens} tokens from position {position} for a cache of {self.window}")
         if position == 0:
             tt.fill_cache(self._keys, k, 0)
             tt.fill_cache(self._values, v, 0)
