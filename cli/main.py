@@ -13,7 +13,7 @@ import click
 
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, download, jobs, local, logs, status, submit
-from cli.model_commands import generate, validate
+from cli.model_commands import check, generate, validate
 from cli.output import Output
 from services.errors import Refused, TiermeshError
 
@@ -50,6 +50,7 @@ for command in (
     download,
     generate,
     validate,
+    check,
 ):
     tiermesh.add_command(command)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
+from mesh.descriptors.choose import given_shape
 from mesh.door import device_module
 from mesh.emulator.parallel import use_threads
 from mesh.refusals import why_not_opened
@@ -156,6 +158,26 @@ def open_mesh(
             raise Failed(f"device_config.mesh_shape: {list(shape)} can't be opened: {reason}") from error
         _open_mesh = Mesh(tt, handle, shape, axes, getattr(tt, dtype))
         return _open_mesh
+
+
+def whole_mesh(backend: str) -> tuple[int, int]:
+    """Rows and columns of all devices of this host: as the given mesh graph descriptor has them, else as ttnn does.
+
+    Raises:
+        Refused: the backend or the descriptor can't be used.
+        Failed: no devices are found.
+    """
+    given = given_shape(os.environ)
+    tt = device_module(backend, given or (1, 1))
+    if str(tt.__name__) == "mesh.emulator":
+        return (1, 1)
+    if given is not None:
+        return given
+    try:
+        rows, columns = tt._ttnn.multi_device.SystemMeshDescriptor().shape()
+    except RuntimeError as error:
+        raise Failed(f"the devices of this host can't be found: {why_not_opened(error)}") from error
+    return int(rows), int(columns)
 
 
 def _links_down(tt: Any, shape: tuple[int, int]) -> None:

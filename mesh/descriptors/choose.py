@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from mesh.descriptors.fit import hold_shape
+from mesh.descriptors.fit import hold_shape, local_shape
 from mesh.descriptors.mesh_graph_pb2 import (
     RELAXED,
     WORMHOLE_B0,
@@ -50,6 +50,19 @@ def given_descriptor(environment: Mapping[str, str]) -> Path | None:
         f"{VARIABLE}: {given!r}, but there is no such file (tried {', '.join(map(str, tried))}); name one, or unset it "
         "so that the descriptor is chosen by the number of devices"
     )
+
+
+def given_shape(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Rows and columns of this host's part of the mesh that TT_MESH_GRAPH_DESC_PATH describes, None if it isn't set.
+
+    Raises:
+        Refused: it can't be read, or doesn't say which mesh is this host's.
+    """
+    path = given_descriptor(environment)
+    if path is None:
+        return None
+    rows, columns = local_shape(read_descriptor(path), path, environment)
+    return rows, columns
 
 
 def hold_given(mesh_shape: tuple[int, int], environment: Mapping[str, str]) -> Path | None:

@@ -33,6 +33,10 @@ class MeshDevice:
         """Number of chips."""
         return self.chips
 
+    def get_device_ids(self) -> list[int]:
+        """Numbers of the chips, row by row."""
+        return list(range(self.chips))
+
     def arch(self) -> Arch:
         """The architecture of the chips."""
         return Arch.EMULATOR

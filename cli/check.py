@@ -1,0 +1,104 @@
+"""Whether this host's mesh works."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from cli.output import Output
+from services.errors import Failed, Refused
+from services.process import single_threaded_blas
+
+if TYPE_CHECKING:
+    from mesh.check import AxisCheck
+
+SHOWN = 3
+"""Wrong devices named per axis; the rest is counted."""
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """Rows and columns, of `1x8`, `1,8` or `[1, 8]`.
+
+    Raises:
+        Refused: it is none of them.
+    """
+    found = re.fullmatch(r"\[?\s*(\d+)\s*[x,]\s*(\d+)\s*\]?", text.strip())
+    if found is None:
+        raise Refused(f"--mesh-shape: {text!r}, expected rows and columns, such as 1x8")
+    return int(found[1]), int(found[2])
+
+
+def run(mesh_shape: str | None, backend: str, output: Output) -> None:
+    """Open the mesh, sum over each of its axes, show it, close it.
+
+    Args:
+        mesh_shape: rows and columns; None for all devices of this host, as the descriptor or ttnn arranges them.
+        backend: auto, ttnn or emulator.
+        output: where it is told.
+
+    Raises:
+        Refused: no mesh can be like that.
+        Failed: it can't be opened, or a sum is wrong.
+    """
+    single_threaded_blas()
+    from mesh.check import AXES, check_axis, device_ids, open_to_check, picture
+    from mesh.device import whole_mesh
+    from mesh.fingerprint import board
+    from mesh.memory import chip_memory
+
+    shape = parse_shape(mesh_shape) if mesh_shape else whole_mesh(backend)
+    with open_to_check(shape, backend) as mesh:
+        ids, memory = device_ids(mesh), chip_memory(mesh)
+        dtype = str(mesh.dtype).rpartition(".")[2].lower()
+        output.say(
+            f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({board(mesh)}), {dtype}"
+        )
+        output.say(
+            f"memory of each chip: {memory.total_bytes / 2**30:.1f} GiB, {memory.allocated_bytes / 2**20:.1f} MiB taken"
+        )
+        for line in picture(ids):
+            output.say(f"    {line}")
+        checks = [check_axis(mesh, axis) for axis, size in enumerate(shape) if size > 1]
+        for check in checks:
+            output.say(f"axis {check.axis} ({AXES[check.axis]}, {check.devices} devices): {_outcome(check)}")
+        if not checks:
+            output.say("one device: there are no links to check")
+        passed = all(check.passed for check in checks)
+        output.result(
+            {
+                "passed": passed,
+                "mesh_shape": list(shape),
+                "backend": mesh.backend,
+                "arch": mesh.arch,
+                "board": board(mesh),
+                "dtype": dtype,
+                "devices": ids,
+                "memory_bytes": memory.total_bytes,
+                "allocated_bytes": memory.allocated_bytes,
+                "axes": [
+                    {
+                        "axis": check.axis,
+                        "name": AXES[check.axis],
+                        "devices": check.devices,
+                        "passed": check.passed,
+                        "seconds": check.seconds,
+                        "wrong": list(check.wrong),
+                    }
+                    for check in checks
+                ],
+            }
+        )
+    if not passed:
+        axes = " and ".join(str(check.axis) for check in checks if not check.passed)
+        raise Failed(
+            f"mesh {list(shape)}: the all-reduce along axis {axes} gives wrong sums; likeliest first: a run that was "
+            "killed left the links in disorder: `tt-smi -r`; a link is down or not set up: `tt-topology -l mesh`; the "
+            "chips are mocked, which compute nothing"
+        )
+
+
+def _outcome(check: AxisCheck) -> str:
+    if check.passed:
+        return f"all-reduce passed, {check.seconds * 1e3:.1f} ms"
+    more = len(check.wrong) - SHOWN
+    return "all-reduce FAILED: " + "; ".join(check.wrong[:SHOWN]) + (f"; and {more} more" if more > 0 else "")

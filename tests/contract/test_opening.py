@@ -1,0 +1,88 @@
+"""On the real ttnn: our descriptors are taken, and what it refuses to open becomes one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mocked_board import missing, run_on
+
+from mesh.descriptors.choose import VARIABLE, line_of_devices
+from mesh.descriptors.read import read_descriptor, written
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None) -> list[dict[str, Any]]:
+    environment = {"XDG_CACHE_HOME": str(folder), **({VARIABLE: str(descriptor)} if descriptor else {})}
+    done = run_on(board, "tests/contract/open_on_board.py", *meshes, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _file(folder: Path, rows: int, columns: int, channels: int = 2) -> Path:
+    path = folder / "given.textproto"
+    path.write_text(written(line_of_devices((rows, columns), channels)))
+    return path
+
+
+@pytest.mark.parametrize(("shape", "name"), [("1x8", "t3k_1x8"), ("8x1", "t3k_8x1")])
+def test_a_line_of_eight_opens_by_our_descriptor(shape: str, name: str, tmp_path: Path) -> None:
+    (first, again) = _open("loudbox", shape, shape, folder=tmp_path)
+    assert sorted(first["devices"]) == list(range(8))
+    assert first["board"] == "t3k"
+    assert Path(first["descriptor"]).name == f"{name}_mesh_graph_descriptor.textproto"
+    assert read_descriptor(Path(first["descriptor"])).mesh_descriptors[0].name == "M0"
+    assert again == first, "closed in order, it opens again"
+
+
+def test_32_devices_in_a_line_open_by_our_descriptor(tmp_path: Path) -> None:
+    (opened,) = _open("galaxy", "1x32", folder=tmp_path)
+    assert sorted(opened["devices"]) == list(range(32))
+    assert Path(opened["descriptor"]).name == "galaxy_1x32_mesh_graph_descriptor.textproto"
+
+
+def test_two_rows_open_by_ttnns_own_descriptor(tmp_path: Path) -> None:
+    opened, other = _open("loudbox", "2x4", "1x8", folder=tmp_path)
+    assert sorted(opened["devices"]) == list(range(8))
+    assert opened["descriptor"] is None
+    assert "ttnn reads one descriptor a process" in other["error"]
+
+
+def test_fewer_devices_than_asked(tmp_path: Path) -> None:
+    (refused,) = _open("loudbox", "4x4", folder=tmp_path)
+    assert "it needs 16 devices, but only 8 are here, as [2, 4]: set mesh_shape to that" in refused["error"]
+    assert "\n" not in refused["error"]
+
+
+def test_a_descriptor_of_other_hardware(tmp_path: Path) -> None:
+    (refused,) = _open("loudbox", "4x8", folder=tmp_path, descriptor=_file(tmp_path, 4, 8))
+    assert "the descriptor asks for devices or links that were not found" in refused["error"]
+    assert "`tt-topology -l mesh`" in refused["error"]
+
+
+def test_a_part_of_the_devices(tmp_path: Path) -> None:
+    refused, again = _open("loudbox", "1x4", "1x4", folder=tmp_path, descriptor=_file(tmp_path, 1, 4))
+    assert "links run over all devices of a host" in refused["error"]
+    assert "if an opening that failed left them so, restart this process" in again["error"]
+
+
+def test_a_mesh_that_does_not_fit_never_reaches_ttnn(tmp_path: Path) -> None:
+    refused, opened = _open("loudbox", "2x4", "1x8", folder=tmp_path, descriptor=_file(tmp_path, 1, 8))
+    assert "device_topology [1, 8]; opening it would hang the devices" in refused["error"]
+    assert sorted(opened["devices"]) == list(range(8))
+
+
+def test_the_check_says_that_mocked_chips_compute_nothing(tmp_path: Path) -> None:
+    arguments = ("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--json")
+    done = run_on("loudbox", *arguments, environment={"XDG_CACHE_HOME": str(tmp_path)})
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["mesh_shape"], result["arch"], result["board"]) == ([2, 4], "wormhole_b0", "t3k")
+    assert sorted(each for row in result["devices"] for each in row) == list(range(8))
+    assert result["memory_bytes"] == 12 * 1_072_693_184
+    assert [axis["passed"] for axis in result["axes"]] == [False, False]
+    assert "at [0, 0] has 0, expected 6" in result["axes"][0]["wrong"][0]
+    assert "the chips are mocked" in done.stderr.splitlines()[-1]
