@@ -51,6 +51,8 @@ def embedding_bw(input_tensor: Tensor, weight_tensor: Tensor, output_gradient_te
         raise RuntimeError(
             f"{op}: ids {input_tensor.shape} of {input_tensor.dtype}, expected [B, T] of UINT32"
         )
+    if input_tensor.layout is not Layout.ROW_MAJOR:
+        raise RuntimeError(f"{op}: Index tensor layout must be ROW_MAJOR but got {input_tensor.layout}")
     if ids.shape[3] % _TILE:
         raise RuntimeError(f"{op}: Number of columns in the index tensor must be divisible by tile width")
     _check_ids(op, ids, table.shape[2])

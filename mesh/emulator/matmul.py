@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.tensor import Tensor, check_tiled, result
+from mesh.emulator.tensor import Tensor, check, check_tiled, result
 from mesh.emulator.types import FLOATING, DataType, WormholeComputeKernelConfig
 
 
@@ -42,11 +42,12 @@ def linear(
     """`a @ b + bias`, rounded once. `bias` is [F] or [1, F]."""
     product = _product("linear", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
     if bias is not None:
-        check_tiled("linear", bias)
+        check("linear", bias)  # of any layout
         if bias.array.shape[-1] != product.shape[-1] or math.prod(bias.array.shape[2:]) != product.shape[-1]:
             raise RuntimeError(f"linear: bias of shape {bias.shape}, expected [1, {product.shape[-1]}]")
         product, offset = align(product, bias.array)
-        out = product if product.shape[:2] >= offset.shape[:2] else None
+        whole = np.broadcast_shapes(product.shape, offset.shape) == product.shape
+        out = product if whole else None
         product = parallel.elementwise(np.add, product, offset, dtype=np.float32, out=out)
     return result(input_tensor_a, product, dtype)
 

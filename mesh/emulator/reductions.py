@@ -19,11 +19,13 @@ def sum(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The sum over `dim` (all dimensions if None); float32 inside, rounded once. Integers too, in tile layout then."""
+    """The sum over `dim` (all dimensions if None); float32 inside, rounded once. Integers too.
+
+    In tile layout, but that a row-major float operand stays so over one of its last two dimensions.
+    """
     check("sum", input_tensor)
-    total, _ = _total("sum", input_tensor, dim, keepdim)
-    layout = input_tensor.layout if input_tensor.dtype in FLOATING else Layout.TILE
-    return result(input_tensor, total, layout=layout)
+    total, axes = _total("sum", input_tensor, dim, keepdim)
+    return result(input_tensor, total, layout=_layout(input_tensor, axes))
 
 
 def mean(
@@ -33,10 +35,11 @@ def mean(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The mean over `dim` (all dimensions if None); float32 inside, rounded once."""
+    """The mean over `dim` (all dimensions if None); float32 inside, rounded once. Layout as of `sum`."""
     check_floating("mean", input_tensor)
-    total, count = _total("mean", input_tensor, dim, keepdim)
-    return result(input_tensor, total * np.float32(1.0 / count))
+    total, axes = _total("mean", input_tensor, dim, keepdim)
+    count = math.prod(input_tensor.array.shape[axis] for axis in axes)
+    return result(input_tensor, total * np.float32(1.0 / count), layout=_layout(input_tensor, axes))
 
 
 def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -63,7 +66,15 @@ def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple
     return tuple(size for axis, size in sizes if axis not in axes)
 
 
-def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> tuple[Array, int]:
+def _layout(tensor: Tensor, axes: tuple[int, ...]) -> Layout:
+    stays = tensor.dtype in FLOATING and len(axes) == 1 and axes[0] >= tensor.array.ndim - 2
+    return tensor.layout if stays else Layout.TILE
+
+
+def _total(
+    op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool
+) -> tuple[Array, tuple[int, ...]]:
+    """The sum, and the array axes that it is over."""
     array = tensor.array
     axes = axes_of(op, tensor, dim)
     count = math.prod(array.shape[axis] for axis in axes)
@@ -73,4 +84,4 @@ def _total(op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bo
         total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1))
     else:
         total = np.add.reduce(array, axis=axes, dtype=array.dtype)
-    return total.reshape(reduced_shape(tensor, axes, keepdim)), count
+    return total.reshape(reduced_shape(tensor, axes, keepdim)), axes

@@ -30,8 +30,10 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
 
 
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
-    """Two dimensions exchanged."""
+    """Two dimensions exchanged. Raises RuntimeError for a tensor of rank 1, which ttnn can't take."""
     check("transpose", input_tensor)
+    if input_tensor.array.ndim < 4:
+        raise RuntimeError(f"transpose: Can't convert shape rank of {input_tensor.shape}")
     first, second = axis_of("transpose", input_tensor, dim1), axis_of("transpose", input_tensor, dim2)
     return _moved(input_tensor, input_tensor.array.swapaxes(first, second))
 

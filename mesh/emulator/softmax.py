@@ -1,4 +1,4 @@
-"""Softmax and log-softmax over the last dimension, forward and backward, blocked by rows to stay in the cache."""
+"""Softmax and log-softmax over a dimension, forward and backward, blocked by rows to stay in the cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.parallel import over_rows
-from mesh.emulator.tensor import Tensor, check, check_shape, check_tiled, result
-from mesh.emulator.types import FLOATING, Layout, WormholeComputeKernelConfig
+from mesh.emulator.shapes import axis_of
+from mesh.emulator.tensor import Tensor, check_shape, check_tiled, result
+from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
 from mesh.emulator.widened import require_dtype
 
 
@@ -18,13 +19,13 @@ def softmax(
     numeric_stable: bool = True,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """Softmax over the last dimension; with `numeric_stable` the largest of a row is subtracted first.
+    """Softmax over `dim`; with `numeric_stable` the largest along it is subtracted first.
 
-    In tile layout. Raises RuntimeError for integers.
+    Raises RuntimeError for integers, and for row-major operands (of which ttnn takes some ranks and dimensions only).
     """
-    check("softmax", input_tensor)
-    _check_dim("softmax", input_tensor, dim % max(1, input_tensor.array.ndim - 2))
-    x = _rows(input_tensor.array)
+    check_tiled("softmax", input_tensor)
+    axis = _axis("softmax", input_tensor, dim)
+    x = _rows(input_tensor.array, axis)
     out = np.empty(x.shape, np.float32)
     ones = np.ones((x.shape[1], 1), np.float32)
 
@@ -38,7 +39,7 @@ def softmax(
         block *= np.reciprocal(np.matmul(block, ones))
 
     over_rows(compute, *x.shape)
-    return result(input_tensor, out.reshape(input_tensor.array.shape), layout=Layout.TILE)
+    return result(input_tensor, _unrowed(out, input_tensor.array.shape, axis))
 
 
 def moreh_softmax_backward(
@@ -50,7 +51,7 @@ def moreh_softmax_backward(
 ) -> Tensor:
     """`y * (dy - sum(y * dy))`, y the softmax. Shapes must be equal (ttnn doesn't look; here RuntimeError)."""
     op = "moreh_softmax_backward"
-    y, dy = _operands(op, output_tensor, output_grad_tensor, dim)
+    y, dy, shape, axis = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
     ones = np.ones((y.shape[1], 1), np.float32)
 
@@ -62,17 +63,17 @@ def moreh_softmax_backward(
         block *= y[rows]
 
     over_rows(compute, *y.shape)
-    return result(output_tensor, _unflatten(out, output_tensor, output_grad_tensor))
+    return result(output_tensor, _unrowed(out, shape, axis))
 
 
 def moreh_logsoftmax(
     input_tensor: Tensor, dim: int, *, compute_kernel_config: WormholeComputeKernelConfig | None = None
 ) -> Tensor:
-    """Log-softmax over the last dimension."""
+    """Log-softmax over `dim`."""
     check_tiled("moreh_logsoftmax", input_tensor)
     _check_unsigned("moreh_logsoftmax", dim)
-    _check_dim("moreh_logsoftmax", input_tensor, dim)
-    x = _rows(input_tensor.array)
+    axis = _axis("moreh_logsoftmax", input_tensor, dim)
+    x = _rows(input_tensor.array, axis)
     out = np.empty(x.shape, np.float32)
     ones = np.ones((x.shape[1], 1), np.float32)
 
@@ -82,13 +83,13 @@ def moreh_logsoftmax(
         block -= np.log(np.matmul(np.exp(block), ones))
 
     over_rows(compute, *x.shape)
-    return result(input_tensor, out.reshape(input_tensor.array.shape))
+    return result(input_tensor, _unrowed(out, input_tensor.array.shape, axis))
 
 
 def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor, dim: int) -> Tensor:
     """`dy - exp(y) * sum(dy)`, y the log-softmax. Shapes must be equal (ttnn doesn't look; here RuntimeError)."""
     op = "moreh_logsoftmax_backward"
-    y, dy = _operands(op, output_tensor, output_grad_tensor, dim)
+    y, dy, shape, axis = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
     ones = np.ones((y.shape[1], 1), np.float32)
 
@@ -99,22 +100,23 @@ def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor,
         np.subtract(dy[rows], block, out=block)
 
     over_rows(compute, *y.shape)
-    return result(output_tensor, _unflatten(out, output_tensor, output_grad_tensor))
+    return result(output_tensor, _unrowed(out, shape, axis))
 
 
-def _operands(op: str, output: Tensor, grad: Tensor, dim: int) -> tuple[Array, Array]:
+def _operands(op: str, output: Tensor, grad: Tensor, dim: int) -> tuple[Array, Array, tuple[int, ...], int]:
+    """Both operands' rows, and the shape and axis that they are rows of."""
     check_tiled(op, output, grad)
     _check_unsigned(op, dim)
     require_dtype(op, output.dtype)
     require_dtype(op, grad.dtype)
-    _check_dim(op, output, dim)
+    axis = _axis(op, output, dim)
     check_shape(op, "output_grad_tensor", grad, output.array.shape[2:])
     y, dy = output.array, grad.array
     if y.shape != dy.shape:
         mesh = np.broadcast_shapes(y.shape[:2], dy.shape[:2])
         y = np.broadcast_to(y, (*mesh, *y.shape[2:]))
         dy = np.broadcast_to(dy, (*mesh, *dy.shape[2:]))
-    return _rows(y), _rows(dy)
+    return _rows(y, axis), _rows(dy, axis), y.shape, axis
 
 
 def _check_unsigned(op: str, dim: int) -> None:
@@ -122,19 +124,20 @@ def _check_unsigned(op: str, dim: int) -> None:
         raise TypeError(f"{op}(): incompatible function arguments: dim {dim} is negative")
 
 
-def _check_dim(op: str, tensor: Tensor, dim: int) -> None:
-    rank = tensor.array.ndim - 2
+def _axis(op: str, tensor: Tensor, dim: int) -> int:
+    """The array axis of `dim`. Raises RuntimeError for integers and for a dimension that isn't there."""
     if tensor.dtype not in FLOATING:
         raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
-    if dim != rank - 1:
-        raise RuntimeError(f"{op}: dimension {dim} of {rank}, the emulator has the last one only")
+    return axis_of(op, tensor, dim)
 
 
-def _rows(array: Array) -> Array:
-    return array.reshape(-1, array.shape[-1])
+def _rows(array: Array, axis: int) -> Array:
+    """`[rows, size of axis]`: the array itself where that is its last axis, else a copy."""
+    return array.swapaxes(axis, -1).reshape(-1, array.shape[axis])
 
 
-def _unflatten(rows: Array, output: Tensor, grad: Tensor) -> Array:
-    return rows.reshape(
-        *np.broadcast_shapes(output.array.shape[:2], grad.array.shape[:2]), *output.array.shape[2:]
-    )
+def _unrowed(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """`rows` as an array of `shape` again."""
+    order = list(shape)
+    order[axis], order[-1] = order[-1], order[axis]
+    return rows.reshape(order).swapaxes(axis, -1)

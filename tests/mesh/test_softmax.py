@@ -43,5 +43,13 @@ def test_refusals(one_chip: Mesh) -> None:
         tt.moreh_softmax_backward(x, x, -1)
     with pytest.raises(RuntimeError, match="output_grad_tensor of shape"):
         tt.moreh_softmax_backward(x, tensor(one_chip, np.ones((32, 32))), 1)
-    with pytest.raises(RuntimeError, match="the last one only"):
-        tt.softmax(x, dim=0)
+    with pytest.raises(RuntimeError, match="dimension 2"):
+        tt.softmax(x, dim=2)
+
+
+def test_over_another_dimension(one_chip: Mesh, numbers: np.random.Generator) -> None:
+    x, dy = (numbers.standard_normal((2, 5, 7)).astype(np.float32) for _ in range(2))
+    y = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    close(download(one_chip, tt.softmax(tensor(one_chip, x), dim=1)), y, 1e-6)
+    gradient = tt.moreh_softmax_backward(tensor(one_chip, y), tensor(one_chip, dy), 1)
+    close(download(one_chip, gradient), y * (dy - (y * dy).sum(1, keepdims=True)), 1e-6)
