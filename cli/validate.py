@@ -25,6 +25,7 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     fields: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,
+        "starts_from": config.pretrained.path if config.pretrained else None,
         "steps": config.steps,
         "micro_batches": config.micro_batches,
         "batch_size": config.batch_size,

@@ -45,8 +45,9 @@ def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConf
         return reader(config, path)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(str(part) for part in first['loc'])} {first['msg']}"
-        raise Refused(f"{shown_path(path)}: {one_line(reason)}; restore it from a copy") from None
+        rule = first.get("ctx", {}).get("error")  # across fields, worded where it is written
+        reason = str(rule or f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
+        raise Refused(f"{shown_path(path)}: {one_line(reason)}; or start from another checkpoint") from None
 
 
 def expected_tensors(model: PretrainableConfig) -> dict[str, tuple[int, ...]]:

@@ -78,7 +78,7 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
     looked = ", ".join(shown_path(place) for place in places)
     raise Refused(
         f"training_config.{key}: no such file on this host (looked at {looked}); "
-        "copy it here or give the worker its folder with --data-dir"
+        "copy it here or give the worker its folder with --data"
     )
 
 

@@ -28,7 +28,10 @@ SCALARS = (
     | st.binary(max_size=4)
     | st.dates()
     | st.sampled_from(
-        ["", ".", "corpus.txt", "builtin:python-reference", "SGD", "AdamW", "gpt2", "enabled", "\0"]
+        [
+            *("", ".", "corpus.txt", "builtin:python-reference", "SGD", "AdamW", "enabled", "\0"),
+            *("gpt2", "llama", "mlp", "shop.models:Mixer", "ddp", "fsdp", "tp", "memory_efficient"),
+        ]
     )
 )
 ANYTHING = st.recursive(
