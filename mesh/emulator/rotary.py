@@ -77,7 +77,8 @@ def _table(table: Tensor, x: Array, length: int) -> Array:
 
 def _turned(x: Array, cos: Array, sin: Array) -> Array:
     half = x.shape[-1] // 2
-    out = np.multiply(x, cos)
-    out[..., :half] -= x[..., half:] * sin[..., :half]
-    out[..., half:] += x[..., :half] * sin[..., half:]
+    turned = np.empty(x.shape, np.float32)
+    np.negative(x[..., half:], out=turned[..., :half])
+    turned[..., half:] = x[..., :half]
+    out: Array = np.add(x * cos, turned * sin)
     return out

@@ -1,0 +1,74 @@
+"""Every op of the emulator against an independent reference, on operands sharded and replicated in any way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from all_cases import CASES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numeric_case import Case
+from numeric_mesh import draw_operands, expected_of, hold, run
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.emulator.rounding import round_to_bfloat16
+
+drawn_by_hypothesis = settings(
+    max_examples=8,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+NOT_COMPUTING = {
+    "MeshComposerConfig", "MeshDevice", "MeshMapperConfig", "MeshTraceId", "PlacementReplicate", "PlacementShard",
+    "begin_trace_capture", "close_mesh_device", "concat_mesh_to_tensor_composer", "create_mesh_composer",
+    "create_mesh_mapper", "deallocate", "end_trace_capture", "execute_trace", "get_device_tensors", "get_memory_view",
+    "open_mesh_device", "release_trace", "replicate_tensor_to_mesh_mapper", "set_fabric_config",
+    "shard_tensor_to_mesh_mapper", "synchronize_device",
+}  # fmt: skip
+"""Functions and objects of the module that compute nothing: test_device, test_memory, test_tensor and the like have
+them."""
+
+
+def test_every_op_has_a_case() -> None:
+    functions = {
+        name for name in tt.__all__ if callable(getattr(tt, name)) and not isinstance(getattr(tt, name), type)
+    }
+    ops = functions - NOT_COMPUTING | {f"experimental.{name}" for name in tt.experimental.__all__}
+    assert ops == {case.op for case in CASES}
+    assert set(tt.__all__) >= NOT_COMPUTING
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float32(emulated_mesh: Mesh, case: Case) -> None:
+    @drawn_by_hypothesis
+    @given(st.data())
+    def holds(data: Any) -> None:
+        drawn, values = draw_operands(data.draw, case, emulated_mesh, "float32")
+        results = run(case, emulated_mesh, drawn, values, "float32")
+        expected = list(expected_of(case, emulated_mesh, drawn, values))
+        assert len(results) == len(expected)
+        for actual, (wanted, magnitude) in zip(results, expected, strict=True):
+            hold(actual, wanted, case.tolerance, magnitude)
+
+    holds()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.rounds], ids=str)
+def test_bfloat16_is_float32_rounded_once(emulated_mesh: Mesh, case: Case) -> None:
+    @drawn_by_hypothesis
+    @given(st.data())
+    def holds(data: Any) -> None:
+        drawn, values = draw_operands(data.draw, case, emulated_mesh, "bfloat16")
+        exact = run(case, emulated_mesh, drawn, [value.copy() for value in values], "float32")
+        rounded = run(case, emulated_mesh, drawn, values, "bfloat16")
+        for actual, unrounded in zip(rounded, exact, strict=True):
+            wanted = round_to_bfloat16(unrounded.copy()) if unrounded.dtype == np.float32 else unrounded
+            assert np.array_equal(actual, wanted, equal_nan=wanted.dtype == np.float32)
+
+    holds()
