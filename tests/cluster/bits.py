@@ -60,6 +60,24 @@ def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
     }
 
 
+def llama_config(corpus: Path, **training: Any) -> dict[str, Any]:
+    """A small Llama that recomputes its blocks, on meshes that shard parameters and split layers."""
+    return {
+        **gpt_config(corpus, project_name="llama", max_steps=CHECKPOINT_EVERY, **training),
+        "transformer_config": {
+            "model_type": "llama",
+            "runner_type": "memory_efficient",
+            "num_heads": 4,
+            "num_groups": 2,
+            "embedding_dim": 128,
+            "dropout_prob": 0.1,
+            "num_blocks": 2,
+            "max_sequence_length": 32,
+        },
+        "device_config": {"mesh_shape": [[2, 2], ["fsdp", "tp"]]},
+    }
+
+
 def regression_config(**training: Any) -> dict[str, Any]:
     """Linear regression: a job whose steps cost next to nothing."""
     return {

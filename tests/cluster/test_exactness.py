@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import MICRO_BATCHES, STEPS, Bits, bits
+from tests.cluster.bits import CHECKPOINT_EVERY, MICRO_BATCHES, STEPS, Bits, bits, llama_config, spec_of
 from tests.cluster.harness import Cluster, Daemon
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 
 
-def run_with(cluster: Cluster, workers: int, spec: str, seed: int) -> Bits:
+def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = STEPS) -> Bits:
     """Run the job with that many fresh workers, each behind a slow network of its own that shuffles arrivals.
 
     No worker gets weights before all have built the job, so that all take part from the first steps on.
@@ -35,7 +35,7 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int) -> Bits:
     found = bits(cluster.finish(job))
     shares = [worker.metric(MICRO_BATCHES_METRIC, job=job) for worker in started]
     assert all(shares), f"a worker computed nothing: {shares}"
-    assert sum(shares) == STEPS * MICRO_BATCHES, "nobody died, so every micro-batch was computed once"
+    assert sum(shares) == steps * MICRO_BATCHES, "nobody died, so every micro-batch was computed once"
     assert workers == 1 or MICRO_BATCHES % workers, "so that no step's leases can be even"
     for worker in started:
         worker.process.terminate()
@@ -52,6 +52,15 @@ def test_any_number_of_workers_gives_the_same_bits(
         for workers in (1, 2, 3, 4):
             found = run_with(cluster, workers, gpt_spec, seed=workers)
             assert (found, found.loss) == (undisturbed, undisturbed.loss), f"{workers} workers"
+
+
+def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Path) -> None:
+    spec = spec_of(tmp_path, llama_config(corpus))
+    with Cluster(tmp_path, tiers=2) as cluster:
+        alone, three = (
+            run_with(cluster, workers, spec, seed=workers, steps=CHECKPOINT_EVERY) for workers in (1, 3)
+        )
+        assert (alone, alone.loss) == (three, three.loss)
 
 
 @pytest.mark.slow
