@@ -11,6 +11,7 @@ from cli.options import (
     AGGREGATOR_ADDRESS,
     ANY_PORT,
     OPTIMIZER_ADDRESS,
+    allow_models_option,
     daemon_options,
     option,
     path_option,
@@ -20,12 +21,17 @@ from cli.options import (
 @click.command()
 @option("--aggregator", default=AGGREGATOR_ADDRESS, metavar="HOST:PORT", help="The aggregator to work for.")
 @path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
+@allow_models_option
 @daemon_options(ANY_PORT)
-def worker(*, aggregator: str, data_dir: Path | None, daemon: dict[str, Any]) -> int:
+def worker(
+    *, aggregator: str, data_dir: Path | None, allowed_models: tuple[str, ...], daemon: dict[str, Any]
+) -> int:
     """Run a worker: it computes gradients on this host's mesh."""
     from worker.daemon import WorkerOptions, run
 
-    return run(WorkerOptions(aggregator=aggregator, data_dir=data_dir, **daemon))
+    return run(
+        WorkerOptions(aggregator=aggregator, data_dir=data_dir, allowed_models=allowed_models, **daemon)
+    )
 
 
 @click.command()

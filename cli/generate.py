@@ -11,8 +11,11 @@ from services.process import single_threaded_blas
 
 
 def is_language_model(checkpoint: Path) -> bool:
-    """Whether a checkpoint is of a model that text can be drawn from: it has a tokenizer."""
-    return (checkpoint / "tokenizer.json").is_file()
+    """Whether a checkpoint of ours is of a model that text can be drawn from."""
+    from services.checkpoints.format import STATE_FILE, State
+
+    model = State.load((checkpoint / STATE_FILE).read_bytes()).config["model"]
+    return isinstance(model, dict) and model["model_type"] in ("gpt2", "llama")
 
 
 def generated(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:

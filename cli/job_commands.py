@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from cli.options import Command, Target, client_options, option, output_options, path_option
+from cli.options import (
+    Command,
+    Target,
+    allow_models_option,
+    client_options,
+    option,
+    output_options,
+    path_option,
+)
 from cli.output import Output
 
 
@@ -34,6 +42,7 @@ def job_config(command: Command) -> Command:
     "--sample-tokens", type=click.IntRange(min=0), default=200, help="Generate this much text at the end."
 )
 @option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
+@allow_models_option
 @output_options
 def local(
     *,
@@ -45,13 +54,24 @@ def local(
     resume: bool,
     sample_tokens: int,
     log_level: str,
+    allowed_models: tuple[str, ...],
     output: Output,
 ) -> None:
     """Run a job on a cluster of daemons on this machine, to its end."""
     from cli.local import LocalOptions, run
 
     run(
-        LocalOptions(path, overrides, workers, int(tiers), state_dir, resume, sample_tokens, log_level),
+        LocalOptions(
+            job=path,
+            overrides=overrides,
+            workers=workers,
+            tiers=int(tiers),
+            state_dir=state_dir,
+            resume=resume,
+            sample_tokens=sample_tokens,
+            log_level=log_level,
+            allowed_models=allowed_models,
+        ),
         output,
     )
 

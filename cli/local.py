@@ -38,6 +38,7 @@ class LocalOptions:
         resume: continue the unfinished job of `state_dir` instead of submitting one.
         sample_tokens: length of the sample of generated text at the end; 0 for none.
         log_level: of the daemons' logs.
+        allowed_models: code of models of the user's own that the workers may import.
     """
 
     job: Path
@@ -48,6 +49,7 @@ class LocalOptions:
     resume: bool
     sample_tokens: int
     log_level: str
+    allowed_models: tuple[str, ...] = ()
 
 
 def run(options: LocalOptions, output: Output) -> None:
@@ -120,8 +122,9 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
             to_optimizer = ["--optimizer", optimizer.address]
         aggregator = await start("aggregator", "aggregator", "--state-dir", str(state), *to_optimizer)
         await aggregator.ready()
+        allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
         workers = [
-            await start("worker", f"worker-{number}", "--aggregator", aggregator.address)
+            await start("worker", f"worker-{number}", "--aggregator", aggregator.address, *allowed)
             for number in range(1, options.workers + 1)
         ]
         await asyncio.gather(*(worker.ready() for worker in workers))
@@ -206,5 +209,5 @@ def _locked(state_dir: Path) -> Iterator[None]:
 def _resume_command(options: LocalOptions) -> str:
     return (
         f"tiermesh local {options.job} --resume --state-dir {options.state_dir} --tiers {options.tiers} "
-        f"--workers {options.workers}"
+        f"--workers {options.workers}" + "".join(f" --allow-models {name}" for name in options.allowed_models)
     )

@@ -164,6 +164,17 @@ def _tls_options(command: Command) -> Command:
     return command
 
 
+def allow_models_option(command: Command) -> Command:
+    """`--allow-models`, repeatable; the command gets `allowed_models`."""
+    return option(
+        "--allow-models",
+        "allowed_models",
+        multiple=True,
+        metavar="MODULE[:FACTORY]",
+        help="A Python module whose model a job may name as transformer_config.model_type; repeatable.",
+    )(command)
+
+
 def config_option(command: Command) -> Command:
     """`--config FILE`: a YAML mapping of option names to values."""
     return option(

@@ -19,10 +19,12 @@ class WorkerOptions(DaemonOptions):
     Attributes:
         aggregator: `HOST:PORT` of the aggregator that it works for.
         data_dir: where it looks for corpora and tokenizers that aren't at the path which the job names.
+        allowed_models: `package.module` or `package.module:Factory` of models of the user's own that jobs may name.
     """
 
     aggregator: str = field(kw_only=True)
     data_dir: Path | None = field(default=None, kw_only=True)
+    allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def run(options: WorkerOptions) -> int:
@@ -39,6 +41,7 @@ def run(options: WorkerOptions) -> int:
             security=options.security,
             data_dir=options.data_dir,
             metrics=metrics,
+            allowed_models=options.allowed_models,
         )
         return service, metrics.registry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,20 @@ class DeviceThread:
         tell: takes inputs for the core; called on the device thread.
         data_dir: where corpora and tokenizers are looked for if they are not where the job says.
         metrics: of this worker.
+        allowed_models: code of models of the user's own that jobs may name, see `worker.models.build_model`.
     """
 
     def __init__(
-        self, tell: Callable[[ev.Input], None], data_dir: Path | None, metrics: WorkerMetrics
+        self,
+        tell: Callable[[ev.Input], None],
+        data_dir: Path | None,
+        metrics: WorkerMetrics,
+        allowed_models: Collection[str] = (),
     ) -> None:
         self._tell = tell
         self._data_dir = data_dir
         self._metrics = metrics
+        self._allowed_models = allowed_models
         self._thread = ThreadPoolExecutor(1, "device")
         self._built: BuiltStep | None = None
         self._sums: dict[int, Float32Array] = {}
@@ -157,7 +163,7 @@ class DeviceThread:
                 "job %s: opened a mesh of %s, %s (%s)", effect.job, list(mesh.shape), mesh.arch, board(mesh)
             )
             try:
-                step = TrainingStep(config, mesh, self._data_dir)
+                step = TrainingStep(config, mesh, self._data_dir, self._allowed_models)
             except BaseException:
                 mesh.close()
                 raise

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,20 @@ class WorkerService:
     service_names: tuple[str, ...] = ()
 
     def __init__(
-        self, *, name: str, aggregator: str, security: Security, data_dir: Path | None, metrics: WorkerMetrics
+        self,
+        *,
+        name: str,
+        aggregator: str,
+        security: Security,
+        data_dir: Path | None,
+        metrics: WorkerMetrics,
+        allowed_models: Collection[str] = (),
     ) -> None:
         self.name = name
         self._aggregator = aggregator
         self._security = security
         self._data_dir = data_dir
+        self._allowed_models = allowed_models
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
@@ -74,7 +83,7 @@ class WorkerService:
     async def start(self) -> None:
         """Make the device thread ready."""
         self._loop = asyncio.get_running_loop()
-        self._device = DeviceThread(self._tell, self._data_dir, self._metrics)
+        self._device = DeviceThread(self._tell, self._data_dir, self._metrics, self._allowed_models)
 
     async def stop(self) -> None:
         """Give up what is being computed and free the mesh."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import importlib.util
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -89,12 +89,21 @@ def blamed(config: ModelConfig) -> Iterator[None]:
 
 def _said(error: Exception, module_name: str) -> str:
     """An exception in one line, with the place in the module's folder that it came from, if it came through there."""
-    file = getattr(sys.modules.get(module_name), "__file__", None)
     text = f"{type(error).__name__}: {' | '.join(str(error).splitlines())}"
+    folder = _folder(module_name)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if file is not None and Path(frame.filename).parent == Path(file).parent:
+        if folder is not None and Path(frame.filename).parent == folder:
             return f"{text}, at {Path(frame.filename).name}:{frame.lineno}"
     return text
+
+
+def _folder(module_name: str) -> Path | None:
+    """Where a module lies, imported or not; None if it isn't there, or in no folder."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _check(model: object, field: str, factory_name: str) -> None:
