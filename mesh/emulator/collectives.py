@@ -15,9 +15,8 @@ _TILE = 32
 def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tensor:
     """The sum over the chips along `cluster_axis` (all chips if None), on each of them."""
     axes = _linked_axes("all_reduce", input_tensor, cluster_axis)
-    if input_tensor.dtype is DataType.UINT32 and not all(_scatters(input_tensor, axis) for axis in axes):
-        # ttnn gathers everything then, and its sum knows no such numbers.
-        raise RuntimeError("all_reduce: moreh_sum input only supports specific data types. [BFLOAT16, INT32]")
+    if input_tensor.dtype is DataType.UINT32:
+        raise RuntimeError("all_reduce: UINT32 is not supported (ttnn sums such tensors of some shapes only)")
     return result(input_tensor, _sum(input_tensor, axes))
 
 
@@ -73,13 +72,6 @@ def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = No
             f"{op}: pieces of {pieces.shape[place]}: Can only slice tilized tensor with begin index aligned to tiles"
         )
     return wrap(pieces, input_tensor.dtype, input_tensor.layout, mesh)
-
-
-def _scatters(tensor: Tensor, axis: int) -> bool:
-    """Whether the chips along a mesh axis divide some dimension, the last two counted in tiles."""
-    chips = _chips(tensor, axis)
-    *outer, rows, cols = (1, *tensor.array.shape[2:])
-    return any(size % chips == 0 for size in (*outer, -(-rows // _TILE), -(-cols // _TILE)))
 
 
 def _linked_axes(op: str, tensor: Tensor, cluster_axis: int | None) -> tuple[int, ...]:

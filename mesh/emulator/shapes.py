@@ -30,9 +30,9 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
 
 
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
-    """Two dimensions exchanged. Raises RuntimeError for a tensor of rank 1, which ttnn can't take."""
+    """Two dimensions exchanged. Raises RuntimeError for a tiled tensor of rank 1, as ttnn does."""
     check("transpose", input_tensor)
-    if input_tensor.array.ndim < 4:
+    if input_tensor.array.ndim < 4 and input_tensor.layout is Layout.TILE:
         raise RuntimeError(f"transpose: Can't convert shape rank of {input_tensor.shape}")
     first, second = axis_of("transpose", input_tensor, dim1), axis_of("transpose", input_tensor, dim2)
     return _moved(input_tensor, input_tensor.array.swapaxes(first, second))
