@@ -20,6 +20,7 @@ from services.config.architecture import expected_tensors, read_architecture
 from services.errors import Refused
 from services.tensors.layout import Layout
 from tests.worker.published import logits
+from worker.data.tokenizer import character_tokenizer
 from worker.models import build_model, model_layout
 from worker.models.imported import imported_weights, open_model
 from worker.step import TrainingStep
@@ -302,3 +303,52 @@ def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, An
     assert stored.tokenizer_json() == (folder / "tokenizer.json").read_bytes()
     layout = model_layout(build_model(stored.config, stored.config.vocab_size or 0, mesh), decay_all=True)
     assert np.array_equal(stored.weights(layout), weights)
+
+
+SAVING_SCRIPT = """
+import json, sys
+import numpy as np, torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+kind, folder, ids, out = sys.argv[1:]
+torch.manual_seed(3)
+if kind == "gpt2":
+    config = GPT2Config(vocab_size=100, n_positions=64, n_embd=64, n_layer=2, n_head=2, initializer_range=0.2)
+    model = GPT2LMHeadModel(config)
+else:
+    config = LlamaConfig(
+        vocab_size=100, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, initializer_range=0.2,
+        tie_word_embeddings=kind == "tied", rope_theta=10000.0, rope_scaling={
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16},
+    )
+    model = LlamaForCausalLM(config)
+model.eval().save_pretrained(folder, max_shard_size="50KB" if kind == "llama" else "1GB")
+ids = torch.tensor([json.loads(ids)])
+with torch.no_grad():
+    np.save(out, torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:]).double().numpy())
+"""
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "tied"])
+def test_a_model_that_transformers_saved_starts_a_job_with_its_loss(
+    kind: str, peer: str, tmp_path: Path, corpus: Path, job_of: Callable[..., Any], mesh: Mesh
+) -> None:
+    tokenizer = character_tokenizer(TEXT)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
+    held_out = tokenizer.encode(TEXT)[int(0.9 * len(tokenizer.encode(TEXT))) :][:65].tolist()
+    folder, loss = tmp_path / "saved", tmp_path / "loss.npy"
+    command = [peer, "-c", SAVING_SCRIPT, kind, str(folder), json.dumps(held_out), str(loss)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    job, _ = job_of(
+        {"model_path": str(folder), "dropout_prob": 0.0}, validation_batch_size=1, tokenizer_type="bpe",
+        tokenizer_path=str(tmp_path / "tokenizer.json"),
+    )  # fmt: skip
+    step = TrainingStep(job, mesh)
+    weights = step.initial_weights()
+    for index, entry in enumerate(step.layout.entries):
+        step.load(index, weights[entry.offset : entry.stop])
+    total, tokens = step.evaluate(0)
+    assert tokens == 64
+    assert total / tokens == pytest.approx(float(np.load(loss)), rel=1e-5)
