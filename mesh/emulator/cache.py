@@ -56,6 +56,10 @@ def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset:
     batch, _, window, _ = cache.array.shape[2:]
     if not 0 <= update_idx < window:
         raise RuntimeError(f"{op}: token {update_idx} beyond a cache of {window}")
+    if -(-input.array.shape[4] // _TILE) != -(-batch // _TILE):
+        raise RuntimeError(
+            f"{op}: Input batch height ({input.array.shape[4]}) must equal cache batch ({batch}) rounded up to a tile"
+        )
     rows = input.array[:, :, 0, :, batch_offset : batch_offset + batch]
     if batch_offset < 0 or rows.shape[3] != batch:
         raise RuntimeError(

@@ -12,6 +12,8 @@ from mesh.emulator.shapes import axis_of
 from mesh.emulator.tensor import Tensor, check, view, wrap
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 
+_TILE = 32
+
 
 def repeat(input_tensor: Tensor, repeat_dims: Sequence[int] | Shape) -> Tensor:
     """The tensor `repeat_dims[i]` times behind itself along dimension i; the shorter of the two gets leading ones."""
@@ -44,7 +46,8 @@ def repeat_interleave(input_tensor: Tensor, repeats: int, dim: int) -> Tensor:
 def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) -> Tensor:
     """`padding[i]` = (before, after) elements of `value` around dimension i (the last ones, if there are fewer pairs).
 
-    Raises RuntimeError for padding in front in tile layout, TypeError for negative numbers.
+    Raises RuntimeError for padding in front in tile layout, or of a tiled vector beyond its last tile; TypeError for
+    negative numbers.
     """
     check("pad", input_tensor)
     array, dtype = input_tensor.array, input_tensor.dtype
@@ -60,6 +63,12 @@ def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) ->
         raise RuntimeError("pad: on device tile padding does not support front padding")
     if not any(after or before for before, after in pairs):
         return view(input_tensor, array)
+    if array.ndim == 3 and input_tensor.layout is Layout.TILE:
+        room = -(-array.shape[2] // _TILE) * _TILE
+        if array.shape[2] + pairs[0][1] > room:
+            raise RuntimeError(
+                f"pad: a tiled vector can't leave its {room} places; MeshBuffer must be large enough"
+            )
     filling = np.array(value, NUMPY_TYPES[dtype])
     if dtype is DataType.BFLOAT16:
         round_to_bfloat16(filling)
