@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cli.processes import last_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,3 +180,28 @@ def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
     assert last_error(log) == "12:01 ERROR   tiermesh: mesh_shape: bad"
     log.write_text("12:00 INFO    a: started\n")
     assert last_error(log) == "12:00 INFO    a: started"
+
+
+OWN_MODEL = """
+training_config: {data_path: text.txt, max_steps: 3, batch_size: 4}
+transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 32, width: 32, layers: 1}
+"""
+
+
+def test_a_model_of_one_s_own_trains_where_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of docs/own-model.md, from a folder on PYTHONPATH."""
+    for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
+        code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]
+        (tmp_path / name).write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "text.txt").write_text("".join(f"{number} comes next.\n" for number in range(200)))
+    job = tmp_path / "own.yaml"
+    job.write_text(OWN_MODEL)
+    cluster = ("--tiers", "2", "--workers", "1", "--sample-tokens", "20")
+    code, result, line = run(job, tmp_path / "refused", *cluster)
+    assert (code, result["state"]) == (1, "failed")
+    assert "mixer:Mixer: not allowed on this worker" in line and "--allow-models mixer" in line
+    code, result, line = run(job, tmp_path / "state", *cluster, "--allow-models", "mixer")
+    assert (code, result["state"], result["text"]) == (0, "succeeded", None), line
