@@ -62,8 +62,8 @@ class _RoleMetrics:
     def _unlabelled(self, name: str, text: str) -> Gauge:
         return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"tiermesh_{name}", text, _LABELS, registry=self.registry)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return Histogram(
@@ -86,6 +86,23 @@ class WorkerMetrics(_RoleMetrics):
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._step = self._gauge("weights_step", "Step of the complete weights held")
+        self._samples_rate = self._gauge("samples_per_second", "Samples trained on, over the newest leases")
+        self._tokens_rate = self._gauge("tokens_per_second", "Tokens trained on, over the newest leases")
+        self._device_memory = self._gauge(
+            "device_memory_bytes",
+            "Of each chip, taken by the job at the end of a phase of its first iteration",
+            "phase",
+        )
+        self._device_peak = self._gauge(
+            "device_memory_peak_bytes",
+            "Of each chip, the most that the job took up to the end of a phase",
+            "phase",
+        )
+        self._host_memory = self._gauge(
+            "host_memory_bytes",
+            "Resident size of the process at the end of a phase of the first iteration",
+            "phase",
+        )
         self._connected = self._unlabelled("aggregator_connected", "1 while the aggregator answers, else 0")
         self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
         self._fit.set(1)
@@ -99,6 +116,17 @@ class WorkerMetrics(_RoleMetrics):
         self._micro_batches.labels(job, self.role).inc(micro_batches)
         self._tokens.labels(job, self.role).inc(tokens)
         self._compute.labels(job, self.role).inc(seconds)
+
+    def performance(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
+        """Set how fast the worker trains, all of its time counted."""
+        self._samples_rate.labels(job, self.role).set(samples_per_second)
+        self._tokens_rate.labels(job, self.role).set(tokens_per_second)
+
+    def memory(self, job: str, phase: str, *, device: int, device_peak: int, host: int) -> None:
+        """Set the memory of a phase of the first iteration, in bytes; the device's is of each chip."""
+        self._device_memory.labels(job, self.role, phase).set(device)
+        self._device_peak.labels(job, self.role, phase).set(device_peak)
+        self._host_memory.labels(job, self.role, phase).set(host)
 
     def sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left."""

@@ -7,6 +7,7 @@ is given up between two micro-batches.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from services.process import describe
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from worker import events as ev
+from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
 from worker.parallel import axes_of
 from worker.step import TrainingStep
@@ -35,12 +37,16 @@ log = logging.getLogger("tiermesh.worker")
 
 
 class BuiltStep:
-    """A job on the mesh, and the weights on their way to it."""
+    """A job on the mesh, the weights on their way to it, and what is measured of it."""
 
-    def __init__(self, job: str, step: TrainingStep, mesh: Mesh) -> None:
+    def __init__(
+        self, job: str, step: TrainingStep, mesh: Mesh, meter: PerformanceMeter, memory: MemoryUsageTracker
+    ) -> None:
         self.job = job
         self.step = step
         self.mesh = mesh
+        self.meter = meter
+        self.memory = memory
         self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
         self._arrived: set[int] = set()
         self._version = (0, 0)
@@ -69,6 +75,7 @@ class BuiltStep:
     def close(self) -> None:
         """Free the mesh."""
         try:
+            self.memory.clear()
             self.step.close()
         finally:
             self.mesh.close()
@@ -162,15 +169,19 @@ class DeviceThread:
             log.info(
                 "job %s: opened a mesh of %s, %s (%s)", effect.job, list(mesh.shape), mesh.arch, board(mesh)
             )
+            memory = MemoryUsageTracker(mesh)
             try:
+                memory.begin_capture()
                 step = TrainingStep(config, mesh, self._data_dir, self._allowed_models)
+                memory.snapshot("MODEL_CREATION")
             except BaseException:
+                memory.clear()
                 mesh.close()
                 raise
         except Exception as error:
             self._tell(ev.BuildFailed(effect.job, _reason(error)))
             return
-        self._built = BuiltStep(effect.job, step, mesh)
+        self._built = BuiltStep(effect.job, step, mesh, PerformanceMeter(config), memory)
         self._tell(
             ev.Built(
                 job=effect.job,
@@ -198,6 +209,9 @@ class DeviceThread:
     def _finish_load(self, effect: ev.FinishLoad) -> None:
         if self._built is not None and self._built.job == effect.job:
             self._metrics.holds(effect.job, effect.step)
+            if self._built.memory.capturing:
+                self._built.memory.snapshot("WEIGHTS_LOADED")
+                self._built.step.on_phase = self._built.memory.snapshot
             self._tell(ev.Loaded(effect.job, effect.generation, effect.step))
 
     def _forget(self, lease: int) -> None:
@@ -210,7 +224,7 @@ class DeviceThread:
             return
         try:
             if lease.phase == pb.TRAIN:
-                self._train(built.step, lease)
+                self._train(built, lease)
             elif lease.phase == pb.EVALUATE:
                 self._evaluate(built.step, lease)
             else:
@@ -224,7 +238,8 @@ class DeviceThread:
         self._sums[lease.lease] = step.initial_weights()
         self._tell(ev.Described(lease.lease, step.layout.dumps(), step.checkpoint_files()))
 
-    def _train(self, step: TrainingStep, lease: pb.Lease) -> None:
+    def _train(self, built: BuiltStep, lease: pb.Lease) -> None:
+        step = built.step
         losses: list[float] = []
         elements = step.layout.elements
         told = -(-elements // CHUNK_ELEMENTS)
@@ -251,11 +266,25 @@ class DeviceThread:
                 return step.micro_batch(lease.step, index, out, done)
 
             losses.append(total.add_leaf(compute))
+            if step.on_phase is not None:
+                self._first_iteration_complete(built)
         seconds = time.perf_counter() - started
         self._tell(ev.NodeReady(lease.lease, 0, tuple(losses)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        built.meter.step(lease.count)
+        self._metrics.performance(lease.job, *built.meter.get_metrics())
         self._tell(ev.LeaseComputed(lease.lease, seconds, tokens))
+
+    def _first_iteration_complete(self, built: BuiltStep) -> None:
+        built.step.on_phase = None
+        built.memory.end_capture("FIRST_ITERATION_COMPLETE")
+        for phase in built.memory.phases:
+            self._metrics.memory(
+                built.job, phase.name, device=phase.device, device_peak=phase.device_peak, host=phase.host
+            )
+        if os.environ.get(TRACK_MEMORY) == "1":
+            built.memory.print_memory_usage()
 
     def _evaluate(self, step: TrainingStep, lease: pb.Lease) -> None:
         losses = []

@@ -41,6 +41,7 @@ class TrainingStep:
         layout: of the model's parameters.
         evaluation_batches: number of held-out batches.
         tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
+        on_phase: told FORWARD_PASS and BACKWARD_PASS at their ends, if it is set.
 
     Raises:
         Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
@@ -63,6 +64,7 @@ class TrainingStep:
         self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
+        self.on_phase: Callable[[str], None] | None = None
         self.evaluation_batches = self._dataset.evaluation_batches
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
@@ -153,8 +155,12 @@ class TrainingStep:
         self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
     ) -> Variable:
         loss = self._model.loss(tape, batch.inputs, batch.targets)
+        if self.on_phase is not None:
+            self.on_phase("FORWARD_PASS")
         # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
         tape.backward(loss, 1 / batch.rows, on_final)
+        if self.on_phase is not None:
+            self.on_phase("BACKWARD_PASS")
         return loss
 
     def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:

@@ -25,16 +25,17 @@ class BufferType(Enum):
 
 
 class Memory:
-    """What the live tensors of a mesh take of each chip's DRAM, and the most they took so far.
+    """What the live tensors of a mesh take of each chip's DRAM, the most they took, and all that were ever made took.
 
     `bank_bytes` is of the fullest bank. Counted on the thread that drives the mesh.
     """
 
-    __slots__ = ("bank_bytes", "peak_bank_bytes")
+    __slots__ = ("allocated_bank_bytes", "bank_bytes", "peak_bank_bytes")
 
     def __init__(self) -> None:
         self.bank_bytes = 0
         self.peak_bank_bytes = 0
+        self.allocated_bank_bytes = 0
 
     @property
     def live_bytes(self) -> int:
@@ -45,6 +46,11 @@ class Memory:
     def peak_bytes(self) -> int:
         """The most bytes taken of one chip since `reset_peak`."""
         return self.peak_bank_bytes * _BANKS
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes taken of one chip by all tensors since the mesh was opened, live or not."""
+        return self.allocated_bank_bytes * _BANKS
 
     def reset_peak(self) -> None:
         """Look for the peak from now on."""
@@ -62,6 +68,7 @@ class Buffer:
         self._bank_bytes = bank_bytes
         if memory is not None:
             memory.bank_bytes += bank_bytes
+            memory.allocated_bank_bytes += bank_bytes
             memory.peak_bank_bytes = max(memory.peak_bank_bytes, memory.bank_bytes)
 
     def free(self) -> None:

@@ -26,6 +26,9 @@ def test_a_worker_tells_its_work() -> None:
     metrics.sent("job-1", 1 << 20)
     metrics.received("job-1", 2 << 20)
     metrics.holds("job-1", 7)
+    metrics.performance("job-1", 12.5, 3200.0)
+    metrics.memory("job-1", "FORWARD_PASS", device=4096, device_peak=8192, host=1 << 20)
+    metrics.fit(False)
     lines = scrape(start_metrics("127.0.0.1:0", metrics.registry, Security()))
     labels = '{job="job-1",role="worker"}'
     assert {
@@ -35,6 +38,12 @@ def test_a_worker_tells_its_work() -> None:
         f"tiermesh_sent_bytes_total{labels} 1.048576e+06",
         f"tiermesh_received_bytes_total{labels} 2.097152e+06",
         f"tiermesh_weights_step{labels} 7.0",
+        f"tiermesh_samples_per_second{labels} 12.5",
+        f"tiermesh_tokens_per_second{labels} 3200.0",
+        'tiermesh_device_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 4096.0',
+        'tiermesh_device_memory_peak_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 8192.0',
+        'tiermesh_host_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 1.048576e+06',
+        'tiermesh_mesh_fit{role="worker"} 0.0',
         'tiermesh_aggregator_connected{role="worker"} 1.0',
     } <= lines
     assert any(line.startswith("process_resident_memory_bytes ") for line in lines)

@@ -6,16 +6,19 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 import worker.device
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed
 from services.metrics import WorkerMetrics
 from worker import events as ev
 from worker.device import DeviceThread
+from worker.meters import TRACK_MEMORY
 
 LIMIT_SECONDS = 30
 JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig()).to_json()
@@ -82,6 +85,41 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device, opened: list[Mesh]
     device.give(ev.Build("b", JOB))
     assert isinstance(device.next(), ev.Built), "a process has one mesh at a time: the first was closed"
     assert [_is_closed(mesh) for mesh in opened] == [True, False]
+
+
+def test_what_is_measured_of_a_job(
+    device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRACK_MEMORY, "1")
+    device.give(ev.Build("a", JOB))
+    built = device.next()
+    assert isinstance(built, ev.Built)
+    values = np.zeros(built.elements, np.float32)
+    header = ChunkHeader(job="a", generation=1, index=0)
+    device.thread.carry_out(ev.Load(header), values)
+    device.give(ev.FinishLoad("a", 1, 0))
+    device.give(_lease(2))
+    while not isinstance(device.next(), ev.LeaseComputed):
+        pass
+    device.give(ev.Perform(pb.Lease(job="a", generation=1, lease=8, phase=pb.TRAIN, first=2, count=2)))
+    while not isinstance(device.next(), ev.LeaseComputed):
+        pass
+    phases = ["MODEL_CREATION", "WEIGHTS_LOADED", "FORWARD_PASS", "BACKWARD_PASS", "FIRST_ITERATION_COMPLETE"]
+    printed = capsys.readouterr().out
+    assert [line.strip("- ") for line in printed.splitlines() if line.startswith("---")] == phases, "once"
+    samples = {
+        name: device.metrics.registry.get_sample_value(
+            f"tiermesh_{name}", {"job": "a", "role": "worker", **labels}
+        )
+        for name, labels in (
+            ("samples_per_second", {}),
+            ("tokens_per_second", {}),
+            ("device_memory_bytes", {"phase": "FORWARD_PASS"}),
+            ("device_memory_peak_bytes", {"phase": "BACKWARD_PASS"}),
+            ("host_memory_bytes", {"phase": "FIRST_ITERATION_COMPLETE"}),
+        )
+    }
+    assert all(value is not None and value > 0 for value in samples.values()), samples
 
 
 def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh(

@@ -1,0 +1,182 @@
+"""The meters count right: n stamps span n - 1 steps, and memory is told phase by phase."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mesh.device import Mesh
+from mesh.memory import MemorySegment, segment_of
+from services.config import JobConfig, LinearRegressionConfig
+from worker.meters import MemoryUsageTracker, PerformanceMeter
+
+
+def _config(**fields: Any) -> JobConfig:
+    return JobConfig(model=LinearRegressionConfig(), **{"batch_size": 8, **fields})
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _metered(config: JobConfig, times: list[float], window_size: int = 10) -> PerformanceMeter:
+    clock = Clock()
+    meter = PerformanceMeter(config, window_size, clock=clock)
+    for each in times:
+        clock.now = each
+        meter.step()
+    return meter
+
+
+# ---- performance ----
+
+
+def test_ten_stamps_span_nine_steps() -> None:
+    meter = _metered(_config(gradient_accumulation_steps=4), [float(second) for second in range(10)])
+    assert meter.get_metrics() == (32.0, 32.0)
+
+
+def test_only_the_newest_steps_count() -> None:
+    meter = _metered(_config(), [0.0, 100.0, 101.0, 102.0], window_size=3)
+    assert meter.get_metrics()[0] == 8.0
+
+
+def test_nothing_is_known_before_time_has_passed() -> None:
+    assert _metered(_config(), []).get_metrics() == (0.0, 0.0)
+    assert _metered(_config(), [5.0]).get_metrics() == (0.0, 0.0)
+    assert _metered(_config(), [5.0, 5.0]).get_metrics() == (0.0, 0.0)
+
+
+def test_steps_of_other_sizes_count_as_what_they_are() -> None:
+    clock = Clock()
+    meter = PerformanceMeter(_config(), clock=clock)
+    for seconds, micro_batches in ((0.0, 100), (1.0, 1), (3.0, 5)):
+        clock.now = seconds
+        meter.step(micro_batches)
+    assert meter.get_metrics()[0] == pytest.approx(6 * 8 / 3)
+
+
+def test_tokens_of_a_sequence() -> None:
+    class Model:
+        max_sequence_length = 256
+
+    class Config:
+        batch_size, gradient_accumulation_steps, model = 4, 2, Model()
+
+    meter = _metered(Config(), [0.0, 2.0])  # type: ignore[arg-type]
+    assert meter.get_metrics() == (4.0, 1024.0)
+
+
+# ---- memory ----
+
+
+def _tensor(mesh: Mesh, tiles: int) -> Any:
+    tt = mesh.tt
+    return tt.ones([tiles * 32, 32], dtype=tt.float32, layout=tt.TILE_LAYOUT, device=mesh.handle)
+
+
+PAGES = 12 * 32 * 32 * 4
+"""What 12 tiles take: one in each bank."""
+
+
+def test_memory_by_phase(mesh: Mesh) -> None:
+    kept_from_before = _tensor(mesh, 12)
+    tracker = MemoryUsageTracker(mesh)
+    tracker.begin_capture()
+    kept = _tensor(mesh, 12)
+    tracker.snapshot("FORWARD_PASS")
+    dropped = _tensor(mesh, 36)
+    del dropped, kept
+    tracker.end_capture("BACKWARD_PASS")
+    forward, backward = tracker.phases
+    assert (forward.device, forward.device_peak) == (PAGES, PAGES)
+    assert (forward.segment.peak, forward.segment.allocated, forward.segment.freed) == (PAGES, PAGES, 0)
+    assert (backward.device, backward.device_peak) == (0, 4 * PAGES)
+    assert (backward.segment.peak, backward.segment.allocated) == (3 * PAGES, 3 * PAGES)
+    assert backward.segment.freed == 4 * PAGES
+    assert forward.host > 1 << 20
+    del kept_from_before
+
+
+def test_printed_as_ttmls_scripts_read_it(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = MemoryUsageTracker(mesh)
+    tracker.begin_capture()
+    kept = [_tensor(mesh, 12 * 22)]  # 22 tiles of 4096 bytes in each of 12 banks: 1.03 MiB
+    tracker.snapshot("MODEL_CREATION")
+    kept.clear()
+    tracker.end_capture("FIRST_ITERATION_COMPLETE")
+    tracker.print_memory_usage()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "--- MODEL_CREATION ---"
+    assert lines[1] == (
+        "  DRAM: Segment Peak 1.03 MB, Allocations 1.03 MB, Deallocations 0.00 MB, Segment Change +1.03 MB"
+    )
+    assert lines[2] == "  DRAM: Cumulative Peak 1.03 MB, Cumulative Current 1.03 MB"
+    assert lines[3] == "  L1: Peak CB 0.00 MB, Peak Buffer 0.00 MB, Peak Total 0.00 MB"
+    assert re.fullmatch(r"  Host: Resident \d+\.\d\d MB", lines[4])
+    assert lines[6].endswith("Segment Change -1.03 MB")
+    assert lines[-1] == "Overall DRAM Peak: 1.03 MB"
+    tracker.clear()
+    tracker.print_memory_usage()
+    assert capsys.readouterr().out == ""
+
+
+def test_snapshots_need_a_capture(mesh: Mesh) -> None:
+    tracker = MemoryUsageTracker(mesh)
+    with pytest.raises(RuntimeError, match="snapshot X: no capture"):
+        tracker.snapshot("X")
+    tracker.begin_capture()
+    with pytest.raises(RuntimeError, match="under way"):
+        tracker.begin_capture()
+    tracker.clear()
+    tracker.begin_capture()
+    assert tracker.phases == []
+
+
+def _node(kind: str, **params: Any) -> dict[str, Any]:
+    return {"node_type": kind, "params": params}
+
+
+def test_what_ttnn_notes_of_buffers() -> None:
+    nodes = [
+        _node("capture_start"),
+        _node("buffer_allocate", type="DRAM", max_size_per_bank=2048),
+        _node("circular_buffer_allocate", size=100, device_id=0, globally_allocated="0"),
+        _node("circular_buffer_allocate", size=200, device_id=0, globally_allocated="0"),
+        _node("circular_buffer_allocate", size=200, device_id=1, globally_allocated="0"),
+        _node("circular_buffer_allocate", size=900, device_id=0, globally_allocated="1"),
+        _node("buffer_allocate", type="L1", max_size_per_bank=50),
+        _node("circular_buffer_deallocate_all", device_id=0),
+        _node("circular_buffer_deallocate_all", device_id=1),
+        _node("buffer_allocate", type="DRAM", max_size_per_bank=4096),
+        _node("buffer_deallocate", type="DRAM", max_size_per_bank=2048),
+        _node("buffer_deallocate", type="L1", max_size_per_bank=50),
+        _node("circular_buffer_allocate", size=10, device_id=0, globally_allocated="0"),
+    ]
+    assert segment_of(nodes, 12) == MemorySegment(
+        peak=12 * 6144,
+        allocated=12 * 6144,
+        freed=12 * 2048,
+        l1_circular_peak=300,
+        l1_buffer_peak=50,
+        l1_peak=350,
+    )
+
+
+def test_memory_is_told_of_each_chip(open_emulator: Callable[..., Mesh]) -> None:
+    mesh = open_emulator((1, 2))
+    tracker = MemoryUsageTracker(mesh, every_buffer=True)
+    tracker.begin_capture()
+    kept = _tensor(mesh, 12)
+    tracker.end_capture("ONE")
+    assert tracker.phases[0].device == PAGES
+    del kept
