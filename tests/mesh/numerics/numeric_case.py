@@ -57,7 +57,6 @@ class Case:
         name: tells the cases of one op apart.
         over_mesh: whether the op makes chips' values meet.
         rounds: whether bfloat16 results are the float32 ones rounded once.
-        in_float32: whether the reference computes in float32 too, as the op is to the bit.
     """
 
     op: str
@@ -69,7 +68,6 @@ class Case:
     name: str = ""
     over_mesh: bool = False
     rounds: bool = True
-    in_float32: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} {self.name}".strip()

@@ -70,9 +70,7 @@ def chips_of(mesh: Mesh, tensor: Any) -> Array:
 def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> Iterator[tuple[Array, Any]]:
     """What the reference makes of it, and how large its terms are: for each result, [rows, cols, *shape]."""
     spread = [np.broadcast_to(value, (*mesh.shape, *value.shape[2:])) for value in values]
-    exact = [
-        value if case.in_float32 or value.dtype == np.uint32 else value.astype(np.float64) for value in spread
-    ]
+    exact = [exactly(value) for value in spread]
     with np.errstate(all="ignore"):
         if case.over_mesh:
             results = as_tuple(case.reference(*exact, **drawn.options))
@@ -90,6 +88,11 @@ def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> It
                 magnitude = np.stack([np.broadcast_to(term[index], expected.shape[1:]) for term in terms])
                 magnitude = magnitude.reshape(*mesh.shape, *expected.shape[1:])
             yield expected.reshape(*mesh.shape, *expected.shape[1:]), magnitude
+
+
+def exactly(values: Array) -> Array:
+    """The values as a reference computes with them: floats in float64, indices as they are."""
+    return values.astype(np.float64) if values.dtype == np.float32 else values
 
 
 def hold(actual: Array, expected: Array, tolerance: float, magnitude: Any) -> None:
