@@ -12,11 +12,22 @@ from services.errors import TiermeshError
 process.tune_allocator()
 process.single_threaded_blas()
 
-from benchmarks import emulator_over_torch, same_loss, step_over_compute, validation_loss  # noqa: E402  # see above
+from benchmarks import (  # noqa: E402  # see above
+    emulator_over_torch,
+    memory_efficient,
+    same_loss,
+    step_over_compute,
+    tape_overhead,
+    validation_loss,
+)
 from benchmarks.report import Skipped  # noqa: E402
 
 FIGURES: dict[str, Callable[[], bool]] = {
-    "emulator_over_torch": emulator_over_torch.run,
+    "emulator_over_torch": lambda: emulator_over_torch.nanogpt(threads=1),
+    "emulator_over_torch_2_threads": lambda: emulator_over_torch.nanogpt(threads=2),
+    "nanollama_over_torch_2_threads": lambda: emulator_over_torch.nanollama(threads=2),
+    "memory_efficient": memory_efficient.run,
+    "tape_overhead": tape_overhead.run,
     "step_over_compute": step_over_compute.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),

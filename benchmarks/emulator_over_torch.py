@@ -1,4 +1,4 @@
-"""emulator_over_torch: forward and backward of the setting on the emulator, against plain PyTorch, one thread each.
+"""emulator_over_torch: forward and backward on the emulator against plain PyTorch, with as many threads each.
 
 Ours is the worker's own `TrainingStep.micro_batch`, gradients read back included; its peer is forward, loss, backward.
 """
@@ -12,32 +12,46 @@ import numpy as np
 
 from benchmarks.peer import peer_command
 from benchmarks.report import median, milliseconds, report
-from benchmarks.setting import load_setting, mesh_of, peer_model
+from benchmarks.setting import load_nanollama, load_setting, mesh_of, peer_model
+from services.config import JobConfig
 from worker.step import TrainingStep
 
-NAME = "emulator_over_torch"
-BOUND = 2.0
-ROUNDS = 25
-PASSES = 4
-"""Passes of one side before the other has its turn; the fastest of them is the round's: others share the machine."""
 WARM_UP = 3
 
 
-def run() -> bool:
-    """Measure in rounds, ours and the peer's by turns."""
-    config = load_setting()
+def nanogpt(threads: int) -> bool:
+    """nanoGPT's setting, a whole step's sequences at once."""
+    name, bound = (
+        ("emulator_over_torch", 1.3) if threads == 1 else (f"emulator_over_torch_{threads}_threads", 1.5)
+    )
+    config = load_setting(f"device_config.threads={threads}")
     config = config.model_copy(update={"batch_size": config.sequences_per_step, "num_workers": 1})
+    return _measure(name, bound, config, "nanogpt.py", rounds=25, passes=4)
+
+
+def nanollama(threads: int) -> bool:
+    """nanollama3's setting."""
+    config = load_nanollama(f"device_config.threads={threads}")
+    name = f"nanollama_over_torch_{threads}_threads"
+    return _measure(name, 1.5, config, "nanollama.py", rounds=12, passes=1)
+
+
+def _measure(name: str, bound: float, config: JobConfig, script: str, *, rounds: int, passes: int) -> bool:
+    """Measure in rounds, ours and the peer's by turns: a round's figure is the fastest of its passes on a side."""
     with mesh_of(config) as mesh:
         step = TrainingStep(config, mesh)
-        for index, values in enumerate(np.split(step.initial_weights(), _bounds(step))):
-            step.load(index, values)
+        weights = step.initial_weights()
+        for index, entry in enumerate(step.layout.entries):
+            step.load(index, weights[entry.offset : entry.stop])
         gradient = np.empty(step.layout.elements, np.float32)
-        vocabulary = step.layout.entries[0].shape[0]
-        setting = {"model": peer_model(config, vocabulary), "sequences": config.batch_size}
+        setting = {
+            "model": peer_model(config, step.layout.entries[0].shape[0]),
+            "sequences": config.batch_size,
+            "threads": config.device.threads,
+        }
         peer = subprocess.Popen(
-            peer_command("time", setting), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            peer_command("time", setting, script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert peer.stdin is not None and peer.stdout is not None
 
         def ours(number: int) -> float:
             started = time.perf_counter()
@@ -52,21 +66,17 @@ def run() -> bool:
         with peer:
             measured: list[float] = []
             expected: list[float] = []
-            for number in range(WARM_UP + ROUNDS):
-                measured.append(min(ours(number) for _ in range(PASSES)))
-                expected.append(min(peers() for _ in range(PASSES)))
+            for number in range(WARM_UP + rounds):
+                measured.append(min(ours(number) for _ in range(passes)))
+                expected.append(min(peers() for _ in range(passes)))
+            assert peer.stdin is not None
             peer.stdin.close()
         step.close()
     measured, expected = measured[WARM_UP:], expected[WARM_UP:]
     return report(
-        NAME,
+        name,
         median(measured) / median(expected),
-        BOUND,
+        bound,
         f"emulator: {milliseconds(measured)}",
         f"PyTorch:  {milliseconds(expected)}",
     )
-
-
-def _bounds(step: TrainingStep) -> list[int]:
-    """Where the layout's entries but the first start."""
-    return [entry.offset for entry in step.layout.entries[1:]]

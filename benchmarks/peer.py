@@ -15,7 +15,7 @@ from benchmarks.setting import BUILD
 
 PACKAGES = ("torch==2.13.0", "numpy", "safetensors")
 PYTHON = "python3.11"
-SCRIPT = Path(__file__).parent / "peers" / "nanogpt.py"
+SCRIPTS = Path(__file__).parent / "peers"
 _INSTALL_SECONDS = 900
 
 
@@ -58,9 +58,9 @@ def _install(python: Path) -> None:
             raise Skipped(f"the peer is absent: {' '.join(command[1:3])} failed: {error}") from None
 
 
-def peer_command(mode: str, setting: dict[str, Any]) -> list[str]:
-    """The command that runs the peer in a mode (peers/nanogpt.py tells of them)."""
+def peer_command(mode: str, setting: dict[str, Any], script: str = "nanogpt.py") -> list[str]:
+    """The command that runs a script of peers/ in a mode (the scripts tell of them)."""
     BUILD.mkdir(parents=True, exist_ok=True)
     path = BUILD / f"peer-{mode}.json"
     path.write_text(json.dumps(setting))
-    return [peer_python(), str(SCRIPT), mode, str(path)]
+    return [peer_python(), str(SCRIPTS / script), mode, str(path)]

@@ -1,4 +1,4 @@
-"""The setting that all figures share: nanoGPT's for a CPU, on Shakespeare's characters."""
+"""The setting that figures share: nanoGPT's for a CPU, on Shakespeare's characters; and nanollama3's beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.report import Skipped
 from mesh.device import Mesh, open_mesh
-from services.config import GPT2Config, JobConfig, load_job
+from services.config import GPT2Config, JobConfig, LlamaConfig, load_job
 from worker.parallel import axes_of
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +38,14 @@ def load_setting(*overrides: str) -> JobConfig:
     return load_job(CONFIG, overrides)[0]
 
 
+def load_nanollama(*overrides: str) -> JobConfig:
+    """nanollama3 with a vocabulary of 32,000, of which the corpus has but its characters; 4 sequences of 256."""
+    config = load_setting(
+        "model_config=model_configs/nanollama3.yaml", "batch_size=4", "validation_batch_size=4", *overrides
+    )
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 32_000})})
+
+
 def language_model(config: JobConfig) -> GPT2Config:
     """The job's model."""
     assert isinstance(config.model, GPT2Config)
@@ -52,11 +60,25 @@ def mesh_of(config: JobConfig) -> Mesh:
         backend="emulator",
         dtype=device.dtype,
         axes=axes_of(device),
+        threads=device.threads,
     )
 
 
 def peer_model(config: JobConfig, vocabulary: int) -> dict[str, Any]:
-    """The model's sizes as the peer is told them."""
+    """The model's sizes as its peer is told them."""
+    if isinstance(config.model, LlamaConfig):
+        llama = config.model
+        return {
+            "vocabulary": vocabulary,
+            "tokens": llama.max_sequence_length,
+            "width": llama.embedding_dim,
+            "heads": llama.num_heads,
+            "groups": llama.num_groups,
+            "hidden": llama.feed_forward_width,
+            "blocks": llama.num_blocks,
+            "theta": llama.theta,
+            "tied": llama.weight_tying,
+        }
     model = language_model(config)
     return {
         "vocabulary": vocabulary,

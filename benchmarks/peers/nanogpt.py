@@ -90,7 +90,7 @@ def build(setting: dict[str, Any]) -> GPT:
 
 def time_passes(setting: dict[str, Any]) -> None:
     """Time a forward and backward pass for each line that is read."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(setting["threads"])
     model = build(setting)
     shape = (setting["sequences"], setting["model"]["tokens"])
     ids, targets = torch.randint(setting["model"]["vocabulary"], (2, *shape))

@@ -116,7 +116,9 @@ class GPT2:
             def run(x: Variable, block: Block = block, past: ops.Past | None = past) -> Variable:
                 return block(tape, x, mask, past)
 
-            x = tape.recompute(run, x) if self._recomputes else run(x)
+            # What the last block computes is wanted again at once.
+            keeps = not self._recomputes or block is self.blocks[-1]
+            x = run(x) if keeps else tape.recompute(run, x)
         return self.norm(tape, x)
 
     @cached_property

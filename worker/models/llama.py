@@ -109,7 +109,9 @@ class Llama:
             def run(x: Variable, block: LlamaBlock = block, past: ops.Past | None = past) -> Variable:
                 return block(tape, x, mask, turning, past)
 
-            x = tape.recompute(run, x) if self._recomputes else run(x)
+            # What the last block computes is wanted again at once.
+            keeps = not self._recomputes or block is self.blocks[-1]
+            x = run(x) if keeps else tape.recompute(run, x)
         return self.norm(tape, x)
 
     def hugging_face_config(self) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""tape_overhead: host time of a training pass on the real ttnn, against that of the bare calls which it makes.
+
+On a mocked board (tests/contract/mocked_board.py), whose chips compute nothing: what is left is the host's work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+from benchmarks.report import Skipped, median, report
+from benchmarks.setting import ROOT
+from services.errors import Failed
+
+NAME = "tape_overhead"
+BOUND = 1.5
+ROUNDS = 25
+
+
+def run() -> bool:
+    """Measure on a LoudBox, data parallel over its eight chips."""
+    sys.path.append(str(ROOT / "tests" / "contract"))
+    board = importlib.import_module("mocked_board")
+    if (why := board.missing()) is not None:
+        raise Skipped(why)
+    done = board.run_on("loudbox", "-m", "benchmarks.tape_on_board", str(ROUNDS))
+    if done.returncode:
+        raise Failed(f"the mocked board ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    measured = json.loads(done.stdout.splitlines()[-1])
+    calls, tape, bare = measured["calls"], median(measured["tape"]), median(measured["bare"])
+    return report(
+        NAME,
+        tape / bare,
+        BOUND,
+        f"through the tape: {1e6 * tape / calls:.1f} us a call ({1e3 * tape:.1f} ms for {calls})",
+        f"bare calls:       {1e6 * bare / calls:.1f} us a call ({1e3 * bare:.1f} ms), n = {ROUNDS}",
+    )
