@@ -1,0 +1,18 @@
+"""Drawing text on emulator and ttnn in lock-step. Run by test_decode_contract.py."""
+
+from __future__ import annotations
+
+import pytest
+import ttnn
+from decoding import MODELS, decode
+from pair import LockStep
+
+import mesh.emulator as emulator
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_op_gives_what_ttnn_gives(model: str) -> None:
+    both = LockStep(emulator, ttnn)
+    decode(model, both)
+    called = {line.partition("(")[0] for line in both.lines}
+    assert {"fill_cache", "update_cache", "softmax", "embedding"} <= called

@@ -1,0 +1,40 @@
+"""Drawing text calls what real ttnn has, and the same whatever the dtype."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from decoding import MODELS, decode
+from mocked_board import missing, run_on
+from pair import LockStep
+
+import mesh.emulator as emulator
+
+REASON = missing()
+
+
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_on_the_loudbox() -> None:
+    arguments = ("-q", "-p", "no:cacheprovider", "--timeout=500", "tests/contract/decode_on_loudbox.py")
+    done = run_on("loudbox", "-m", "pytest", *arguments, timeout_seconds=600)
+    assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-2_000:]}"
+    assert " passed" in done.stdout
+
+
+class Emulator(LockStep):
+    """The emulator alone, recorded."""
+
+    __name__ = "mesh.emulator"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_float32_run_is_the_bfloat16_run_op_for_op(model: str) -> None:
+    runs = []
+    for dtype in ("bfloat16", "float32"):
+        module = Emulator(emulator)
+        decode(model, module, dtype)
+        # Reading bfloat16 back takes a cast on the host, which is no op of the pass.
+        on_device = [line for line in module.lines if "to_dtype(" not in line]
+        runs.append([re.sub(r"BFLOAT16|FLOAT32|#\d+", "", line) for line in on_device])
+    assert runs[0] == runs[1]
