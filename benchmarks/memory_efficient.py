@@ -1,7 +1,7 @@
 """memory_efficient: what recomputing the blocks saves of memory, and what it costs in time, on 12 blocks.
 
 Both are of the worker's own `TrainingStep.micro_batch` on the emulator. Activation memory is what a pass holds at its
-peak beyond what was there before, by a count of all that numpy allocates, in a pass of its own; times are taken without.
+peak beyond what was there before, by a count of all that numpy allocates, in a pass of its own; times without.
 """
 
 from __future__ import annotations
