@@ -2,6 +2,7 @@
 # make demo      a 3-tier cluster on this machine trains a small GPT
 # make test      lint, then all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
+# make test-hardware    training steps on a real mesh, or a simulator (TT_METAL_SIMULATOR), against the emulator
 # make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
 # make protos    renew the modules generated from .proto files      make clean   remove what make made
 SHELL := /bin/sh
@@ -15,7 +16,7 @@ BIN := .venv/bin
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: install demo test test-slow simulate lint bench lock protos clean
+.PHONY: install demo test test-slow test-hardware simulate lint bench lock protos clean
 
 install: $(installed)
 
@@ -43,6 +44,9 @@ test: lint
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+test-hardware: install
+	$(BIN)/python -m pytest -m hardware -rs tests/hardware
 
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

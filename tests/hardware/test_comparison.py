@@ -1,0 +1,86 @@
+"""The comparison that the tests on hardware make finds what is wrong, and lets rounding to bfloat16 pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from outcomes import (
+    GRADIENT_BOUND,
+    LOSS_BOUND,
+    PARAMETER_BOUND,
+    TRAINED,
+    Outcome,
+    Shape,
+    differences,
+    load,
+    outcome,
+    save,
+)
+
+CELLS: list[tuple[str, str, Shape]] = [
+    *((model, "single", (1, 1)) for model in TRAINED),
+    ("gpt2", "ddp", (1, 8)),
+    ("gpt2", "tp", (1, 8)),
+    ("llama", "fsdp_tp", (2, 4)),
+]
+
+
+@pytest.mark.parametrize(("model", "strategy", "shape"), CELLS)
+def test_rounding_to_bfloat16_is_a_third_of_what_may_differ(
+    model: str, strategy: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, rounded = (
+        outcome(model, strategy, shape, backend="emulator", dtype=dtype, folder=tmp_path)
+        for dtype in ("float32", "bfloat16")
+    )
+    for name, bound in (
+        ("LOSS_BOUND", LOSS_BOUND),
+        ("GRADIENT_BOUND", GRADIENT_BOUND),
+        ("PARAMETER_BOUND", PARAMETER_BOUND),
+    ):
+        monkeypatch.setattr(f"outcomes.{name}", bound / 3)
+    assert differences(rounded, exact) == []
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Outcome:
+    return outcome("gpt2", "ddp", (1, 2), backend="emulator", dtype="bfloat16", folder=tmp_path)
+
+
+def _scaled(found: Outcome, name: str, factor: float) -> Outcome:
+    gradients = {
+        each: values * factor if name in each else values for each, values in found.gradients.items()
+    }
+    return dataclasses.replace(found, gradients=gradients)
+
+
+def test_what_is_wrong_is_named(gpt2: Outcome) -> None:
+    assert differences(gpt2, gpt2) == []
+    (loss,) = differences(dataclasses.replace(gpt2, loss=gpt2.loss * 1.01), gpt2)
+    assert loss.startswith("loss ")
+    # A forgotten all-reduce: each device's half instead of the sum.
+    halved = differences(_scaled(gpt2, "", 0.5), gpt2)
+    assert halved[0] == "gradient 50.00% off, expected at most 5%"
+    assert len(halved) > 10
+    largest = max(gpt2.gradients, key=lambda name: float(np.linalg.norm(gpt2.gradients[name])))
+    assert any(
+        f"gradient of {largest} 200.00% off" in each for each in differences(_scaled(gpt2, largest, -1), gpt2)
+    )
+
+
+def test_zeros_and_nan_are_wrong(gpt2: Outcome) -> None:
+    zeros = Outcome(0.0, {name: np.zeros_like(values) for name, values in gpt2.gradients.items()})
+    assert len(differences(zeros, gpt2)) > 2
+    assert len(differences(_scaled(gpt2, "", float("nan")), gpt2)) > 2
+    assert differences(dataclasses.replace(gpt2, loss=float("nan")), gpt2) != []
+
+
+def test_an_outcome_is_kept(gpt2: Outcome, tmp_path: Path) -> None:
+    save(tmp_path / "kept.npz", gpt2)
+    kept = load(tmp_path / "kept.npz")
+    assert kept.loss == gpt2.loss
+    assert list(kept.gradients) == list(gpt2.gradients)
+    assert differences(kept, gpt2) == []

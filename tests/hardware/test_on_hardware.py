@@ -1,0 +1,86 @@
+"""On a real mesh, or a simulator: links that work, and training steps that give what the emulator gives.
+
+`make test-hardware` runs these where /dev/tenstorrent or TT_METAL_SIMULATOR is there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from outcomes import STRATEGIES, TRAINED, Shape, differences, fits, load, outcome
+
+from mesh.door import device_present
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = [
+    pytest.mark.hardware,
+    pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python"),
+    pytest.mark.skipif(
+        not device_present(), reason="no device: neither /dev/tenstorrent nor TT_METAL_SIMULATOR is there"
+    ),
+]
+
+MESHES: list[Shape] = [(1, 1), (1, 2), (2, 4), (1, 8), (8, 1), (8, 4), (1, 32)]
+
+
+@pytest.fixture(scope="session")
+def devices(on_device: Run) -> int:
+    """How many this host has."""
+    done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--json")
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert "devices" in result, result
+    return sum(map(len, result["devices"]))
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    on_device: Run, devices: int, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Shape], Path]:
+    """A function that gives the folder with what a mesh's cells gave; each mesh runs once."""
+    folders: dict[Shape, Path] = {}
+
+    def of(shape: Shape) -> Path:
+        if shape != (1, 1) and shape[0] * shape[1] != devices:
+            pytest.skip(f"this host has {devices} devices; links run over all of them")
+        if shape not in folders:
+            folders[shape] = tmp_path_factory.mktemp("mesh")
+            done = on_device("tests/hardware/run_cells.py", str(folders[shape]), f"{shape[0]}x{shape[1]}")
+            assert done.returncode == 0, done.stderr
+        return folders[shape]
+
+    return of
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_sums_over_the_links_are_right(shape: Shape, devices: int, on_device: Run) -> None:
+    if shape[0] * shape[1] != devices:
+        pytest.skip(f"this host has {devices} devices; links run over all of them")
+    given = f"{shape[0]}x{shape[1]}"
+    done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--mesh-shape", given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "shape"),
+    [
+        pytest.param(model, strategy, shape, id=f"{model}-{strategy}-{shape[0]}x{shape[1]}")
+        for shape in MESHES
+        for strategy in STRATEGIES
+        if fits(strategy, shape)
+        for model in TRAINED
+    ],
+)
+def test_a_step_gives_what_the_emulator_gives(
+    model: str, strategy: str, shape: Shape, outcomes: Callable[[Shape], Path], tmp_path: Path
+) -> None:
+    folder = outcomes(shape)
+    failed = folder / f"{model}-{strategy}.error"
+    assert not failed.exists(), failed.read_text()
+    expected = outcome(model, strategy, shape, backend="emulator", dtype="bfloat16", folder=tmp_path)
+    assert differences(load(folder / f"{model}-{strategy}.npz"), expected) == []
