@@ -58,3 +58,43 @@ def test_refuses_an_axis_of_one_chip(loudbox: Mesh) -> None:
         tt.all_reduce(x, cluster_axis=0)
     with pytest.raises(RuntimeError, match="divisible by ring_size"):
         tt.reduce_scatter(x, 1, cluster_axis=1)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_axis_of_two(open_emulator: Callable[..., Mesh], numbers: np.random.Generator, axis: int) -> None:
+    mesh = open_emulator((2, 4))
+    x = numbers.standard_normal((2, 4, 3, 8)).astype(np.float32)
+    mapper = tt.create_mesh_mapper(
+        mesh.handle, tt.MeshMapperConfig([tt.PlacementShard(0), tt.PlacementShard(1)])
+    )
+    sharded = tt.Tensor(x, tt.float32, device=mesh.handle, layout=tt.TILE_LAYOUT, mesh_mapper=mapper)
+    total = tt.all_reduce(sharded, cluster_axis=axis)
+    assert total.array.shape[axis] == 1
+    close(np.squeeze(total.array, axis), np.squeeze(x.sum(axis, keepdims=True), axis)[:, None, None], 1e-6)
+    gathered = tt.all_gather(sharded, 3, cluster_axis=axis)
+    assert gathered.shape == (1, 1, 3, 8 * x.shape[axis])
+    scattered = tt.reduce_scatter(sharded, 3, cluster_axis=axis)
+    assert scattered.shape == (1, 1, 3, 8 // x.shape[axis])
+    again = tt.all_gather(scattered, 3, cluster_axis=axis)
+    assert np.array_equal(again.array, total.array)
+
+
+def test_all_chips_of_two_axes(open_emulator: Callable[..., Mesh]) -> None:
+    mesh = open_emulator((2, 4))
+    x = tensor(mesh, np.ones((1, 1, 8, 256)))
+    close(download(mesh, tt.all_reduce(x)), np.full((1, 1, 8, 256), 8.0), 0)
+    assert tt.reduce_scatter(x, 3).shape == (1, 1, 8, 32)
+    assert tt.mesh_partition(x, 3).shape == (1, 1, 8, 32)
+    with pytest.raises(RuntimeError, match="1D fabric on a 2D mesh_device"):
+        tt.all_gather(x, 3)
+
+
+def test_pieces_of_tiles_and_less(loudbox: Mesh) -> None:
+    wide, narrow = tensor(loudbox, np.ones((1, 1, 8, 128))), tensor(loudbox, np.ones((1, 1, 8, 100)))
+    assert tt.reduce_scatter(wide, 3, cluster_axis=1).shape == (1, 1, 8, 16)
+    with pytest.raises(RuntimeError, match="divisible by ring_size"):
+        tt.reduce_scatter(narrow, 3, cluster_axis=1)
+    with pytest.raises(RuntimeError, match="aligned to tiles"):
+        tt.mesh_partition(wide, 3, 1)
+    with pytest.raises(RuntimeError, match="rank 2"):
+        tt.reduce_scatter(tensor(loudbox, np.ones(256)), 0, cluster_axis=1)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from emulated import tensor
+
+import mesh.emulator as tt
+from mesh.device import Mesh
+from mesh.placement import over_data
+from mesh.transfer import download
+
+
+def host(shape: tuple[int, ...], dtype: tt.DataType = tt.float32, **options: object) -> tt.Tensor:
+    return tt.Tensor(np.ones(shape, np.float32), dtype, layout=tt.TILE_LAYOUT, **options)
+
+
+def test_new_values_in_the_same_buffer(loudbox: Mesh) -> None:
+    x = tensor(loudbox, np.zeros((16, 3)), shard=0)
+    buffer, taken = id(x.buffer), loudbox.handle.memory.bank_bytes
+    values = np.arange(48, dtype=np.float32).reshape(16, 3)
+    mapper = tt.shard_tensor_to_mesh_mapper(loudbox.handle, 0)
+    source = tt.Tensor(values, tt.float32, layout=tt.TILE_LAYOUT, mesh_mapper=mapper)
+    tt.copy_host_to_device_tensor(source, x)
+    assert np.array_equal(download(loudbox, x, over_data(0)), values)
+    assert id(x.buffer) == buffer
+    assert loudbox.handle.memory.bank_bytes == taken
+    tt.copy_host_to_device_tensor(host((2, 3)), x)  # the same on each chip
+    assert np.array_equal(download(loudbox, x), np.ones((2, 3)))
+
+
+def test_refusals(one_chip: Mesh) -> None:
+    x = tensor(one_chip, np.zeros((2, 3)))
+    for source, message in [
+        (x, "Expected Tensor with HostStorage"),
+        (host((2, 3), tt.bfloat16), "different dtype"),
+        (host((3, 3)), "output of shape"),
+        (tt.to_layout(host((2, 3)), tt.ROW_MAJOR_LAYOUT), "different page config"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            tt.copy_host_to_device_tensor(source, x)
+    with pytest.raises(RuntimeError, match="on the host"):
+        tt.copy_host_to_device_tensor(host((2, 3)), x.cpu())
