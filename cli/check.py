@@ -33,7 +33,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
 
     Args:
         mesh_shape: rows and columns; None for all devices of this host, as the descriptor or ttnn arranges them.
-        backend: auto, ttnn or emulator.
+        backend: as in `device_config.backend`.
         output: where it is told.
 
     Raises:

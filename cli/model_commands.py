@@ -86,9 +86,7 @@ def validate(*, path: Path, overrides: tuple[str, ...], output: Output) -> None:
     metavar="ROWSxCOLUMNS",
     help="Of the mesh.  [default: all devices, as ttnn arranges them]",
 )
-@option(
-    "--backend", type=click.Choice(["auto", "ttnn", "emulator"]), default="auto", help="What drives the mesh."
-)
+@option("--backend", default="auto", help="What drives the mesh, as device_config.backend says it for a job.")
 @output_options
 def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output) -> None:
     """Check the mesh of this host: an all-reduce with a known sum along each axis, and which device is where."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     Raises:
         Refused: for the first thing that is wrong.
     """
-    from mesh.descriptors.choose import hold_given
+    from mesh.door import hold_mesh
 
     config = read_job(path, overrides, output)
     device = config.device
-    descriptor = None if device.backend == "emulator" else hold_given(device.mesh_shape, os.environ)
+    descriptor = hold_mesh(device.mesh_shape, device.backend)
     fields: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mesh.descriptors.choose import VARIABLE, choose_descriptor
+from mesh.descriptors.choose import VARIABLE, choose_descriptor, hold_given
 from services.errors import Failed, Refused
 
 BACKENDS = ("auto", "ttnn", "emulator")
@@ -22,6 +22,18 @@ _read: tuple[str, str] | None = None
 def device_present() -> bool:
     """Whether this host has a Tenstorrent device, or TT_METAL_SIMULATOR names a simulator."""
     return DEVICE_FOLDER.exists() or bool(os.environ.get("TT_METAL_SIMULATOR"))
+
+
+def hold_mesh(mesh_shape: tuple[int, int], backend: str) -> Path | None:
+    """Hold a mesh of (rows, columns) against TT_MESH_GRAPH_DESC_PATH, if that is set and the backend heeds it.
+
+    Returns:
+        The descriptor's file.
+
+    Raises:
+        Refused: it can't be read, or the mesh does not fit it.
+    """
+    return None if backend == "emulator" else hold_given(mesh_shape, os.environ)
 
 
 def device_module(backend: str, mesh_shape: tuple[int, int] = (1, 1)) -> Any:
