@@ -127,6 +127,22 @@ def seed_of(site: str) -> int:
     return sum(site.encode())
 
 
+@pytest.mark.parametrize("strategy", ["ddp 1x8", "fsdp x tp 2x2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_recomputing_gives_the_same_bits(open_emulator: Callable[..., Mesh], strategy: str, kind: str):
+    """Dropout, too: its seeds follow from names."""
+    shape, axes = STRATEGIES[strategy]
+    found = [
+        step(
+            open_emulator(shape, axes=axes),
+            config(model_type=kind, dropout_prob=0.2, num_blocks=3, runner_type=runner),
+            seed_of,
+        )
+        for runner in ("default", "memory_efficient")
+    ]
+    assert all(np.array_equal(found[1][name], values) for name, values in found[0].items())
+
+
 @pytest.mark.parametrize("strategy", ["tp 1x2", "ddp x tp 2x4"])
 def test_dropout_is_the_same_for_devices_with_the_same_elements(
     open_emulator: Callable[..., Mesh], strategy: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from mesh.device import Mesh
 from services.config import GPT2Config
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
+from worker.models.blocks import through_blocks
 from worker.models.causal import Masks, check_tokens
 from worker.models.model import Array, constant
 from worker.models.tokens import Tokens
@@ -110,15 +111,12 @@ class GPT2:
             positions = ops.take_rows(tape, positions, position, position + tokens)
         x = ops.add_positions(tape, self.tokens.embed(tape, ids), positions)
         x = ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
-        for index, block in enumerate(self.blocks):
-            past = ops.Past(caches[index], position) if caches else None
 
-            def run(x: Variable, block: Block = block, past: ops.Past | None = past) -> Variable:
-                return block(tape, x, mask, past)
+        def run(block: Block, x: Variable, past: ops.Past | None) -> Variable:
+            return block(tape, x, mask, past)
 
-            # What the last block computes is wanted again at once.
-            keeps = not self._recomputes or block is self.blocks[-1]
-            x = run(x) if keeps else tape.recompute(run, x)
+        blocks = [partial(run, block) for block in self.blocks]
+        x = through_blocks(tape, x, blocks, recompute=self._recomputes, caches=caches, position=position)
         return self.norm(tape, x)
 
     @cached_property

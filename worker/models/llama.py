@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from mesh.device import Mesh
 from services.config import LlamaConfig
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
+from worker.models.blocks import through_blocks
 from worker.models.causal import Masks, check_tokens
 from worker.models.model import Array
 from worker.models.positions import Rotations, frequencies
@@ -103,15 +105,12 @@ class Llama:
         mask = self._masks.of(ids.shape[1]) if first else self._masks.of_one(position, caches[0].window)
         turning = self._rotations.of(position, ids.shape[1])
         x = ops.dropout(tape, self.tokens.embed(tape, ids), self._config.dropout_prob, "embedding.dropout")
-        for index, block in enumerate(self.blocks):
-            past = ops.Past(caches[index], position) if caches else None
 
-            def run(x: Variable, block: LlamaBlock = block, past: ops.Past | None = past) -> Variable:
-                return block(tape, x, mask, turning, past)
+        def run(block: LlamaBlock, x: Variable, past: ops.Past | None) -> Variable:
+            return block(tape, x, mask, turning, past)
 
-            # What the last block computes is wanted again at once.
-            keeps = not self._recomputes or block is self.blocks[-1]
-            x = run(x) if keeps else tape.recompute(run, x)
+        blocks = [partial(run, block) for block in self.blocks]
+        x = through_blocks(tape, x, blocks, recompute=self._recomputes, caches=caches, position=position)
         return self.norm(tape, x)
 
     def hugging_face_config(self) -> dict[str, Any]:
