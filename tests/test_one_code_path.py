@@ -1,0 +1,246 @@
+"""One code path: the code that trains doesn't know whether a device or the emulator computes, nor in which dtype.
+
+Outside mesh/ no code names the emulator or asks for the backend; outside mesh/ and worker/ops none calls the device
+library or branches on the dtype of what is on the mesh. Held on the syntax trees of all packages, and each rule is
+shown to bite.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("protos", "services", "mesh", "worker", "aggregator", "optimizer", "cli")
+ON_THE_MESH = ("worker", "cli")
+"""Packages that hold tensors of the mesh; a dtype elsewhere is one of an array or of a file."""
+
+BACKENDS = {"auto", "ttnn", "emulator"}
+"""The values of device_config.backend. A list of all of them names none."""
+
+
+def sources(packages: tuple[str, ...], *without: str) -> list[str]:
+    """Files of the packages, but for those in the folders `without`."""
+    return sorted(
+        name
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if not (name := path.relative_to(ROOT).as_posix()).startswith(without) and "_pb2" not in name
+    )
+
+
+def names_of_the_emulator(tree: ast.AST) -> Iterator[ast.AST]:
+    """Imports, names and strings that mean the emulator."""
+    prose = {id(node) for node in _docstrings(tree)} | {id(node) for node in _lists_of_backends(tree)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(name)) | ast.alias(name=name):
+                found = "emulator" in name
+            case ast.Name() | ast.Attribute() | ast.arg() | ast.keyword():
+                found = "emulator" in _word(node)
+            case ast.Constant(value=str(text)):
+                found = id(node) not in prose and (text.lower() == "emulator" or "mesh.emulator" in text)
+            case _:
+                continue
+        if found:
+            yield node
+
+
+def questions_of_backend(tree: ast.AST) -> Iterator[ast.AST]:
+    """Comparisons and matches that look at a `backend`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare():
+                looked_at = [node.left, *node.comparators]
+            case ast.Match():
+                looked_at = [node.subject]
+            case _:
+                continue
+        if any(_word(part) == "backend" for part in looked_at):
+            yield node
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def _lists_of_backends(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.List, ast.Tuple)):
+            values = [part.value for part in node.elts if isinstance(part, ast.Constant)]
+            if set(values) == BACKENDS:
+                yield from node.elts
+
+
+def _word(node: ast.AST) -> str:
+    """The identifier that a node ends with."""
+    for field in ("id", "attr", "arg"):
+        if isinstance(value := getattr(node, field, None), str):
+            return value
+    return ""
+
+
+def calls_of_the_library(tree: ast.AST) -> Iterator[ast.AST]:
+    """Calls of anything that hangs on the device module: `mesh.tt.add(...)`, also by another name of the module.
+
+    Its constants (dtypes, layouts) may be named.
+    """
+    modules = {"ttnn"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and _word(node.value) == "tt":
+            modules |= {_word(target) for target in node.targets}
+        elif isinstance(node, ast.NamedExpr) and _word(node.value) == "tt":
+            modules.add(_word(node.target))
+
+    def hangs_on_it(node: ast.AST) -> bool:
+        while isinstance(node, ast.Attribute):
+            if node.attr == "tt":
+                return True
+            node = node.value
+        return isinstance(node, ast.Name) and (node.id in modules or node.id == "tt")
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            passed = _word(node.func) in ("getattr", "methodcaller", "vars", "partial")
+            if hangs_on_it(node.func) or (passed and any(hangs_on_it(argument) for argument in node.args)):
+                yield node
+
+
+def branches_on_dtype(tree: ast.AST) -> Iterator[ast.AST]:
+    """Conditions and matches that look at a dtype: an attribute or name `dtype`, or the library's own dtypes."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
+            looked_at: ast.AST = node.test
+        elif isinstance(node, ast.Match):
+            looked_at = node.subject
+        elif isinstance(node, ast.comprehension):
+            looked_at = ast.Tuple(node.ifs)
+        elif isinstance(node, (ast.Compare, ast.BoolOp)):
+            looked_at = node
+        elif isinstance(node, ast.Subscript):
+            looked_at = node.slice  # a table by dtype is a branch too
+        else:
+            continue
+        if any(_word(part) == "dtype" or _is_device_dtype(part) for part in ast.walk(looked_at)):
+            yield node
+
+
+def _is_device_dtype(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr in ("bfloat16", "float32", "uint32", "int32")
+        and _word(node.value) == "tt"
+    )
+
+
+def told(name: str, found: Iterator[ast.AST]) -> list[str]:
+    return [f"{name}:{getattr(node, 'lineno', '?')}: {ast.unparse(node)[:100]}" for node in found]
+
+
+def tree_of(name: str) -> ast.AST:
+    return ast.parse((ROOT / name).read_text())
+
+
+def test_outside_mesh_no_code_names_the_emulator() -> None:
+    files = sources(PACKAGES, "mesh/")
+    assert "worker/step.py" in files
+    assert [line for name in files for line in told(name, names_of_the_emulator(tree_of(name)))] == []
+
+
+def test_outside_mesh_no_code_asks_for_the_backend() -> None:
+    # What a job's config says may be held against what else it says.
+    files = sources(PACKAGES, "mesh/", "services/config/")
+    assert [line for name in files for line in told(name, questions_of_backend(tree_of(name)))] == []
+
+
+def test_only_mesh_and_ops_call_the_library() -> None:
+    files = sources(PACKAGES, "mesh/", "worker/ops/")
+    assert "worker/step.py" in files
+    assert [line for name in files for line in told(name, calls_of_the_library(tree_of(name)))] == []
+
+
+def test_only_mesh_and_ops_branch_on_dtype() -> None:
+    files = sources(ON_THE_MESH, "worker/ops/")
+    assert "worker/step.py" in files
+    assert [line for name in files for line in told(name, branches_on_dtype(tree_of(name)))] == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import mesh.emulator",
+        "from mesh.emulator import add",
+        "from mesh import emulator as library",
+        "if device.backend == 'emulator': pass",
+        "name = 'emulator'",
+        "importlib.import_module('mesh.emulator')",
+        "on_emulator = True",
+        "mesh.is_emulator()",
+        "open_mesh(shape, emulator=True)",
+        "known = ['ttnn', 'emulator']",
+    ],
+)
+def test_a_named_emulator_is_found(planted: str) -> None:
+    assert list(names_of_the_emulator(ast.parse(planted)))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["if mesh.backend != 'ttnn': pass", "match config.backend:\n    case _: pass", "x = 'ttnn' == backend"],
+)
+def test_a_question_for_the_backend_is_found(planted: str) -> None:
+    assert list(questions_of_backend(ast.parse(planted)))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "y = mesh.tt.add(x, x)",
+        "tt = tape.mesh.tt\ny = tt.experimental.dropout(x)",
+        "library = self._mesh.tt\ny = library.add(x, x)",
+        "if (library := mesh.tt): library.add(x, x)",
+        "y = getattr(mesh.tt, 'add')(x, x)",
+        "ttnn.add(x, x)",
+        "def op(tt):\n    return tt.add(1, 1)",
+    ],
+)
+def test_a_call_of_the_library_is_found(planted: str) -> None:
+    assert list(calls_of_the_library(ast.parse(planted)))
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "if mesh.dtype == tt.bfloat16: pass",
+        "y = a if x.dtype == other else b",
+        "wide = x.value.dtype is tt.float32",
+        "match dtype:\n    case _: pass",
+        "scale = {'bfloat16': 1, 'float32': 2}[dtype]",
+        "assert mesh.dtype",
+        "found = [x for x in xs if x.dtype]",
+    ],
+)
+def test_a_branch_on_dtype_is_found(planted: str) -> None:
+    assert list(branches_on_dtype(ast.parse(planted)))
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        '"""On the emulator it is float32."""',
+        'backend: Literal["auto", "ttnn", "emulator"] = "auto"',
+        'click.Choice(["auto", "ttnn", "emulator"])',
+        "upload(mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT)",
+        "tiles = mesh.tt.TILE_LAYOUT",
+        "facts['dtype'] = str(mesh.dtype)",
+    ],
+)
+def test_what_is_harmless_is_let_pass(harmless: str) -> None:
+    tree = ast.parse(harmless)
+    rules = (names_of_the_emulator, questions_of_backend, calls_of_the_library, branches_on_dtype)
+    assert not [node for rule in rules for node in rule(tree)]
