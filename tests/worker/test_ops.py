@@ -16,6 +16,7 @@ from worker import ops
 from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.models import load_parameter
 from worker.models.model import constant
+from worker.models.positions import Rotations, frequencies
 
 Values = dict[str, npt.NDArray[np.float64]]
 Forward = Callable[[Tape, dict[str, Parameter]], Variable]
@@ -286,3 +287,108 @@ def test_take_rows(mesh: Mesh):
     values = normal(1, 1, ROWS, WIDTH)
     row = ops.take_rows(Tape(mesh), constant(mesh, values, mesh.dtype), 7, 8)
     np.testing.assert_array_equal(download(mesh, row.value), values[:, :, 7:8])
+
+
+def test_relu(mesh: Mesh):
+    x = normal(ROWS, WIDTH)
+    x[np.abs(x) < 0.01] = 0.5  # differences across the bend say nothing
+    check(mesh, lambda tape, of: ops.relu(tape, of["x"]), lambda of: np.maximum(of["x"], 0), x=x)
+
+
+def test_silu(mesh: Mesh):
+    check(
+        mesh,
+        lambda tape, of: ops.silu(tape, of["x"]),
+        lambda of: of["x"] / (1 + np.exp(-of["x"])),
+        x=3 * normal(ROWS, WIDTH),
+    )
+
+
+def test_swiglu(mesh: Mesh):
+    check(
+        mesh,
+        lambda tape, of: ops.swiglu(tape, of["gate"], of["up"]),
+        lambda of: of["gate"] / (1 + np.exp(-of["gate"])) * of["up"],
+        gate=3 * normal(50, 70),
+        up=normal(50, 70),
+    )
+
+
+@pytest.mark.parametrize(("rows", "width"), [(ROWS, WIDTH), (50, 70), (1, 33), (96, 384)])
+@pytest.mark.parametrize("offset", [0.0, 2.0])
+def test_rms_norm(mesh: Mesh, rows: int, width: int, offset: float):
+    def reference(of: Values) -> npt.NDArray[np.float64]:
+        return of["x"] / np.sqrt((of["x"] ** 2).mean(axis=1, keepdims=True) + 1e-5) * of["gain"]
+
+    check(
+        mesh,
+        lambda tape, of: ops.rms_norm(tape, of["x"], of["gain"]),
+        reference,
+        x=offset + 3 * normal(rows, width),
+        gain=1 + normal(width),
+    )
+
+
+def test_rms_norm_of_another_width_is_an_error(mesh: Mesh):
+    with pytest.raises(ValueError, match="width 32"):
+        run(
+            mesh,
+            lambda tape, of: ops.rms_norm(tape, of["x"], of["gain"]),
+            {"x": normal(ROWS, WIDTH), "gain": normal(64)},
+            1.0,
+        )
+
+
+@pytest.mark.parametrize("width", [16, 32, 48, 64, 96])
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
+def test_grouped_attention(mesh: Mesh, heads: int, groups: int, width: int):
+    mask = constant(mesh, causal_mask(), mesh.dtype)
+    per_token = frequencies(width, 100.0, None)
+    rotation = Rotations(mesh, TOKENS, per_token).of(0, TOKENS)
+
+    def forward(tape: Tape, of: dict[str, Parameter]) -> Variable:
+        return ops.grouped_attention(tape, of["q"], of["k"], of["v"], rotation, mask, width)
+
+    def in_heads(x: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+        return x.reshape(2, TOKENS, count, width).transpose(0, 2, 1, 3)
+
+    def turned(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        angles = np.arange(TOKENS)[:, None] * per_token
+        pairs = (x[..., : width // 2] + 1j * x[..., width // 2 :]) * np.exp(1j * angles)
+        return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+    def reference(of: Values) -> npt.NDArray[np.float64]:
+        q = turned(in_heads(of["q"], heads))
+        k, v = (np.repeat(in_heads(of[name], groups), heads // groups, axis=1) for name in ("k", "v"))
+        weights = softmax(q @ turned(k).swapaxes(2, 3) / math.sqrt(width) + causal_mask())
+        return (weights @ v).transpose(0, 2, 1, 3).reshape(2 * TOKENS, heads * width)
+
+    check(
+        mesh,
+        forward,
+        reference,
+        q=normal(2 * TOKENS, heads * width),
+        k=normal(2 * TOKENS, groups * width),
+        v=normal(2 * TOKENS, groups * width),
+    )
+
+
+def test_a_rotation_of_other_tokens_is_an_error(mesh: Mesh):
+    """The device library would take the wrong rows, or read behind the table, without a word."""
+    mask = constant(mesh, causal_mask(), mesh.dtype)
+    rotation = Rotations(mesh, 64, frequencies(WIDTH, 100.0, None)).of(0, 64)
+    x = constant(mesh, normal(1, 1, TOKENS, WIDTH), mesh.dtype)
+    with pytest.raises(
+        ValueError, match=r"rotation of shape \[1, 1, 64, 32\] for heads of shape \[1, 1, 32, 32\]"
+    ):
+        ops.grouped_attention(Tape(mesh), x, x, x, rotation, mask, WIDTH)
+
+
+def test_a_cache_has_room_for_its_window(mesh: Mesh):
+    cache = ops.KeyValueCache(mesh, 1, 32, WIDTH)
+    row = constant(mesh, normal(1, 1, 1, WIDTH), mesh.dtype).value
+    rows = constant(mesh, normal(1, 1, 32, WIDTH), mesh.dtype).value
+    with pytest.raises(ValueError, match="1 tokens from position 32 for a cache of 32"):
+        cache.extend(row, row, 32)
+    with pytest.raises(ValueError, match="32 tokens from position 1"):
+        cache.extend(rows, rows, 1)
