@@ -123,21 +123,20 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """By the case's name."""
 
 
-def main(operands_path: str, results_path: str) -> None:
+def work_through(functions: dict[str, Callable[..., Any]], operands_path: str, results_path: str) -> None:
+    """Call the functions with the operands of one file, and put what they give into another."""
     torch.set_num_threads(1)
     operands = np.load(operands_path)
     results = {}
     for case, (name, count, options) in json.loads(str(operands["calls"])).items():
         arrays = [operands[f"{case}/{index}"] for index in range(count)]
-        tensors = [
-            torch.from_numpy(array.astype(np.int64 if array.dtype == np.uint32 else np.float64))
-            for array in arrays
-        ]
-        made = FUNCTIONS[name](*tensors, **options)
+        kinds = [np.int64 if array.dtype == np.uint32 else np.float64 for array in arrays]
+        tensors = [torch.from_numpy(array.astype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
+        made = functions[name](*tensors, **options)
         for index, one in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
             results[f"{case}/{index}"] = one.detach().double().numpy()
     np.savez(results_path, **results)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    work_through(FUNCTIONS, *sys.argv[1:])
