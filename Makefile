@@ -69,7 +69,6 @@ protos: install
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 	@rm -f protos/tensors_pb2_grpc.py  # it has no service
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. mesh/descriptors/mesh_graph.proto
-	@sed -i.old '1s/^/# mypy: ignore-errors\n/' mesh/descriptors/mesh_graph_pb2.pyi && rm mesh/descriptors/*.old
 
 clean:
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
