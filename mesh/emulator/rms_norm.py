@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
+from mesh.emulator.parallel import elementwise, over_rows
 from mesh.emulator.tensor import Tensor, check_floating, check_tiled, result
 from mesh.emulator.types import Layout, WormholeComputeKernelConfig
 
@@ -28,15 +29,25 @@ def rms_norm(
     check_floating(op, input_tensor)
     x = input_tensor.array
     width = x.shape[-1]
-    squares = np.square(x)
-    scale = np.matmul(squares, np.full((width, 1), 1.0 / width, np.float32))
-    scale += np.float32(epsilon)
-    np.sqrt(scale, out=scale)
-    np.reciprocal(scale, out=scale)
-    out = np.multiply(x, scale, out=squares)
-    if weight is None:
+    gain = None if weight is None else _row(op, weight, x.ndim, width)
+    rows = x.reshape(-1, width)
+    normal = np.empty(rows.shape, np.float32)
+    averaging = np.full((width, 1), 1.0 / width, np.float32)
+
+    def compute(block: slice) -> None:
+        out = normal[block]
+        np.square(rows[block], out=out)
+        scale = np.matmul(out, averaging)
+        scale += np.float32(epsilon)
+        np.sqrt(scale, out=scale)
+        np.reciprocal(scale, out=scale)
+        np.multiply(rows[block], scale, out=out)
+
+    over_rows(compute, *rows.shape)
+    out = normal.reshape(x.shape)
+    if gain is None:
         return result(input_tensor, out)
-    return result(input_tensor, np.multiply(out, _row(op, weight, out.ndim, width)))
+    return result(input_tensor, elementwise(np.multiply, out, gain, dtype=np.float32))
 
 
 def _row(op: str, weight: Tensor, rank: int, width: int) -> Array:

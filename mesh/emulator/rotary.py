@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array
 from mesh.emulator.tensor import Tensor, check_floating, check_tiled, result
 from mesh.emulator.types import Shape, WormholeComputeKernelConfig
@@ -67,7 +68,10 @@ def _rotate(op: str, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise RuntimeError(f"{op}: table of shape {cos.shape}, expected {Shape((1, 1, length, width))}")
     if rows < length:
         raise RuntimeError(f"{op}: Cos seq_len must be >= input seq_len: {rows} and {length}")
-    return result(heads, _turned(x, _table(cos, x, length), _table(sin, x, length)))
+    turned = parallel.elementwise(
+        _turned, x, _table(cos, x, length), _table(sin, x, length), dtype=np.float32
+    )
+    return result(heads, turned)
 
 
 def _table(table: Tensor, x: Array, length: int) -> Array:
@@ -75,10 +79,9 @@ def _table(table: Tensor, x: Array, length: int) -> Array:
     return array if x.ndim == array.ndim else array[:, :, 0]
 
 
-def _turned(x: Array, cos: Array, sin: Array) -> Array:
+def _turned(x: Array, cos: Array, sin: Array, out: Array) -> None:
     half = x.shape[-1] // 2
-    turned = np.empty(x.shape, np.float32)
-    np.negative(x[..., half:], out=turned[..., :half])
-    turned[..., half:] = x[..., :half]
-    out: Array = np.add(x * cos, turned * sin)
-    return out
+    np.negative(x[..., half:], out=out[..., :half])
+    out[..., half:] = x[..., :half]
+    out *= sin
+    out += x * cos

@@ -7,33 +7,47 @@ from collections.abc import Callable
 import numpy as np
 
 from mesh.emulator.broadcast import Array, align
+from mesh.emulator.parallel import over_rows
 from mesh.emulator.tensor import Tensor, check, check_floating, result
 from mesh.emulator.types import Layout
 
 _ONE = np.float32(1)
 
 
-def _logistic(x: Array) -> Array:
-    """`1 / (1 + e**-x)`, in a fresh array; the exponential overflows to infinity where it is 0."""
-    out: Array = np.negative(x)
+def _logistic(x: Array, out: Array) -> None:
+    """`1 / (1 + e**-x)`; the exponential overflows to infinity where that is 0."""
+    np.negative(x, out=out)
     np.exp(out, out=out)
     out += _ONE
     np.reciprocal(out, out=out)
-    return out
+
+
+def _by_blocks(function: Callable[..., object], *operands: Array) -> Array:
+    """What `function` puts into `out` of operands that broadcast, block by block: its passes find them in the cache."""
+    shape = np.broadcast_shapes(*(operand.shape for operand in operands))
+    flat = [np.broadcast_to(operand, shape).reshape(-1) for operand in operands]
+    out = np.empty(flat[0].size, np.float32)
+
+    def compute(block: slice) -> None:
+        function(*(one[block] for one in flat), out=out[block])
+
+    over_rows(compute, out.size, 1)
+    return out.reshape(shape)
 
 
 def silu(input_tensor: Tensor) -> Tensor:
     """`a / (1 + e**-a)`."""
-    check_floating("silu", input_tensor)
-    out = _logistic(input_tensor.array)
-    out *= input_tensor.array
-    return result(input_tensor, out)
+    return _applied("silu", _silu, input_tensor)
+
+
+def _silu(x: Array, out: Array) -> None:
+    _logistic(x, out)
+    out *= x
 
 
 def sigmoid(input_tensor: Tensor) -> Tensor:
     """`1 / (1 + e**-a)`."""
-    check_floating("sigmoid", input_tensor)
-    return result(input_tensor, _logistic(input_tensor.array))
+    return _applied("sigmoid", _logistic, input_tensor)
 
 
 def relu(input_tensor: Tensor) -> Tensor:
@@ -54,7 +68,12 @@ def sqrt(input_tensor: Tensor) -> Tensor:
 
 def rsqrt(input_tensor: Tensor) -> Tensor:
     """1 / the square root, infinity at 0, NaN below."""
-    return _applied("rsqrt", lambda x: np.reciprocal(np.sqrt(x)), input_tensor)
+    return _applied("rsqrt", _rsqrt, input_tensor)
+
+
+def _rsqrt(x: Array, out: Array) -> None:
+    np.sqrt(x, out=out)
+    np.reciprocal(out, out=out)
 
 
 def reciprocal(input_tensor: Tensor) -> Tensor:
@@ -67,9 +86,9 @@ def log(input_tensor: Tensor) -> Tensor:
     return _applied("log", np.log, input_tensor)
 
 
-def _applied(op: str, function: Callable[[Array], Array], tensor: Tensor) -> Tensor:
+def _applied(op: str, function: Callable[..., object], tensor: Tensor) -> Tensor:
     check_floating(op, tensor)
-    return result(tensor, function(tensor.array))
+    return result(tensor, _by_blocks(function, tensor.array))
 
 
 def silu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
@@ -80,12 +99,17 @@ def silu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     x, dy = _meeting("silu_bw", input_tensor, grad_tensor)
     if np.broadcast_shapes(x.shape[2:], dy.shape[2:]) != input_tensor.array.shape[2:]:
         raise RuntimeError(f"silu_bw: gradient of shape {grad_tensor.shape} for {input_tensor.shape}")
-    phi = _logistic(x)
-    slope = np.subtract(_ONE, phi)
-    slope *= x
-    slope += _ONE
-    slope *= phi
-    return [result(input_tensor, np.multiply(slope, dy))]
+    return [result(input_tensor, _by_blocks(_silu_gradient, dy, x))]
+
+
+def _silu_gradient(dy: Array, x: Array, out: Array) -> None:
+    phi = np.empty_like(out)
+    _logistic(x, phi)
+    np.subtract(_ONE, phi, out=out)
+    out *= x
+    out += _ONE
+    out *= phi
+    out *= dy
 
 
 def relu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
@@ -104,21 +128,31 @@ def relu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
 def sigmoid_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     """[dx] of `sigmoid`, shapes and layouts equal; the operand's dtype."""
     x, dy = _alike("sigmoid_bw", grad_tensor, input_tensor)
-    phi = _logistic(x)
-    slope = np.subtract(_ONE, phi)
-    slope *= phi
-    return [result(input_tensor, np.multiply(slope, dy))]
+    return [result(input_tensor, _by_blocks(_sigmoid_gradient, dy, x))]
+
+
+def _sigmoid_gradient(dy: Array, x: Array, out: Array) -> None:
+    phi = np.empty_like(out)
+    _logistic(x, phi)
+    np.subtract(_ONE, phi, out=out)
+    out *= phi
+    out *= dy
 
 
 def tanh_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     """[dx] of `tanh`, shapes and layouts equal; the operand's dtype."""
     x, dy = _alike("tanh_bw", grad_tensor, input_tensor)
+    return [result(input_tensor, _by_blocks(_tanh_gradient, dy, x))]
+
+
+def _tanh_gradient(dy: Array, x: Array, out: Array) -> None:
     # 4 s (1 - s) with s = 1 / (1 + e**-2x) keeps its digits where 1 - tanh(x)**2 cancels.
-    phi = _logistic(x + x)
-    slope = _logistic(np.multiply(x, np.float32(-2)))
-    slope *= phi
-    slope *= np.float32(4)
-    return [result(input_tensor, np.multiply(slope, dy))]
+    other = np.empty_like(out)
+    _logistic(x + x, out)
+    _logistic(np.multiply(x, np.float32(-2)), other)
+    out *= other
+    out *= np.float32(4)
+    out *= dy
 
 
 def _meeting(op: str, operand: Tensor, gradient: Tensor) -> tuple[Array, Array]:
