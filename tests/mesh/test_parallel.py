@@ -10,6 +10,7 @@ import pytest
 
 from mesh.device import open_mesh
 from mesh.emulator import parallel
+from mesh.fingerprint import fingerprint
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -74,6 +75,14 @@ def test_the_threads_live_as_long_as_the_mesh():
     with open_mesh((1, 1), backend="emulator", threads=3):
         assert helpers() == 2
     assert helpers() == 0
+
+
+def test_workers_with_other_threads_may_share_a_job():
+    facts = []
+    for threads in (1, 3):
+        with open_mesh((1, 1), backend="emulator", threads=threads) as mesh:
+            facts.append(fingerprint(mesh))
+    assert facts[0] == facts[1]
 
 
 @pytest.mark.parametrize(
