@@ -19,7 +19,12 @@ def scalar(op: str, value: object, tensor: Tensor) -> Array:
         raise TypeError(
             f"{op}(): incompatible function arguments: {type(value).__name__}, expected a Tensor or number"
         )
-    if tensor.dtype not in FLOATING and not float(value).is_integer():
+    if tensor.dtype not in FLOATING and isinstance(value, float):
+        least, most = (0, 2**32 - 1) if tensor.dtype is DataType.UINT32 else (-(2**31), 2**31 - 1)
+        fits = value.is_integer() and least <= value <= most
+    else:
+        fits = True  # integers wrap around, as in ttnn
+    if not fits:
         raise RuntimeError(f"{op}: a {tensor.dtype} tensor cannot represent the scalar {value}")
     return np.asarray(value).astype(tensor.array.dtype)
 
