@@ -1,6 +1,9 @@
 """Times the tape beside the bare calls that it makes, on a mocked board. Run by tape_overhead.py, in its own process.
 
-Prints a JSON object: how many calls of ttnn a pass makes, and the seconds of each round's passes.
+    python -m benchmarks.tape_on_board DEVICES ROUNDS
+
+DEVICES are a row of the board's, over which the batch is split. Prints a JSON object: how many calls of ttnn a pass
+makes, and the seconds of each round's passes.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ from worker.autograd import Tape
 from worker.models import build_model, initial_value, load_parameter
 from worker.seeds import seed32
 
-MODEL = GPT2Config(num_heads=6, embedding_dim=384, num_blocks=6, max_sequence_length=256, dropout_prob=0.2)
+MODEL = GPT2Config(num_heads=6, embedding_dim=384, num_blocks=6, max_sequence_length=256, dropout_prob=0.0)
 VOCABULARY = 96
-SEQUENCES = 32
+SEQUENCES_PER_DEVICE = 4
 WARM_UP = 3
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -49,13 +52,14 @@ class Recorder:
         return called
 
 
-def main(rounds: int) -> None:
-    with open_mesh((1, 8), module=ttnn, axes=Axes(data=1)) as mesh:
+def main(devices: int, rounds: int) -> None:
+    axes = Axes(data=1) if devices > 1 else Axes()
+    with open_mesh((1, devices), module=ttnn, axes=axes) as mesh:
         model = build_model(MODEL, VOCABULARY, mesh)
         for parameter in model.parameters():
             load_parameter(mesh, parameter, initial_value(parameter, 1))
-        ids = np.arange(SEQUENCES * MODEL.max_sequence_length, dtype=np.uint32) % VOCABULARY
-        batch = ids.reshape(SEQUENCES, -1)
+        shape = (devices * SEQUENCES_PER_DEVICE, MODEL.max_sequence_length)
+        batch = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) % VOCABULARY
 
         def with_tape() -> None:
             tape = Tape(mesh, dropout_seed=lambda site: seed32(1, "dropout", 0, 0, site))
@@ -83,4 +87,4 @@ def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))
