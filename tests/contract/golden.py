@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 GOLDEN = Path(__file__).parent / "golden"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
 REWRITE = "TIERMESH_REWRITE_GOLDEN"
 
 
@@ -25,3 +26,17 @@ def hold_to_golden(name: str, lines: list[str]) -> None:
         difference = list(difflib.unified_diff(golden, lines, path.name, "this run", lineterm="", n=1))
         shown = "\n".join(difference[:40])
         raise AssertionError(f"the step of {name} calls other ops than {path.name} has:\n{shown}\n{__doc__}")
+
+
+def hold_to_page(name: str, lines: list[str]) -> None:
+    """Raise AssertionError unless `lines` are the table of that name in the page on the contract (or write it)."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+    before, found, rest = PAGE.read_text().partition(begin)
+    table, ended, after = rest.partition(end)
+    assert found and ended, f"{PAGE.name} has no place for the table of {name}"
+    if os.environ.get(REWRITE):
+        table = "\n".join(lines) + "\n"
+        PAGE.write_text(f"{before}{begin}{table}{end}{after}")
+    assert table.splitlines() == lines, (
+        f"the table of {name} in {PAGE.name} is not this run's; if that is meant, write it with {REWRITE}=1"
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,22 +14,47 @@ import numpy as np
 
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
-from services.config import DataConfig, DeviceConfig, GPT2Config, JobConfig, LinearRegressionConfig
+from services.config import (
+    CustomConfig,
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    ModelConfig,
+    RopeScaling,
+)
 from worker.step import TrainingStep
 
-MODELS: dict[str, Any] = {
+_GPT2 = GPT2Config(
+    num_heads=8,
+    embedding_dim=256,
+    num_blocks=1,
+    max_sequence_length=64,
+    dropout_prob=0.1,
+    weight_tying=False,
+    positional_embedding_type="trainable",
+    bias=True,
+    activation="gelu",
+)
+_LLAMA = LlamaConfig(
+    num_heads=16,
+    num_groups=8,
+    embedding_dim=512,
+    intermediate_dim=512,
+    num_blocks=1,
+    max_sequence_length=32,
+    dropout_prob=0.1,
+    rope_scaling=RopeScaling(scaling_factor=8.0, original_context_length=16),
+    weight_tying=False,
+)
+
+MODELS: dict[str, ModelConfig] = {
     # Heads of whole tiles, everything that GPT-2 has: trained positions, biases, dropout, exact gelu, an own head.
-    "gpt2": GPT2Config(
-        num_heads=8,
-        embedding_dim=256,
-        num_blocks=2,
-        max_sequence_length=64,
-        dropout_prob=0.1,
-        weight_tying=False,
-        positional_embedding_type="trainable",
-        bias=True,
-        activation="gelu",
-    ),
+    "gpt2": _GPT2,
+    "gpt2_recomputed": _GPT2.model_copy(update={"num_blocks": 2, "runner_type": "memory_efficient"}),
     # Heads that fill no tile, and the other side of every option.
     "gpt2_bare": GPT2Config(
         num_heads=16,
@@ -40,6 +67,24 @@ MODELS: dict[str, Any] = {
         bias=False,
         activation="gelu_tanh",
     ),
+    # Keys and values shared by two heads, stretched positions; below the other side of every option.
+    "llama": _LLAMA,
+    "llama_recomputed": _LLAMA.model_copy(update={"runner_type": "memory_efficient"}),
+    "llama_bare": LlamaConfig(
+        num_heads=8,
+        num_groups=8,
+        embedding_dim=256,
+        intermediate_dim=512,
+        num_blocks=1,
+        max_sequence_length=32,
+        dropout_prob=0.0,
+        weight_tying=True,
+    ),
+    # The worked example of docs/own-model.md: a model of a user's own, with an operation of its own.
+    "own_model": CustomConfig(
+        model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
+    ),
+    "mlp": MLPConfig(input_features=64, hidden_features=(256, 256), output_features=32, training_samples=200),
     "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
 }
 
@@ -53,13 +98,14 @@ STRATEGIES: dict[str, dict[str, bool]] = {
 }
 """What a job's device configuration says for each."""
 
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
 _TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(300))
 
 
 def job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
     """A job of `model`; its corpus, where it has one, is written to `folder`."""
     data = None
-    if isinstance(MODELS[model], GPT2Config):
+    if not isinstance(MODELS[model], (LinearRegressionConfig, MLPConfig)):
         path = folder / "text.txt"
         path.write_text(_TEXT)
         data = DataConfig(path=str(path), sha256=hashlib.sha256(_TEXT.encode()).hexdigest())
@@ -81,11 +127,23 @@ def opened(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterat
         yield mesh
 
 
+def _own_models(folder: Path) -> tuple[str, ...]:
+    """Write the modules of the worked examples to `folder`, from where they can be imported; the allowed one's name."""
+    for module, page in (("mixing", "new-op.md"), ("mixer", "own-model.md")):
+        first, *_ = re.findall(
+            r"^```python\n(.*?)^```$", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+        )
+        (folder / f"{module}.py").write_text(first)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return ("mixer",)
+
+
 def run_step(
     model: str, device: DeviceConfig, mesh: Mesh, folder: Path
 ) -> tuple[float, np.ndarray[Any, Any]]:
     """Load the initial weights, run one micro-batch and one held-out batch; loss and gradient of the former."""
-    step = TrainingStep(job(model, device, folder), mesh)
+    step = TrainingStep(job(model, device, folder), mesh, allowed_models=_own_models(folder))
     weights = step.initial_weights()
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
