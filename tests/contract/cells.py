@@ -90,8 +90,8 @@ def table(passed: Mapping[str, bool]) -> list[str]:
     lines.append("")
     for strategy in STRATEGIES:
         out = [shown(mesh) for mesh in MESHES if not fits(strategy, mesh)]
-        wanted = len(STRATEGIES[strategy])
-        lines.append(f"* {strategy} takes {wanted} axes of several chips: refused on {', '.join(out)}.")
+        wanted = ("no axis", "one axis", "two axes")[len(STRATEGIES[strategy])]
+        lines.append(f"* {strategy} takes {wanted} of several chips: refused on {', '.join(out)}.")
     return lines
 
 

@@ -3,6 +3,8 @@
 tt-metal opens a cluster that a descriptor describes, checks every call, allocates, builds and caches programs, and
 executes nothing: what is read back is zeros. The compiler for the chips' kernels isn't in the wheel; since nothing
 runs them, a shell script that copies one prepared program stands in for it, in a shadow of the runtime folder.
+
+    python tests/contract/mocked_board.py BOARD ARGUMENT...    runs this Python with the arguments on a board
 """
 
 from __future__ import annotations
@@ -94,3 +96,10 @@ def run_on(
             timeout=timeout_seconds,
             check=False,
         )
+
+
+if __name__ == "__main__":
+    ran = run_on(*sys.argv[1:])
+    sys.stdout.write(ran.stdout)
+    sys.stderr.write(ran.stderr)
+    sys.exit(ran.returncode)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from services.config import (
     CustomConfig,
@@ -26,6 +25,7 @@ from services.config import (
     ModelConfig,
     RopeScaling,
 )
+from worker.parallel import axes_of
 from worker.step import TrainingStep
 
 _GPT2 = GPT2Config(
@@ -122,8 +122,7 @@ def device_config(strategy: str, mesh_shape: tuple[int, int]) -> DeviceConfig:
 @contextmanager
 def opened(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterator[Mesh]:
     """A mesh as `device` says, on a device module."""
-    axes = Axes(device.data_axis, device.tensor_axis, device.shard_parameters)
-    with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=axes) as mesh:
+    with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=axes_of(device)) as mesh:
         yield mesh
 
 
