@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 from boards import BOARDS
-from steps import MODELS, STRATEGIES
+from pair import LockStep
+from steps import DRAWN_FROM, MODELS, STRATEGIES, device_config, opened, run_generation, run_step
 
 Shape = tuple[int, int]
 
@@ -15,6 +18,7 @@ MESHES: dict[Shape, str] = {mesh: board.name for board in BOARDS.values() for me
 
 _GOLDEN_MESHES = {
     "single": (1, 1),
+    "generate": (1, 1),
     "ddp": (1, 8),
     "tp": (1, 8),
     "fsdp": (1, 8),
@@ -25,7 +29,7 @@ _GOLDEN_MESHES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One model under one strategy on one mesh."""
+    """One model under one strategy on one mesh, or what text is drawn from (`GENERATE`)."""
 
     model: str
     strategy: str
@@ -41,12 +45,14 @@ class Cell:
 
     @property
     def golden(self) -> str | None:
-        """Name of its golden file: each model has one for data parallel, each strategy one for GPT-2."""
+        """Name of its golden file: each model has one for data parallel, each strategy one for GPT-2,
+        drawing text one for Llama."""
         if self.mesh != _GOLDEN_MESHES[self.strategy]:
             return None
         if self.strategy == "ddp":
             return self.model
-        return f"gpt2-{self.strategy}" if self.model == "gpt2" else None
+        shown_by = "llama" if self.strategy == GENERATE else "gpt2"
+        return f"{self.model}-{self.strategy}" if self.model == shown_by else None
 
 
 def shown(mesh: Shape) -> str:
@@ -59,6 +65,9 @@ def fits(strategy: str, mesh: Shape) -> bool:
     return sum(size > 1 for size in mesh) == len(STRATEGIES[strategy])
 
 
+GENERATE = "generate"
+"""Stands where a strategy does: text is drawn from the model, on one device."""
+
 CELLS: dict[str, Cell] = {
     cell.id: cell
     for cell in (
@@ -68,8 +77,24 @@ CELLS: dict[str, Cell] = {
         if fits(strategy, mesh)
         for model in MODELS
     )
-}
+} | {cell.id: cell for cell in (Cell(model, GENERATE, (1, 1)) for model in DRAWN_FROM)}
 """The cells that can be, by id, mesh by mesh."""
+
+
+def run(cell: Cell, module: LockStep, dtype: str, folder: Path) -> list[str]:
+    """Run a cell on a device module; the calls that were made. Raises AssertionError for numbers that are none."""
+    training = cell.strategy != GENERATE
+    device = device_config(cell.strategy if training else "single", cell.mesh)
+    with opened(module, device, dtype) as mesh:
+        module.start()
+        if training:
+            loss, gradient = run_step(cell.model, device, mesh, folder)
+            numbers = np.append(gradient, loss)
+        else:
+            numbers = run_generation(cell.model, mesh)
+        lines = list(module.lines)
+    assert np.isfinite(numbers).all(), f"{cell.id}: some of what was computed is not finite"
+    return lines
 
 
 def table(passed: Mapping[str, bool]) -> list[str]:
@@ -85,14 +110,21 @@ def table(passed: Mapping[str, bool]) -> list[str]:
         for strategy in STRATEGIES:
             if not fits(strategy, mesh):
                 continue
-            marks = [_MARKS[passed.get(Cell(model, strategy, mesh).id)] for model in MODELS]
-            lines.append(f"| {board} | {shown(mesh)} | {strategy} | {' | '.join(marks)} |")
+            lines.append(_row(board, mesh, strategy, passed))
+            if strategy == "single":
+                lines.append(_row(board, mesh, GENERATE, passed))
     lines.append("")
     for strategy in STRATEGIES:
         out = [shown(mesh) for mesh in MESHES if not fits(strategy, mesh)]
         wanted = ("no axis", "one axis", "two axes")[len(STRATEGIES[strategy])]
         lines.append(f"* {strategy} takes {wanted} of several chips: refused on {', '.join(out)}.")
     return lines
+
+
+def _row(board: str, mesh: Shape, strategy: str, passed: Mapping[str, bool]) -> str:
+    cells = (Cell(model, strategy, mesh).id for model in MODELS)
+    marks = [_MARKS[passed.get(cell)] if cell in CELLS else "" for cell in cells]
+    return f"| {board} | {shown(mesh)} | {strategy} | {' | '.join(marks)} |"
 
 
 _MARKS = {True: "ran", False: "FAILED", None: "-"}

@@ -35,7 +35,7 @@ NOT_DRAWN: dict[str, str] = {
     **dict.fromkeys(("get_device_tensors", "to_dtype", "Tensor.cpu", "Tensor.to_numpy"), _READING),
     **dict.fromkeys(("begin_trace_capture", "end_trace_capture", "execute_trace", "release_trace"), _TRACE),
     "deallocate": "frees views too; ops on what was freed end the process",
-    "copy_host_to_device_tensor": "every cell fills its inputs by it",
+    "copy_host_to_device_tensor": "every cell loads its weights a second time by it",
     "get_memory_view": "what it tells is the emulator's own memory",
 }
 """What no calls are drawn of, and where it is held to ttnn instead."""

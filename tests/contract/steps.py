@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from services.config import (
     ModelConfig,
     RopeScaling,
 )
+from worker.decoding import Decoder
+from worker.models import build_model, initial_value, load_parameter
+from worker.models.model import TextModel
 from worker.parallel import axes_of
 from worker.step import TrainingStep
 
@@ -88,6 +91,9 @@ MODELS: dict[str, ModelConfig] = {
     "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
 }
 
+DRAWN_FROM = ("gpt2", "gpt2_bare", "llama", "llama_bare")
+"""Models that text is drawn from."""
+
 STRATEGIES: dict[str, dict[str, bool]] = {
     "single": {},
     "ddp": {"enable_ddp": True},
@@ -141,13 +147,30 @@ def _own_models(folder: Path) -> tuple[str, ...]:
 def run_step(
     model: str, device: DeviceConfig, mesh: Mesh, folder: Path
 ) -> tuple[float, np.ndarray[Any, Any]]:
-    """Load the initial weights, run one micro-batch and one held-out batch; loss and gradient of the former."""
+    """Load weights, run one micro-batch, load the next weights, run one held-out batch.
+
+    Returns loss and gradient of the micro-batch.
+    """
     step = TrainingStep(job(model, device, folder), mesh, allowed_models=_own_models(folder))
     weights = step.initial_weights()
-    for index, entry in enumerate(step.layout.entries):
+    entries = list(enumerate(step.layout.entries))
+    for index, entry in entries:
         step.load(index, weights[entry.offset : entry.stop])
     gradient = np.full(step.layout.elements, np.nan, np.float32)
     loss = step.micro_batch(0, 0, gradient, lambda offset: None)
+    for index, entry in entries:
+        step.load(index, weights[entry.offset : entry.stop])
     step.evaluate(0)
     step.close()
     return loss, gradient
+
+
+def run_generation(model: str, mesh: Mesh) -> np.ndarray[Any, Any]:
+    """The next token's logits of a text that begins, grows, fills its window and begins anew: [5, vocabulary]."""
+    vocabulary, window = 40, 32
+    built = cast(TextModel, build_model(MODELS[model], vocabulary, mesh))
+    for parameter in built.parameters():
+        load_parameter(mesh, parameter, initial_value(parameter, 7))
+    decoder = Decoder(mesh, built, window)
+    text = [token % vocabulary for token in range(window + 2)]
+    return np.stack([decoder.logits(text[:length]) for length in range(window - 2, window + 3)])

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from cells import CELLS, Cell
+from cells import CELLS, run
 from golden import GOLDEN, hold_to_golden
 from pair import LockStep
-from steps import device_config, opened, run_step
 
 import mesh.emulator as emulator
 
@@ -20,26 +19,16 @@ class Emulator(LockStep):
     __name__ = "mesh.emulator"
 
 
-def recorded(cell: Cell, dtype: str, folder: Path) -> list[str]:
-    module = Emulator(emulator)
-    device = device_config(cell.strategy, cell.mesh)
-    with opened(module, device, dtype) as mesh:
-        module.start()
-        run_step(cell.model, device, mesh, folder)
-        return list(module.lines)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_float32_run_is_the_bfloat16_run_op_for_op(cell: str, tmp_path: Path) -> None:
-    lines = recorded(CELLS[cell], "bfloat16", tmp_path)
+    lines = run(CELLS[cell], Emulator(emulator), "bfloat16", tmp_path)
     name = CELLS[cell].golden
     if name is not None:
         hold_to_golden(name, lines)
     # Reading bfloat16 back takes a cast on the host, which is no op of the step.
     on_device = [line for line in lines if not line.startswith("to_dtype(")]
-    assert [as_one_dtype(line) for line in on_device] == [
-        as_one_dtype(line) for line in recorded(CELLS[cell], "float32", tmp_path)
-    ]
+    in_float32 = run(CELLS[cell], Emulator(emulator), "float32", tmp_path)
+    assert [as_one_dtype(line) for line in on_device] == [as_one_dtype(line) for line in in_float32]
 
 
 def as_one_dtype(line: str) -> str:
