@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cells import CELLS
 from mocked_board import BUILD, run_on
@@ -41,7 +42,13 @@ def _run(board: str, cells: Sequence[str]) -> dict[str, Outcome]:
     done = run_on(
         board, str(Path(__file__).parent / "cells_on_board.py"), str(results), *cells, timeout_seconds=600
     )
-    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    written = results.read_text().splitlines() if results.exists() else []
+    ended = f"{done.returncode}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return outcomes_of(cells, [json.loads(line) for line in written], ended)
+
+
+def outcomes_of(cells: Sequence[str], lines: Sequence[Mapping[str, Any]], ended: str) -> dict[str, Outcome]:
+    """Outcomes of `cells` by what cells_on_board.py wrote; where it has nothing, how its process ended."""
     outcomes = {
         line["cell"]: Outcome(line.get("error"), line.get("calls", 0), line["seconds"])
         for line in lines
@@ -50,10 +57,7 @@ def _run(board: str, cells: Sequence[str]) -> dict[str, Outcome]:
     last = lines[-1].get("begun", "") if lines else ""
     for cell in cells:
         where = (
-            "in this cell" if cell == last else f"in {last}, before this cell" if last else "before any cell"
+            "in this cell" if cell == last else f"in {last}, before this cell" if last else "before this cell"
         )
-        crash = (
-            f"the process ended with {done.returncode} {where}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        )
-        outcomes.setdefault(cell, Outcome(crash))
+        outcomes.setdefault(cell, Outcome(f"the process ended {where}, with {ended}"))
     return outcomes

@@ -6,7 +6,7 @@ What runs on a mocked board runs in a process of its own: ttnn takes its set-up 
 from __future__ import annotations
 
 import pytest
-from board_runs import BoardRuns
+from board_runs import BoardRuns, Outcome, outcomes_of
 from cells import CELLS, MESHES, fits, table
 from golden import hold_to_page
 from mocked_board import missing
@@ -32,6 +32,16 @@ def test_every_op_gives_what_ttnn_gives(cell: str, board_runs: BoardRuns) -> Non
 def test_what_is_no_cell_is_refused(strategy: str, mesh: tuple[int, int]) -> None:
     with pytest.raises((Refused, ValueError), match=r"device_config\.mesh_shape"):
         device_config(strategy, mesh)
+
+
+def test_a_process_that_ends_says_in_which_cell() -> None:
+    done = {"cell": "first", "calls": 7, "seconds": 1.0}
+    lines = [{"begun": "first"}, done, {"begun": "second"}]
+    first, second, third = outcomes_of(["first", "second", "third"], lines, "-11").values()
+    assert first == Outcome(None, 7, 1.0)
+    assert second.error == "the process ended in this cell, with -11"
+    assert third.error == "the process ended in second, before this cell, with -11"
+    assert outcomes_of(["first"], [], "1") == {"first": Outcome("the process ended before this cell, with 1")}
 
 
 def test_the_page_has_the_table_of_this_run(board_runs: BoardRuns) -> None:
