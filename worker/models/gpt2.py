@@ -13,16 +13,15 @@ from mesh.device import Mesh
 from services.config import GPT2Config
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.blocks import through_blocks
-from worker.models.causal import Masks, check_tokens
+from worker.models.language import LanguageModel, RunBlock
 from worker.models.model import Array, constant
 from worker.models.tokens import Tokens
 from worker.modules import Block, LayerNorm
 from worker.modules.initial import INITIAL_DEVIATION
 
 
-class GPT2:
-    """Token and position embeddings, blocks, a last layer norm, the projection to the vocabulary.
+class GPT2(LanguageModel):
+    """Positions are added to the tokens' embeddings, trained or fixed.
 
     Args:
         config: of the model.
@@ -34,18 +33,22 @@ class GPT2:
     """
 
     def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
-        check_tokens(config.max_sequence_length)
+        width = config.embedding_dim
+        super().__init__(
+            config,
+            mesh,
+            tokens=Tokens(
+                mesh,
+                vocabulary,
+                width,
+                embedding_export="transformer.wte.weight",
+                projection_export=None if config.weight_tying else "lm_head.weight",
+            ),
+            norm=LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f."),
+            key_value_heads=config.num_heads,
+        )
         self._config = config
         self._vocabulary = vocabulary
-        self._mesh = mesh
-        width = config.embedding_dim
-        self.tokens = Tokens(
-            mesh,
-            vocabulary,
-            width,
-            embedding_export="transformer.wte.weight",
-            projection_export=None if config.weight_tying else "lm_head.weight",
-        )
         self.position_embedding: Parameter | None = None
         if config.positional_embedding_type == "trainable":
             self.position_embedding = Parameter(
@@ -57,67 +60,25 @@ class GPT2:
         self.blocks = [
             Block(f"blocks.{index}", config, f"transformer.h.{index}.") for index in range(config.num_blocks)
         ]
-        self.norm = LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f.")
-        self._recomputes = config.runner_type == "memory_efficient"
-        self._masks = Masks(mesh, config.max_sequence_length)
 
-    def parameters(self) -> Iterator[Parameter]:
-        """In order of first use in the forward pass; a tied projection is the token embedding, and comes once."""
-        yield self.tokens.embedding
+    def _inner_parameters(self) -> Iterator[Parameter]:
         if self.position_embedding is not None:
             yield self.position_embedding
         for block in self.blocks:
             yield from block.parameters()
-        yield from self.norm.parameters()
-        yield from self.tokens.last_parameters()
 
-    def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The negative log-likelihood of each target.
-
-        Args:
-            tape: of this pass.
-            inputs: uint32 [sequences, tokens] token ids; tokens is the model's `max_sequence_length`.
-            targets: the same shape: the id that follows each.
-
-        Returns:
-            float32 [1, 1, sequences x tokens of one device, 1].
-        """
-        return self.tokens.loss(tape, self._hidden(tape, inputs), targets)
-
-    def logits(
-        self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
-    ) -> Variable:
-        """See `TextModel`."""
-        return self.tokens.logits(
-            tape, ops.take_rows(tape, self._hidden(tape, ids, caches, position), row, row + 1)
-        )
-
-    def caches(self, window: int) -> tuple[ops.KeyValueCache, ...]:
-        """See `TextModel`."""
-        config = self._config
-        return tuple(
-            ops.KeyValueCache(self._mesh, config.num_heads, window, config.head_width) for _ in self.blocks
-        )
-
-    def _hidden(
-        self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
-    ) -> Variable:
-        """[1, 1, sequences x tokens of one device, width], ready for the projection."""
-        tokens = ids.shape[1]
-        first = position == 0
-        mask = self._masks.of(tokens) if first else self._masks.of_one(position, caches[0].window)
-        positions = self._positions
+    def _enter(self, tape: Tape, ids: Array, position: int) -> Variable:
+        tokens, positions = ids.shape[1], self._positions
         if tokens < self._config.max_sequence_length:
             positions = ops.take_rows(tape, positions, position, position + tokens)
         x = ops.add_positions(tape, self.tokens.embed(tape, ids), positions)
-        x = ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
+        return ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
 
+    def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
         def run(block: Block, x: Variable, past: ops.Past | None) -> Variable:
             return block(tape, x, mask, past)
 
-        blocks = [partial(run, block) for block in self.blocks]
-        x = through_blocks(tape, x, blocks, recompute=self._recomputes, caches=caches, position=position)
-        return self.norm(tape, x)
+        return [partial(run, block) for block in self.blocks]
 
     @cached_property
     def _positions(self) -> Variable:

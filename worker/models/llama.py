@@ -13,8 +13,7 @@ from mesh.device import Mesh
 from services.config import LlamaConfig
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.models.blocks import through_blocks
-from worker.models.causal import Masks, check_tokens
+from worker.models.language import LanguageModel, RunBlock
 from worker.models.model import Array
 from worker.models.positions import Rotations, frequencies
 from worker.models.tokens import Tokens
@@ -22,10 +21,8 @@ from worker.modules import LlamaBlock, RMSNorm
 from worker.modules.initial import INITIAL_DEVIATION
 
 
-class Llama:
-    """Token embedding, blocks, a last norm, the projection to the vocabulary; positions turn queries and keys.
-
-    Matrices lie as Hugging Face has them, [outputs, inputs].
+class Llama(LanguageModel):
+    """Positions turn queries and keys. Matrices lie as Hugging Face has them, [outputs, inputs].
 
     Args:
         config: of the model.
@@ -37,81 +34,43 @@ class Llama:
     """
 
     def __init__(self, config: LlamaConfig, vocabulary: int, mesh: Mesh) -> None:
-        check_tokens(config.max_sequence_length)
-        self._config = config
-        self._mesh = mesh
-        self._vocabulary = vocabulary
-        self.tokens = Tokens(
+        width, tokens = config.embedding_dim, config.max_sequence_length
+        super().__init__(
+            config,
             mesh,
-            vocabulary,
-            config.embedding_dim,
-            embedding_export="model.embed_tokens.weight",
-            projection_export=None if config.weight_tying else "lm_head.weight",
+            tokens=Tokens(
+                mesh,
+                vocabulary,
+                width,
+                embedding_export="model.embed_tokens.weight",
+                projection_export=None if config.weight_tying else "lm_head.weight",
+            ),
+            norm=RMSNorm("norm", width, export_prefix="model.norm."),
+            key_value_heads=config.num_groups,
         )
+        self._config = config
+        self._vocabulary = vocabulary
         self.blocks = [
             LlamaBlock(f"blocks.{index}", config, f"model.layers.{index}.")
             for index in range(config.num_blocks)
         ]
-        self.norm = RMSNorm("norm", config.embedding_dim, export_prefix="model.norm.")
-        self._recomputes = config.runner_type == "memory_efficient"
-        self._masks = Masks(mesh, config.max_sequence_length)
-        self._rotations = Rotations(
-            mesh,
-            config.max_sequence_length,
-            frequencies(config.head_width, config.theta, config.rope_scaling),
-        )
+        per_token = frequencies(config.head_width, config.theta, config.rope_scaling)
+        self._rotations = Rotations(mesh, tokens, per_token)
 
-    def parameters(self) -> Iterator[Parameter]:
-        """In order of first use in the forward pass; a tied projection is the token embedding, and comes once."""
-        yield self.tokens.embedding
+    def _inner_parameters(self) -> Iterator[Parameter]:
         for block in self.blocks:
             yield from block.parameters()
-        yield from self.norm.parameters()
-        yield from self.tokens.last_parameters()
 
-    def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The negative log-likelihood of each target.
+    def _enter(self, tape: Tape, ids: Array, position: int) -> Variable:
+        return ops.dropout(tape, self.tokens.embed(tape, ids), self._config.dropout_prob, "embedding.dropout")
 
-        Args:
-            tape: of this pass.
-            inputs: uint32 [sequences, tokens] token ids; tokens is the model's `max_sequence_length`.
-            targets: the same shape: the id that follows each.
-
-        Returns:
-            float32 [1, 1, sequences x tokens of one device, 1].
-        """
-        return self.tokens.loss(tape, self._hidden(tape, inputs), targets)
-
-    def logits(
-        self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
-    ) -> Variable:
-        """See `TextModel`."""
-        return self.tokens.logits(
-            tape, ops.take_rows(tape, self._hidden(tape, ids, caches, position), row, row + 1)
-        )
-
-    def caches(self, window: int) -> tuple[ops.KeyValueCache, ...]:
-        """See `TextModel`."""
-        config = self._config
-        return tuple(
-            ops.KeyValueCache(self._mesh, config.num_groups, window, config.head_width) for _ in self.blocks
-        )
-
-    def _hidden(
-        self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
-    ) -> Variable:
-        """[1, 1, sequences x tokens of one device, width], ready for the projection."""
-        first = position == 0
-        mask = self._masks.of(ids.shape[1]) if first else self._masks.of_one(position, caches[0].window)
-        turning = self._rotations.of(position, ids.shape[1])
-        x = ops.dropout(tape, self.tokens.embed(tape, ids), self._config.dropout_prob, "embedding.dropout")
+    def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
+        rotation = self._rotations.of(position, tokens)
 
         def run(block: LlamaBlock, x: Variable, past: ops.Past | None) -> Variable:
-            return block(tape, x, mask, turning, past)
+            return block(tape, x, mask, rotation, past)
 
-        blocks = [partial(run, block) for block in self.blocks]
-        x = through_blocks(tape, x, blocks, recompute=self._recomputes, caches=caches, position=position)
-        return self.norm(tape, x)
+        return [partial(run, block) for block in self.blocks]
 
     def hugging_face_config(self) -> dict[str, Any]:
         """The fields of transformers' LlamaForCausalLM."""
