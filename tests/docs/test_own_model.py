@@ -36,6 +36,8 @@ def blocks(page: str, language: str) -> list[str]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The pages' modules, importable, for this test alone."""
+    for name in ("mixing", "mixer"):
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
     before = set(sys.modules)
     (tmp_path / "mixing.py").write_text(blocks("new-op.md", "python")[0])
     (tmp_path / "mixer.py").write_text(blocks("own-model.md", "python")[0])
