@@ -82,9 +82,14 @@ def gradient_of_other_rows(call: Call) -> bool:
     return bool(gradient.shape != (1, 1, math.prod(ids.shape), table.shape[-1]))
 
 
-def bias_of_many_rows(call: Call) -> bool:
+def bias_of_other_size(call: Call) -> bool:
     bias = call.options.get("bias")
-    return bias is not None and math.prod(bias.shape[:-1]) > 1
+    columns = call.arguments[1].shape[-2 if call.options.get("transpose_b") else -1]
+    return bias is not None and (bias.shape[-1], math.prod(bias.shape)) != (columns, columns)
+
+
+def goes_over_both_axes(call: Call) -> bool:
+    return call.options["cluster_axis"] is None
 
 
 def index_is_longer(call: Call) -> bool:
@@ -111,18 +116,24 @@ def beyond_rank(call: Call) -> bool:
     return not -rank <= _dimension(call) < rank
 
 
+def _chips(call: Call) -> int:
+    """Chips of the mesh of 2x4 that a call goes along."""
+    return {0: 2, 1: 4, None: 8}[call.options["cluster_axis"]]
+
+
 def uneven_pieces(call: Call) -> bool:
     tensor, dim = call.arguments
     rank = len(tensor.shape)
-    return -rank <= dim < rank and bool(tensor.shape[dim] % (2, 4)[call.options["cluster_axis"]])
+    return -rank <= dim < rank and bool(tensor.shape[dim] % _chips(call))
 
 
 def pieces_within_tiles(call: Call) -> bool:
     tensor, dim = call.arguments
     rank = len(tensor.shape)
-    chips = {0: 2, 1: 4, None: 8}[call.options["cluster_axis"]]
     return (
-        tensor.layout == "TILE" and dim % rank >= rank - 2 and tensor.shape[dim % rank] % (_TILE * chips) != 0
+        tensor.layout == "TILE"
+        and dim % rank >= rank - 2
+        and tensor.shape[dim % rank] % (_TILE * _chips(call)) != 0
     )
 
 

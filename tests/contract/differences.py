@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from call_traits import (
     beyond_rank,
-    bias_of_many_rows,
+    bias_of_other_size,
     cache_too_short,
     cuts_padding,
     fewer_rows_than_batch,
     fills_nothing,
+    goes_over_both_axes,
     gradient_of_other_rows,
     has_float32,
     has_integers,
@@ -127,8 +128,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("linear",),
-        "adds biases of many rows, where they fit the product",
-        bias_of_many_rows,
+        "adds biases of other sizes, where they broadcast",
+        bias_of_other_size,
         (Call("linear", (Operand((1, 64, 64)), Operand((64, 64))), {"bias": Operand((64, 64))}),),
     ),
     Difference(
@@ -148,6 +149,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "sums uint32 if a dimension's tiles divide over the chips, and refuses it otherwise",
         has_integers,
         (Call("all_reduce", (Operand((128, 128), "uint32"),), {"cluster_axis": 1}),),
+    ),
+    Difference(
+        ("all_gather",),
+        "gathers over both axes of a mesh what fills no whole tiles, and refuses other tensors",
+        goes_over_both_axes,
+        (Call("all_gather", (Operand((1, 24, 31)), 1), {"cluster_axis": None}),),
     ),
     Difference(
         ("reduce_scatter",),

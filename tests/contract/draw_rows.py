@@ -177,7 +177,7 @@ def _collective(name: str) -> None:
     def draw_call(draw: Draw) -> Call:
         x = draw(operands(shapes()))
         dims = () if name == "all_reduce" else (dimension(draw, len(x.shape)),)
-        return Call(name, (x, *dims), {"cluster_axis": draw(st.sampled_from([0, 1]))})
+        return Call(name, (x, *dims), {"cluster_axis": draw(st.sampled_from([0, 1, 0, 1, None]))})
 
 
 for _name in ("all_reduce", "all_gather", "reduce_scatter"):

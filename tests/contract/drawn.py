@@ -43,6 +43,8 @@ NOT_DRAWN: dict[str, str] = {
 OPERANDS_NOT_DRAWN: dict[str, str] = {
     "sum, mean": "row-major ones over other than one of the last two dimensions: the result's layout hangs on sizes",
     "embedding, embedding_bw": "bfloat16 ids, which ttnn takes without a word",
+    "moreh_layer_norm, moreh_layer_norm_backward": "normalized dimensions before the last: the emulator has none",
+    "every op": "arguments that training has no use for (memory_config and others): the emulator has none of them",
     "all ops": "tensors on the host, of a closed mesh or freed: some end the process",
 }
 """What isn't drawn of ops that are, with the reason."""
