@@ -47,8 +47,9 @@ def kernel_elf() -> bytes:
     return body.ljust(sections_offset, b"\0") + sections
 
 
-COMPILER = """#!/bin/sh
+_SCRIPT = """#!/bin/sh
 # Stands in for the kernel compiler: every link step gives the same prepared program, anything else an empty file.
+# Only what the shell does by itself: it is called thousands of times.
 while [ $# -gt 0 ]; do
     case "$1" in
         --version) echo "riscv-tt-elf-g++ (stand-in) 15.1.0"; exit 0 ;;
@@ -60,8 +61,13 @@ done
 [ -z "$dependencies" ] || echo "$output:" > "$dependencies"
 case "${output##*/}" in
     "") ;;
-    *.elf*) cp "${0%/*}/kernel.elf" "$output" ;;
+    *.elf*) printf 'PROGRAM' > "$output" ;;
     *) : > "$output" ;;
 esac
 exit 0
 """
+
+
+def compiler() -> str:
+    """The shell script that stands in for the compiler."""
+    return _SCRIPT.replace("PROGRAM", "".join(f"\\{byte:03o}" for byte in kernel_elf()))

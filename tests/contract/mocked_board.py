@@ -2,7 +2,7 @@
 
 tt-metal opens a cluster that a descriptor describes, checks every call, allocates, builds and caches programs, and
 executes nothing: what is read back is zeros. The compiler for the chips' kernels isn't in the wheel; since nothing
-runs them, a shell script that copies one prepared program stands in for it, in a shadow of the runtime folder.
+runs them, a shell script that writes one prepared program stands in for it, in a shadow of the runtime folder.
 
     python tests/contract/mocked_board.py BOARD ARGUMENT...    runs this Python with the arguments on a board
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 from boards import BOARDS
-from kernels import COMPILER, kernel_elf
+from kernels import compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mock"
@@ -41,11 +41,10 @@ def prepare(board: str, folder: Path = BUILD) -> dict[str, str]:
     assert spec.submodule_search_locations is not None
     package = Path(next(iter(spec.submodule_search_locations)))
     runtime = folder / "root"
-    compiler = runtime / "runtime" / "sfpi" / "compiler" / "bin"
-    compiler.mkdir(parents=True, exist_ok=True)
-    (compiler / "kernel.elf").write_bytes(kernel_elf())
-    (compiler / "riscv-tt-elf-g++").write_text(COMPILER)
-    (compiler / "riscv-tt-elf-g++").chmod(0o755)
+    stand_in = runtime / "runtime" / "sfpi" / "compiler" / "bin" / "riscv-tt-elf-g++"
+    stand_in.parent.mkdir(parents=True, exist_ok=True)
+    stand_in.write_text(compiler())
+    stand_in.chmod(0o755)
     links = {runtime / entry.name: entry for entry in package.iterdir() if entry.name != "runtime"}
     links[runtime / "runtime" / "hw"] = package / "runtime" / "hw"
     for link, target in links.items():

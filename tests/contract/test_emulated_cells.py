@@ -19,7 +19,17 @@ class Emulator(LockStep):
     __name__ = "mesh.emulator"
 
 
-@pytest.mark.parametrize("cell", CELLS)
+USUAL = ((1, 1), (1, 8), (2, 4))
+"""Meshes on which every strategy runs; the same on others takes longer than it tells."""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(name, marks=() if cell.mesh in USUAL else pytest.mark.slow)
+        for name, cell in CELLS.items()
+    ],
+)
 def test_a_float32_run_is_the_bfloat16_run_op_for_op(cell: str, tmp_path: Path) -> None:
     lines = run(CELLS[cell], Emulator(emulator), "bfloat16", tmp_path)
     name = CELLS[cell].golden
