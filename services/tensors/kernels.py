@@ -13,6 +13,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from services.tensors import wire_types
+from services.tensors.wire_types import STORED, Payload, WireDType
+
 Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 
@@ -33,6 +36,48 @@ def add(left: Float32Array, right: Float32Array, out: Float32Array) -> None:
 def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
     """Write `values` times float32(`factor`) into `out`, which may be `values`; [n] float32."""
     np.multiply(values, np.float32(factor), out=out)
+
+
+def to_wire(values: Float32Array, dtype: WireDType) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """The payload of `values`, [n] float32: [n] float32 for fp32, else the bits of 16-bit floats, [n] uint16.
+
+    Rounded to nearest, ties to even; every NaN becomes one NaN. For fp32 it is `values` itself where that is
+    contiguous, so it must not change until sent.
+    """
+    if dtype == "fp32":
+        return np.ascontiguousarray(values, STORED["fp32"])
+    out: NDArray[np.uint16] = np.empty(values.size, STORED[dtype])
+    wire_types.narrow(values, out, dtype)
+    return out
+
+
+def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
+    """The elements of a payload as [n] float32: for fp32 a view, read-only if the payload is; else a new array.
+
+    Raises:
+        ValueError: the payload is no whole number of elements.
+    """
+    stored = np.frombuffer(payload, STORED[dtype])
+    if dtype == "fp32":
+        return stored
+    out = np.empty(stored.size, np.float32)
+    wire_types.widen(stored, out, dtype)
+    return out
+
+
+def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> None:
+    """Add the elements of a payload to `into`, [n] float32, in place; the sum is rounded once, to float32.
+
+    Raises:
+        ValueError: the payload has not n elements.
+    """
+    stored = np.frombuffer(payload, STORED[dtype])
+    if stored.shape != into.shape:
+        raise ValueError(f"a payload of {stored.size} elements for {into.size}")
+    if dtype == "fp32":
+        accumulate(into, stored)
+    else:
+        wire_types.accumulate_narrow(into, stored, dtype)
 
 
 def norm_squared_blocks(values: Float32Array) -> Float64Array:

@@ -1,0 +1,73 @@
+"""The types that elements have on the wire, and how float32 becomes each: the numpy path of the kernels.
+
+To 16 bits values are rounded to nearest, ties to even; what is too large becomes infinite, and every NaN one NaN
+(0x7fc0 in bf16, 0x7e00 in fp16), so that the bits don't hang on the CPU's idea of a NaN. From 16 bits nothing is
+rounded; a NaN becomes a quiet one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+WireDType: TypeAlias = Literal["fp32", "bf16", "fp16"]
+Payload: TypeAlias = "bytes | memoryview | NDArray[Any]"
+
+STORED: dict[WireDType, np.dtype[Any]] = {
+    "fp32": np.dtype("<f4"),
+    "bf16": np.dtype("<u2"),
+    "fp16": np.dtype("<u2"),
+}
+"""What the elements of a payload are to numpy: float32, or the bits of 16-bit floats; little-endian."""
+
+_BLOCK_ELEMENTS = 32 * 1024
+"""Elements converted at a time, so that the passes over a block find it in the cache."""
+
+
+def narrow(values: NDArray[np.float32], out: NDArray[np.uint16], dtype: WireDType) -> None:
+    """Write `values`, [n] float32, as 16-bit floats into `out`, [n] uint16."""
+    if dtype == "bf16":
+        target, infinite, nan = np.dtype(ml_dtypes.bfloat16), 0x7F80, 0x7FC0
+    else:
+        target, infinite, nan = np.dtype(np.float16), 0x7C00, 0x7E00
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for start in range(0, values.size, _BLOCK_ELEMENTS):
+            part = out[start : start + _BLOCK_ELEMENTS]
+            np.copyto(part.view(target), values[start : start + _BLOCK_ELEMENTS], casting="unsafe")
+            nans = (part & 0x7FFF) > infinite
+            if nans.any():
+                part[nans] = nan
+
+
+def widen(stored: NDArray[np.uint16], out: NDArray[np.float32], dtype: WireDType) -> None:
+    """Write 16-bit floats, [n] uint16, into `out`, [n] float32."""
+    table = _widened(dtype)
+    # "clip" can't find anything to clip here; "raise" would go through a buffer.
+    np.take(table, stored, out=out, mode="clip")
+
+
+def accumulate_narrow(into: NDArray[np.float32], stored: NDArray[np.uint16], dtype: WireDType) -> None:
+    """Add 16-bit floats, [n] uint16, to `into`, [n] float32, in place."""
+    widened = np.empty(min(_BLOCK_ELEMENTS, into.size), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, into.size, _BLOCK_ELEMENTS):
+            part = into[start : start + _BLOCK_ELEMENTS]
+            widen(stored[start : start + _BLOCK_ELEMENTS], widened[: part.size], dtype)
+            np.add(part, widened[: part.size], out=part)
+
+
+@cache
+def _widened(dtype: WireDType) -> NDArray[np.float32]:
+    """The float32 of each of the 65,536 values of a 16-bit float, by its bits."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    if dtype == "bf16":
+        widened = (bits.astype(np.uint32) << 16).view(np.float32)
+    else:
+        widened = bits.view(np.float16).astype(np.float32)
+    nans = np.isnan(widened)
+    widened.view(np.uint32)[nans] |= 0x0040_0000  # quiet, on every CPU
+    return widened
