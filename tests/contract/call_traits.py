@@ -156,9 +156,9 @@ def rotates_odd_widths(call: Call) -> bool:
     return width != _TILE and width % (2 * _TILE) != 0
 
 
-def tables_of_other_widths(call: Call) -> bool:
-    heads, *tables = call.arguments
-    return any(table.shape[-1] != heads.shape[-1] for table in tables)
+def tables_that_differ(call: Call) -> bool:
+    heads, cosines, sines = call.arguments
+    return cosines.shape != sines.shape or cosines.shape[-1] != heads.shape[-1]
 
 
 def weight_of_many_rows(call: Call) -> bool:

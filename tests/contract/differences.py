@@ -31,7 +31,7 @@ from call_traits import (
     rotates_odd_widths,
     scale_of_other_width,
     shapes_differ,
-    tables_of_other_widths,
+    tables_that_differ,
     uneven_pieces,
     weight_of_many_rows,
 )
@@ -252,8 +252,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("experimental.rotary_embedding_hf", "experimental.rotary_embedding"),
-        "takes tables of other widths if they fill as many tiles",
-        tables_of_other_widths,
+        "takes tables of other widths, and two that differ, if they fill as many tiles",
+        tables_that_differ,
         (
             Call(
                 "experimental.rotary_embedding_hf", (Operand((3, 1, 31, 32)), *(Operand((1, 1, 31, 31)),) * 2)
