@@ -36,7 +36,7 @@ from aggregator.run import Run
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job
 from protos.jobs_pb2 import Member as MemberStatus
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.plan import PROTOCOL_VERSION, JobPlan
 
 PATIENCE_HEARTBEATS = 3
@@ -90,6 +90,11 @@ class AggregatorCore:
     def expected_elements(self, job: str) -> int | None:
         """Elements of the running job's layout; None: this job is not running or its layout not known."""
         return self.run.elements or None if self.run is not None and self.run.job.id == job else None
+
+    def wire_type(self, kind: ChunkKind) -> DType:
+        """How chunks of this kind travel between this aggregator and its workers; of the running job."""
+        assert self.run is not None
+        return self.run.plan.wire.of(kind)
 
     def why_stale(self, session: int, header: ChunkHeader) -> str:
         """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""

@@ -12,6 +12,7 @@ from aggregator.events import Drop, Forward, Keep, Merge, Outbox, StoreWeights
 from aggregator.members import Member, Version
 from aggregator.step import Assignment, StepSum
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
+from services.plan import WireTypes
 from services.tensors.layout import chunk_range
 from services.tensors.tree import Node
 
@@ -55,9 +56,10 @@ class WeightStore:
 class Flow:
     """Turns arriving chunks into effects on their payloads."""
 
-    def __init__(self, job: str, epoch: int, out: Outbox) -> None:
+    def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:
         self.job = job
         self.epoch = epoch
+        self.wire = wire
         self.weights = WeightStore()
         self._out = out
 
@@ -73,7 +75,8 @@ class Flow:
             index=chunk,
             offset=start,
             elements=stop - start,
-            dtype=FLOAT32,
+            # A finished sum is not rounded: what the optimizer stages is the same in 2 and 3 tiers.
+            dtype=self.wire.weights if kind == WEIGHTS else FLOAT32,
         )
 
     def gradient(self, step_sum: StepSum, assignment: Assignment, header: ChunkHeader, elements: int) -> None:

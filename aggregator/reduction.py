@@ -1,5 +1,6 @@
 """The sums that an aggregator keeps between a chunk's arrival and its root: payloads, and the additions on them.
 
+A payload is kept in the type it came in, and widened when it is added: every sum is float32.
 All of it happens on one kernel thread, in the order in which the core asked; the event loop only queues.
 """
 
@@ -11,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from aggregator.events import Drop, DropAll, Forward, Keep, Merge
-from protos.tensors_pb2 import ChunkHeader
-from services.tensors.kernels import Float32Array, add
+from protos.tensors_pb2 import FLOAT32, ChunkHeader
+from services.tensors.kernels import Float32Array, accumulate, add
 from services.tensors.tree import Node
+from services.tensors.wire import TensorChunk
 
 
 class Reduction:
@@ -29,47 +31,58 @@ class Reduction:
     ) -> None:
         self._forward = forward
         self._failed = failed
-        self._kept: dict[tuple[int, Node], Float32Array] = {}
+        self._kept: dict[tuple[int, Node], TensorChunk | Float32Array] = {}
         self._kernel = ThreadPoolExecutor(1, "reduce")
 
     def submit(
-        self, effects: list[Keep | Drop | DropAll | Merge | Forward], values: Float32Array | None
+        self, effects: list[Keep | Drop | DropAll | Merge | Forward], chunk: TensorChunk | None
     ) -> None:
-        """Carry out effects in order; `values` of the chunk that just arrived, for Keep."""
-        self._kernel.submit(self._run, effects, values)
+        """Carry out effects in order; `chunk` just arrived, for Keep."""
+        self._kernel.submit(self._run, effects, chunk)
 
     def close(self) -> None:
         """Stop the thread."""
         self._kernel.shutdown(cancel_futures=True)
 
-    def _run(
-        self, effects: list[Keep | Drop | DropAll | Merge | Forward], values: Float32Array | None
-    ) -> None:
+    def _run(self, effects: list[Keep | Drop | DropAll | Merge | Forward], chunk: TensorChunk | None) -> None:
         try:
             for effect in effects:
-                self._carry_out(effect, values)
+                self._carry_out(effect, chunk)
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
             self._failed(error)
 
-    def _carry_out(
-        self, effect: Keep | Drop | DropAll | Merge | Forward, values: Float32Array | None
-    ) -> None:
+    def _carry_out(self, effect: Keep | Drop | DropAll | Merge | Forward, chunk: TensorChunk | None) -> None:
         kept = self._kept
         match effect:
             case Keep():
-                assert values is not None
-                kept[effect.chunk, effect.node] = values
+                assert chunk is not None
+                kept[effect.chunk, effect.node] = chunk
             case Merge():
                 left = kept.pop((effect.chunk, effect.left))
                 right = kept.pop((effect.chunk, effect.right))
-                # A received payload is a read-only view of its message; a sum made here may be added into.
-                out = next((each for each in (left, right) if each.flags.writeable), None)
-                out = np.empty_like(left) if out is None else out
-                add(left, right, out)
-                kept[effect.chunk, effect.parent] = out
+                kept[effect.chunk, effect.parent] = _sum(left, right)
             case Forward():
-                self._forward(effect.header, kept.pop((effect.header.index, effect.node)))
+                finished = kept.pop((effect.header.index, effect.node))
+                values = finished.values() if isinstance(finished, TensorChunk) else finished
+                self._forward(effect.header, values)
             case Drop():
                 kept.pop((effect.chunk, effect.node))
             case DropAll():
                 kept.clear()
+
+
+def _sum(left: TensorChunk | Float32Array, right: TensorChunk | Float32Array) -> Float32Array:
+    """The sum of two siblings, which may be either's array: a sum made here may be added into, a payload may not."""
+    into, other = (right, left) if isinstance(left, TensorChunk) else (left, right)
+    if isinstance(into, TensorChunk):
+        assert isinstance(other, TensorChunk)
+        if into.header.dtype == FLOAT32:  # its values are a view of the payload
+            out = np.empty(into.header.elements, np.float32)
+            add(into.values(), other.values(), out)
+            return out
+        into = into.values()
+    if isinstance(other, TensorChunk):
+        other.add_to(into)
+    else:
+        accumulate(into, other)
+    return into

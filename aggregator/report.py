@@ -7,6 +7,8 @@ from aggregator.fitness import Fitness
 from aggregator.members import Version
 from protos.cluster_pb2 import CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
+from protos.tensors_pb2 import FLOAT16
+from services.plan import WireTypes
 
 RATE_MEMORY = 0.9
 """Weight of the past in the reported tokens per second."""
@@ -74,7 +76,7 @@ class Report:
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
         self._committed_seconds = now
 
-    def committed(self, commit: Commit, version: Version) -> None:
+    def committed(self, commit: Commit, version: Version, wire: WireTypes) -> None:
         """Tell of the step that led to this version, once."""
         if self._told == version:
             return
@@ -83,7 +85,10 @@ class Report:
         if self.job.HasField("loss"):
             text += f", Loss: {self.job.loss:.7f}"
         if not commit.applied:
-            text += " (skipped: the gradient is not finite)"
+            text += " (skipped: the gradient is not finite"
+            if wire.gradients == FLOAT16:
+                text += "; it travels as float16, whose largest is 65504: with wire_dtype bfloat16 it may be larger"
+            text += ")"
         self.note("step", text, commit.grad_norm, commit.learning_rate)
 
     @property

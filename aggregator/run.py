@@ -59,7 +59,7 @@ class Run:
         self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, now=now)
         self.report = Report(job, spec_json, self.fitness, out)
         self.orders = Orders(job.id, new_lease, out)
-        self.flow = Flow(job.id, epoch, out)
+        self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
         self.version: Version | None = None
@@ -202,7 +202,7 @@ class Run:
         if self.version == decided:
             self._advance(now)
         if self.version == decided.following:
-            self.report.committed(commit, self.version)
+            self.report.committed(commit, self.version, self.plan.wire)
 
     def _advance(self, now: float) -> None:
         """(generation, step) is committed; go on to step + 1."""

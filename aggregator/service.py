@@ -26,7 +26,7 @@ from optimizer.engine import OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
 from services.errors import Refused
@@ -36,7 +36,7 @@ from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
 from services.tensors.kernels import Float32Array
-from services.tensors.wire import check, deserialize
+from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -167,12 +167,12 @@ class AggregatorService:
 
     # ---- the core ----
 
-    def feed(self, event: ev.Input, values: Float32Array | None = None, message: bytes = b"") -> None:
+    def feed(self, event: ev.Input, chunk: TensorChunk | None = None, message: bytes = b"") -> None:
         """Give the core an input and carry out what it decides.
 
         Args:
             event: what happened.
-            values: of the gradient chunk that just arrived.
+            chunk: of a gradient or of initial weights, that just arrived.
             message: of the weights chunk that just arrived, as it came.
         """
         if self._failed.done():
@@ -192,7 +192,7 @@ class AggregatorService:
             self._fail(error)
             return
         if sums:
-            self._reduction.submit(sums, values)
+            self._reduction.submit(sums, chunk)
         self._sessions.wake_all()
 
     def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
@@ -244,7 +244,7 @@ class AggregatorService:
         elements = self.core.expected_elements(chunk.header.job)
         if elements is None:
             return  # of a job that is over
-        check(chunk, elements)
+        check(chunk, elements, self.core.wire_type(WEIGHTS))
         self.feed(ev.WeightsArrived(chunk.header), message=message)
 
     # ---- workers ----
@@ -339,9 +339,9 @@ class AggregatorService:
             elements = self.core.expected_elements(chunk.header.job)
             if elements is None:
                 continue  # sent before the layout is known here: the worker is asked for it again
-            check(chunk, elements)
+            check(chunk, elements, self.core.wire_type(chunk.header.kind))
             self.metrics.received(chunk.header.job, len(message))
-            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk.values())
+            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk)
 
     async def _send(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:

@@ -33,7 +33,7 @@ from optimizer.events import (
     Updated,
 )
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.plan import PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
@@ -105,7 +105,7 @@ class OptimizerCore:
             index=chunk,
             offset=start,
             elements=stop - start,
-            dtype=FLOAT32,
+            dtype=job.plan.wire.weights,
         )
 
     def expected_elements(self, job: str) -> int | None:

@@ -26,14 +26,14 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.envelope import OptimizerBody
-from services.errors import Refused, TiermeshError
+from services.errors import Failed, Refused, TiermeshError
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.process import describe
 from services.record import make_core
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
-from services.tensors.wire import pack, serialize
+from services.tensors.wire import pack, serialize, too_large
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -107,9 +107,13 @@ class OptimizerEngine:
             return message
         # Asked for anew. The kernel thread will come to this before any later update: the core would have
         # named the later version otherwise.
-        return await self._loop.run_in_executor(
-            self._kernel, self._message, self._tensors, header, header.index
-        )
+        try:
+            return await self._loop.run_in_executor(
+                self._kernel, self._message, self._tensors, header, header.index
+            )
+        except Failed as failed:
+            self.feed(_broke(header.job, failed))
+            return None
 
     # ---- the core ----
 
@@ -235,6 +239,7 @@ class OptimizerEngine:
             generation=self.core.open_job.generation,
             step=effect.step + 1,
             kind=WEIGHTS,
+            dtype=self.core.open_job.plan.wire.weights,
         )
         self._on_kernel(self._update, self._tensors, effect, header)
 
@@ -265,7 +270,11 @@ class OptimizerEngine:
 
     def _message(self, tensors: Tensors, header: ChunkHeader, chunk: int) -> bytes:
         header.incarnation = self.incarnation
-        return serialize(pack(header, chunk, tensors.chunk_weights(chunk)))
+        packed = pack(header, chunk, tensors.chunk_weights(chunk))
+        text = too_large(packed)
+        if text:
+            raise Failed(f"weights: {text}")
+        return serialize(packed)
 
     # ---- checkpoints ----
 

@@ -15,6 +15,7 @@ import grpc
 from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import FLOAT32
 from services.envelope import seal, unseal
 from services.errors import Refused
 from services.metrics import OptimizerMetrics
@@ -209,7 +210,7 @@ class OptimizerService:
                     log.info("aggregator %s: dropped a chunk %s", link.name, stale)
                     said = stale
                 continue
-            check(chunk, elements)
+            check(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             self.engine.chunk(chunk.header, chunk.values())
 
     async def _send(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:

@@ -12,6 +12,7 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DTYPE_UNSPECIFIED: _ClassVar[DType]
     FLOAT32: _ClassVar[DType]
     BFLOAT16: _ClassVar[DType]
+    FLOAT16: _ClassVar[DType]
 
 class ChunkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -22,6 +23,7 @@ class ChunkKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 DTYPE_UNSPECIFIED: DType
 FLOAT32: DType
 BFLOAT16: DType
+FLOAT16: DType
 CHUNK_KIND_UNSPECIFIED: ChunkKind
 GRADIENT: ChunkKind
 WEIGHTS: ChunkKind

@@ -5,12 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
+
 if TYPE_CHECKING:
     from services.config import JobConfig
 
 PROTOCOL_VERSION = 1
 WINDOW_CHUNKS = 16
 """How many chunks ahead of the finished ones workers may send; bounds what the aggregator keeps."""
+_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
+
+
+@dataclass(frozen=True)
+class WireTypes:
+    """How a job's tensors travel between workers and aggregator, and weights from the optimizer.
+
+    Attributes:
+        gradients: of a worker's sums.
+        weights: of every version.
+    """
+
+    gradients: DType = FLOAT32
+    weights: DType = FLOAT32
+
+    def of(self, kind: ChunkKind) -> DType:
+        """The type of chunks of this kind; initial weights are float32 whatever the job says."""
+        return {GRADIENT: self.gradients, WEIGHTS: self.weights}.get(kind, FLOAT32)
 
 
 @dataclass(frozen=True)
@@ -23,6 +43,7 @@ class JobPlan:
         evaluate_every: steps between evaluations; 0: only after the last step.
         checkpoint_every: steps between checkpoints; 0: only after the last step.
         exact: whether workers must have the fingerprint of the first one.
+        wire: how its tensors travel.
     """
 
     steps: int
@@ -30,6 +51,7 @@ class JobPlan:
     evaluate_every: int = 0
     checkpoint_every: int = 0
     exact: bool = True
+    wire: WireTypes = WireTypes()
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the weights after `step` updates are evaluated."""
@@ -50,4 +72,5 @@ def plan_of(config: JobConfig) -> JobPlan:
         evaluate_every=config.evaluate_every,
         checkpoint_every=config.checkpoint_every,
         exact=config.exact,
+        wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),
     )

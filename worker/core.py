@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import from_ranges
@@ -345,17 +345,18 @@ class WorkerCore:
         assert self.job is not None and self.job.built is not None
         lease = held.lease
         start, stop = chunk_range(self.job.built.elements, chunk)
+        kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
         header = ChunkHeader(
             job=lease.job,
             epoch=self.epoch,
             generation=lease.generation,
             step=lease.step,
             lease=lease.lease,
-            kind=GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS,
+            kind=kind,
             index=chunk,
             offset=start,
             elements=stop - start,
-            dtype=FLOAT32,
+            dtype=self.job.built.wire.of(kind),
         )
         if chunk == 0:
             header.losses.extend(held.losses)

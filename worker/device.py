@@ -20,13 +20,14 @@ from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import board
 from mesh.refusals import explained
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
 from services.metrics import WorkerMetrics
+from services.plan import plan_of
 from services.process import describe
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
+from services.tensors.wire import TensorChunk
 from worker import events as ev
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
@@ -53,15 +54,16 @@ class BuiltStep:
         self._next_entry = 0
         self._complete_to = 0
 
-    def load(self, header: ChunkHeader, values: Float32Array) -> None:
+    def load(self, chunk: TensorChunk) -> None:
         """Take a chunk of weights; every parameter that it completes goes onto the mesh."""
+        header = chunk.header
         version = (header.generation, header.step)
         if version != self._version:
             self._version, self._next_entry, self._complete_to = version, 0, 0
             self._arrived.clear()
         layout = self.step.layout
         start, stop = chunk_range(layout.elements, header.index)
-        self._weights[start:stop] = values
+        self._weights[start:stop] = chunk.values()
         self._arrived.add(header.index)
         while self._complete_to < layout.elements and self._complete_to // CHUNK_ELEMENTS in self._arrived:
             self._complete_to = chunk_range(layout.elements, self._complete_to // CHUNK_ELEMENTS)[1]
@@ -111,12 +113,12 @@ class DeviceThread:
 
     # ---- called on the event loop ----
 
-    def carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
-        """Queue what the core decided; `values` of the weights chunk that just arrived."""
+    def carry_out(self, effect: ev.Effect, chunk: TensorChunk | None) -> None:
+        """Queue what the core decided; `chunk` of weights that just arrived."""
         match effect:
             case ev.Load():
-                assert values is not None
-                self._submit(self._load, effect.header, values)
+                assert chunk is not None
+                self._submit(self._load, chunk)
             case ev.FinishLoad():
                 self._submit(self._finish_load, effect)
             case ev.Perform():
@@ -190,6 +192,7 @@ class DeviceThread:
                 evaluation_batches=step.evaluation_batches,
                 tokens_per_micro_batch=step.tokens_per_micro_batch,
                 fingerprint=step.fingerprint(),
+                wire=plan_of(config).wire,
             )
         )
 
@@ -202,9 +205,9 @@ class DeviceThread:
             except Exception as error:  # the next job may be luckier
                 log.error("job %s: the mesh did not close: %s", built.job, _reason(error))
 
-    def _load(self, header: ChunkHeader, values: Float32Array) -> None:
-        if self._built is not None and self._built.job == header.job:
-            self._built.load(header, values)
+    def _load(self, chunk: TensorChunk) -> None:
+        if self._built is not None and self._built.job == chunk.header.job:
+            self._built.load(chunk)
 
     def _finish_load(self, effect: ev.FinishLoad) -> None:
         if self._built is not None and self._built.job == effect.job:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from protos.cluster_pb2 import BatchLoss, Lease
 from protos.tensors_pb2 import ChunkHeader
 from services.envelope import WorkerBody, WorkerOrder
+from services.plan import WireTypes
 
 # ---- inputs ----
 
@@ -46,6 +47,7 @@ class Built:
     evaluation_batches: int
     tokens_per_micro_batch: int
     fingerprint: dict[str, str] = field(default_factory=dict)
+    wire: WireTypes = field(default_factory=WireTypes)
 
 
 @dataclass(frozen=True)

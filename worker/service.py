@@ -1,7 +1,7 @@
 """The worker's service: keeps the streams to its aggregator up, and carries out what its core decides.
 
-The core and all bookkeeping run on the event loop; the mesh on the device thread; checksums and copies of outgoing
-chunks on a thread of their own.
+The core and all bookkeeping run on the event loop; the mesh on the device thread; rounding, checksums and copies of
+outgoing chunks on a thread of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from services.streams import (
     until_first_ends,
 )
 from services.tensors.kernels import Float32Array
-from services.tensors.wire import check, deserialize, pack, serialize
+from services.tensors.wire import TensorChunk, check, deserialize, pack, serialize, too_large
 from worker import events as ev
 from worker.core import WorkerCore
 from worker.device import DeviceThread
@@ -71,6 +71,7 @@ class WorkerService:
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._wake = asyncio.Event()
         self._sender = ThreadPoolExecutor(1, "send")
+        self._told_too_large = ""  # the job of which it was said that float16 can't hold its gradients
         self._heartbeat_seconds = 1.0
         self._heard_seconds = 0.0
 
@@ -148,14 +149,14 @@ class WorkerService:
 
     # ---- the core ----
 
-    def _feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
+    def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
         for effect in self._core.handle(event):
             if isinstance(effect, ev.Say):
                 self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, effect.body))
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
-                self._device.carry_out(effect, values)
+                self._device.carry_out(effect, chunk)
         self._wake.set()
 
     def _tell(self, event: ev.Input) -> None:
@@ -195,11 +196,11 @@ class WorkerService:
                 continue  # of a job that is over
             try:
                 chunk = deserialize(message)
-                check(chunk, built.elements)
+                check(chunk, built.elements, built.wire.weights)
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
             self._metrics.received(chunk.header.job, len(message))
-            self._feed(ev.WeightsArrived(chunk.header), chunk.values())
+            self._feed(ev.WeightsArrived(chunk.header), chunk)
         await raise_status(exchange)
 
     async def _send_chunks(self, exchange: Any) -> None:
@@ -218,4 +219,8 @@ class WorkerService:
 
     def _message(self, header: ChunkHeader, values: Float32Array) -> bytes:
         header.incarnation = self._incarnation
-        return serialize(pack(header, header.index, values))
+        chunk = pack(header, header.index, values)
+        if header.job != self._told_too_large and (text := too_large(chunk)):
+            self._told_too_large = header.job  # once a job: each such step is skipped, and told of as such
+            log.warning("%s", text)
+        return serialize(chunk)

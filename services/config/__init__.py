@@ -23,6 +23,7 @@ from services.config.parts import (
     PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
+    WireConfig,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "SamplingConfig",
     "ScheduleConfig",
     "TransformerConfig",
+    "WireConfig",
     "load_job",
     "read_corpus",
     "read_tokenizer",

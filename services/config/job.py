@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,6 +13,7 @@ from services.config.models import ModelConfig, RegressionConfig
 from services.config.parts import (
     Count,
     DataConfig,
+    EitherWireConfig,
     Name,
     Natural,
     OptimizerConfig,
@@ -21,6 +22,7 @@ from services.config.parts import (
     PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
+    WireConfig,
 )
 from services.config.problems import refusal
 
@@ -46,7 +48,7 @@ class JobConfig(Part):
         clip_grad_norm: largest global norm of the mean gradient; None: not clipped.
         data: corpus and tokenizer; None for models that make their data from the seed.
         sampling: how text is drawn from the trained model.
-        wire_dtype: of gradients and weights between roles; only float32 is built yet.
+        wire_dtype: of gradients and weights between roles.
         exact: refuse workers whose fingerprint differs from the first one's.
     """
 
@@ -67,7 +69,7 @@ class JobConfig(Part):
     clip_grad_norm: Positive | None = None
     data: DataConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
-    wire_dtype: Literal["float32"] = "float32"
+    wire_dtype: EitherWireConfig = WireConfig()
     exact: bool = True
 
     @model_validator(mode="after")

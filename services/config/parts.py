@@ -5,9 +5,11 @@ The values here are resolved: defaults filled in, both spellings of tt-train's f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from services.config.problems import shown
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 """A number of things of which there is at least one."""
@@ -143,6 +145,54 @@ class PretrainedConfig(Part):
 
     path: Annotated[str, Field(min_length=1)]
     files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")], Sha256]
+
+
+WIRE_SPELLINGS = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "fp32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+"""What people write for a type on the wire, and its name."""
+
+
+def _spelled_out(value: Any) -> Any:
+    return WIRE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+WireType = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(_spelled_out)]
+"""How elements travel between roles."""
+
+
+class WireConfig(Part):
+    """How tensors travel between roles; the optimizer's master weights are float32 whatever it says.
+
+    Attributes:
+        gradients: of a worker's sums, on their way to the aggregator.
+        weights: on their way from the optimizer to the workers. Initial weights, and the sum that an aggregator
+            sends to an optimizer, are always float32.
+    """
+
+    gradients: WireType = "float32"
+    weights: WireType = "float32"
+
+
+def _of_both(value: Any) -> Any:
+    """One word is meant for both directions."""
+    if isinstance(value, str) and value in WIRE_SPELLINGS:
+        return {"gradients": value, "weights": value}
+    if not isinstance(value, dict | WireConfig):
+        raise ValueError(
+            f"training_config.wire_dtype: {shown(value)} given, expected float32, bfloat16, float16 or one for each "
+            "direction; write for example wire_dtype: {gradients: bfloat16, weights: bfloat16}"
+        )
+    return value
+
+
+EitherWireConfig = Annotated[WireConfig, BeforeValidator(_of_both)]
+"""`WireConfig` as people write it: a mapping, or one word for both directions."""
 
 
 class SamplingConfig(Part):

@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.config.models import RunnerType
-from services.config.parts import Count, Name, Natural, NotNegative, Positive, Probability, Share
+from services.config.parts import (
+    Count,
+    EitherWireConfig,
+    Name,
+    Natural,
+    NotNegative,
+    Positive,
+    Probability,
+    Share,
+    WireConfig,
+)
 
 
 class Section(BaseModel):
@@ -55,7 +65,7 @@ class TrainingSection(Section):
     use_moreh_adamw: bool = False
     use_kahan_summation: bool = False
     use_no_op: bool = False
-    wire_dtype: Literal["float32"] = "float32"
+    wire_dtype: EitherWireConfig = WireConfig()
     accumulation: Literal["host"] = "host"
     exact: bool = True
 

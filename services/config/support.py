@@ -44,6 +44,7 @@ def _above_zero(value: Any) -> bool:
 
 
 _LATER_MODELS = _one_of("deepseek", "qwen3", "bert")
+_INTEGERS = _one_of("int8", "int4")
 _NOT_BUILT = (
     _Rule("training_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
     _Rule("transformer_config.model_type", _LATER_MODELS, "use gpt2 or llama"),
@@ -54,7 +55,9 @@ _NOT_BUILT = (
     _Rule(
         "training_config.use_kahan_summation", _on, "remove it: weights are float32 here, which needs none"
     ),
-    _Rule("training_config.wire_dtype", _one_of("bfloat16", "float16", "int8", "int4"), "use float32"),
+    _Rule("training_config.wire_dtype", _INTEGERS, "use bfloat16"),
+    _Rule("training_config.wire_dtype.gradients", _INTEGERS, "use bfloat16"),
+    _Rule("training_config.wire_dtype.weights", _INTEGERS, "use bfloat16"),
     _Rule("training_config.accumulation", _one_of("mesh"), "use host"),
     _Rule("training_config.optimizer.type", _one_of("Muon", "NoOp"), "use AdamW or SGD"),
     _Rule("training_config.optimizer.amsgrad", _on, "set it to false"),

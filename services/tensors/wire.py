@@ -8,19 +8,24 @@ last field by one join, and read it as a view of the message. Any other valid en
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, DType
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refused
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels import Float32Array, accumulate_wire, from_wire, to_wire
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
+from services.tensors.wire_types import STORED, WireDType
 
 _HEADER_TAG = b"\x0a"  # field 1, length-delimited
 _PAYLOAD_TAG = b"\x7a"  # field 15, length-delimited
-_WIRE_FLOAT32 = np.dtype("<f4")
+_KERNEL_NAMES: dict[int, WireDType] = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16"}
+_LARGEST_FLOAT16 = 65504
+_INFINITE_FLOAT16 = 0x7C00
+_LONGEST_JOB = 60
 
 
 class ChunkRefused(Refused):
@@ -40,25 +45,46 @@ class TensorChunk:
     payload: bytes | memoryview
 
     def values(self) -> Float32Array:
-        """The payload as [elements] float32, read-only if it was received; for chunks that passed `check`."""
-        return np.frombuffer(self.payload, _WIRE_FLOAT32)
+        """The elements as [elements] float32, for chunks that passed `check`.
+
+        Of float32 it is a view of the payload, read-only if that was received; of other types a new array: work for
+        a kernel thread.
+        """
+        return from_wire(self.payload, _KERNEL_NAMES[self.header.dtype])
+
+    def add_to(self, into: Float32Array) -> None:
+        """Add the elements to `into`, [elements] float32, in place; for chunks that passed `check`."""
+        accumulate_wire(into, self.payload, _KERNEL_NAMES[self.header.dtype])
 
 
 def pack(identity: ChunkHeader, index: int, values: Float32Array) -> TensorChunk:
     """Chunk `index` of the layout from its values, [elements] float32, which must not change until sent.
 
-    Of `identity` all fields are taken but those that describe the payload (index, offset, elements, dtype and
-    crc32c).
+    Of `identity` all fields are taken, among them the dtype that the values are rounded to, but those that describe
+    the payload (index, offset, elements and crc32c).
     """
-    wire_values = np.ascontiguousarray(values, _WIRE_FLOAT32)
+    wire_values = to_wire(values, _KERNEL_NAMES[identity.dtype]).view(np.uint8)
     header = ChunkHeader()
     header.CopyFrom(identity)
     header.index = index
     header.offset = index * CHUNK_ELEMENTS
-    header.elements = wire_values.size
-    header.dtype = FLOAT32
+    header.elements = values.size
     header.crc32c = google_crc32c.value(wire_values)
-    return TensorChunk(header, wire_values.data.cast("B"))
+    return TensorChunk(header, wire_values.data)
+
+
+def too_large(chunk: TensorChunk) -> str:
+    """What to tell a person of a chunk that float16 could not hold; empty if there is nothing to tell."""
+    if chunk.header.dtype != FLOAT16:
+        return ""
+    bits = np.frombuffer(chunk.payload, STORED["fp16"])
+    infinite = int(np.count_nonzero((bits & 0x7FFF) == _INFINITE_FLOAT16))
+    if not infinite:
+        return ""
+    return (
+        f"chunk {chunk.header.index}: {infinite} of {chunk.header.elements} elements are infinite in float16, whose "
+        f"largest is {_LARGEST_FLOAT16}{_of(chunk.header)}; set wire_dtype to bfloat16 or float32"
+    )
 
 
 def serialize(chunk: TensorChunk) -> bytes:
@@ -88,33 +114,50 @@ def deserialize(message: bytes) -> TensorChunk:
     return TensorChunk(header, memoryview(message)[payload_start:])
 
 
-def check(chunk: TensorChunk, elements_total: int) -> None:
-    """Hold a chunk against itself and a layout of `elements_total` elements.
+def check(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
+    """Hold a chunk against itself, a layout of `elements_total` elements, and the job's type for its kind.
 
     Raises:
         ChunkRefused: index, offset, elements, dtype, payload length or checksum is not what it must be.
     """
+    wrong = _what_is_wrong(chunk, elements_total, dtype)
+    if wrong:
+        raise ChunkRefused(f"chunk {chunk.header.index}: {wrong}{_of(chunk.header)}")
+
+
+def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str:
     header, chunks = chunk.header, chunk_count(elements_total)
     if header.index >= chunks:
-        raise ChunkRefused(f"chunk {header.index}: no such index, the layout has {chunks} chunks")
+        return f"no such index, the layout has {chunks} chunks"
     start, stop = chunk_range(elements_total, header.index)
     if header.offset != start:
-        raise ChunkRefused(f"chunk {header.index}: offset {header.offset}, expected {start}")
+        return f"offset {header.offset}, expected {start}"
     if header.elements != stop - start:
-        raise ChunkRefused(f"chunk {header.index}: {header.elements} elements, expected {stop - start}")
-    if header.dtype != FLOAT32:
-        dtype = DType.Name(header.dtype) if header.dtype in DType.values() else str(header.dtype)
-        raise ChunkRefused(f"chunk {header.index}: dtype {dtype}, expected FLOAT32; no other is built yet")
+        return f"{header.elements} elements, expected {stop - start}"
+    if header.dtype != dtype:
+        return f"dtype {_name(DType, header.dtype)}, expected {DType.Name(dtype)} for this kind of chunk"
     payload_bytes = memoryview(chunk.payload).nbytes
-    if payload_bytes != header.elements * _WIRE_FLOAT32.itemsize:
-        expected = header.elements * _WIRE_FLOAT32.itemsize
-        raise ChunkRefused(f"chunk {header.index}: payload of {payload_bytes} bytes, expected {expected}")
+    expected_bytes = header.elements * STORED[_KERNEL_NAMES[dtype]].itemsize
+    if payload_bytes != expected_bytes:
+        return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
     # The extension takes no memoryview; an array over it costs nothing.
     checksum = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
     if checksum != header.crc32c:
-        raise ChunkRefused(
-            f"chunk {header.index}: crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"
-        )
+        return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"
+    return ""
+
+
+def _of(header: ChunkHeader) -> str:
+    """Where a chunk belongs, for people; a stranger may have written it."""
+    job = header.job if len(header.job) <= _LONGEST_JOB else header.job[:_LONGEST_JOB] + "..."
+    return (
+        f" ({_name(ChunkKind, header.kind)} of job {job!r}, generation {header.generation}, "
+        f"step {header.step}, lease {header.lease})"
+    )
+
+
+def _name(enumeration: Any, value: int) -> str:
+    return str(enumeration.Name(value)) if value in enumeration.values() else str(value)
 
 
 def _header_then_payload(message: bytes) -> tuple[int, int, int] | None:

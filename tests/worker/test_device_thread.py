@@ -12,10 +12,11 @@ import pytest
 import worker.device
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed
 from services.metrics import WorkerMetrics
+from services.tensors.wire import pack
 from worker import events as ev
 from worker.device import DeviceThread
 from worker.meters import TRACK_MEMORY
@@ -95,8 +96,8 @@ def test_what_is_measured_of_a_job(
     built = device.next()
     assert isinstance(built, ev.Built)
     values = np.zeros(built.elements, np.float32)
-    header = ChunkHeader(job="a", generation=1, index=0)
-    device.thread.carry_out(ev.Load(header), values)
+    chunk = pack(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
+    device.thread.carry_out(ev.Load(chunk.header), chunk)
     device.give(ev.FinishLoad("a", 1, 0))
     device.give(_lease(2))
     while not isinstance(device.next(), ev.LeaseComputed):

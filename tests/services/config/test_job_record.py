@@ -79,7 +79,11 @@ def test_micro_batches_are_those_of_all_workers() -> None:
         ),
         ({"schedule": {"type": "warmup_cosine", "min_lr": 1.0}}, "scheduler_config.min_lr: 1.0"),
         ({"name": "two\nlines"}, "training_config.project_name"),
-        ({"wire_dtype": "bfloat16"}, 'wire_dtype: "bfloat16" given'),
+        (
+            {"wire_dtype": "bf17"},
+            'wire_dtype: "bf17" given, expected float32, bfloat16, float16 or one for each',
+        ),
+        ({"wire_dtype": {"weights": "half"}}, 'wire_dtype.weights: "half" given, expected one of: float32'),
     ],
 )
 def test_what_a_client_sends_is_held_to_the_same_rules(change: dict[str, object], named: str) -> None:

@@ -27,7 +27,7 @@ headers = st.builds(
     index=st.integers(0, 2**32 - 1),
     offset=st.integers(0, 2**64 - 1),
     elements=st.integers(0, 2**32 - 1),
-    dtype=st.integers(0, 2),
+    dtype=st.integers(0, 3),
     crc32c=st.integers(0, 2**32 - 1),
     losses=st.lists(st.floats(allow_nan=False), max_size=40),
 )
@@ -35,7 +35,9 @@ payloads = st.binary(max_size=2000)
 
 
 def small_chunk() -> TensorChunk:
-    identity = ChunkHeader(job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, losses=[1.5])
+    identity = ChunkHeader(
+        job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=FLOAT32, losses=[1.5]
+    )
     return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
 
 
@@ -98,7 +100,7 @@ def test_every_truncated_message_is_refused(cut: int) -> None:
     except ValueError:
         return
     with pytest.raises(ChunkRefused):
-        check(chunk, LAYOUT_ELEMENTS)
+        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
 
 
 def test_no_flipped_bit_passes_unseen() -> None:
@@ -110,7 +112,7 @@ def test_no_flipped_bit_passes_unseen() -> None:
         damaged[bit // 8] ^= 1 << bit % 8
         try:
             chunk = deserialize(bytes(damaged))
-            check(chunk, LAYOUT_ELEMENTS)
+            check(chunk, LAYOUT_ELEMENTS, FLOAT32)
         except (ValueError, ChunkRefused):
             continue
         # What is left is damage to the header's identity, which whoever compares it with its own state sees.
@@ -129,8 +131,8 @@ def test_a_received_payload_is_a_view_of_the_message() -> None:
 def test_packed_values_arrive_bit_for_bit_and_pass_the_check() -> None:
     rng = np.random.Generator(np.random.Philox(0))
     values = rng.integers(0, 2**32, CHUNK_ELEMENTS, dtype=np.uint32).view(np.float32)  # any bits, NaNs too
-    received = deserialize(serialize(pack(ChunkHeader(job="job"), 0, values)))
-    check(received, LAYOUT_ELEMENTS)
+    received = deserialize(serialize(pack(ChunkHeader(job="job", dtype=FLOAT32), 0, values)))
+    check(received, LAYOUT_ELEMENTS, FLOAT32)
     assert received.values().dtype == np.float32
     assert received.values().tobytes() == values.tobytes()
 
@@ -155,8 +157,8 @@ def test_pack_fills_in_what_describes_the_payload_and_keeps_the_rest() -> None:
 
 def test_pack_takes_a_strided_view() -> None:
     values = np.arange(200, dtype=np.float32)[::2]
-    chunk = pack(ChunkHeader(), 1, values)
-    check(chunk, LAYOUT_ELEMENTS)
+    chunk = pack(ChunkHeader(dtype=FLOAT32), 1, values)
+    check(chunk, LAYOUT_ELEMENTS, FLOAT32)
     assert chunk.values().tolist() == values.tolist()
 
 
@@ -175,13 +177,13 @@ def test_the_refusal_names_field_value_and_expectation(field: str, value: int, t
     chunk = small_chunk()
     setattr(chunk.header, field, value)
     with pytest.raises(ChunkRefused, match=text):
-        check(chunk, LAYOUT_ELEMENTS)
+        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
 
 
 def test_a_payload_of_another_length_is_refused() -> None:
     chunk = small_chunk()
     with pytest.raises(ChunkRefused, match="chunk 1: payload of 396 bytes, expected 400"):
-        check(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS)
+        check(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS, FLOAT32)
 
 
 @settings(max_examples=20)
