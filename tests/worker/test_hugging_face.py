@@ -139,7 +139,7 @@ with torch.no_grad():
 @pytest.fixture(scope="session")
 def peer() -> str:
     """A Python that has torch and transformers, which `TIERMESH_PEER_PYTHON` may name; skips without one."""
-    python = os.environ.get("TIERMESH_PEER_PYTHON", "python3")
+    python = os.environ.get("TIERMESH_PEER_PYTHON") or "python3"
     probe = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no Python with torch and transformers; set TIERMESH_PEER_PYTHON to one")
