@@ -13,6 +13,7 @@ process.tune_allocator()
 process.single_threaded_blas()
 
 from benchmarks import (  # noqa: E402  # see above
+    checksum,
     emulator_over_torch,
     memory_efficient,
     same_loss,
@@ -29,6 +30,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "memory_efficient": memory_efficient.run,
     "tape_overhead": tape_overhead.run,
     "step_over_compute": step_over_compute.run,
+    "checksum": checksum.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),

@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import CHECKPOINT_EVERY, MICRO_BATCHES, STEPS, Bits, bits, llama_config, spec_of
-from tests.cluster.harness import Cluster, Daemon
+from protos import jobs_pb2 as jobs
+from tests.cluster.bits import (
+    CHECKPOINT_EVERY,
+    MICRO_BATCHES,
+    STEPS,
+    Bits,
+    bits,
+    gpt_config,
+    llama_config,
+    spec_of,
+)
+from tests.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 
@@ -61,6 +71,34 @@ def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Pat
             run_with(cluster, workers, spec, seed=workers, steps=CHECKPOINT_EVERY) for workers in (1, 3)
         )
         assert (alone, alone.loss) == (three, three.loss)
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_weights_that_travel_as_bfloat16_give_the_same_bits(
+    tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits
+) -> None:
+    """All workers see the same rounded weights, and the sums of gradients are not rounded."""
+    wire = {"weights": "bfloat16"}
+    spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16-weights", wire_dtype=wire))
+    with Cluster(tmp_path, tiers=tiers) as cluster:
+        alone, three = (run_with(cluster, workers, spec, seed=workers) for workers in (1, 3))
+    assert (alone, alone.loss) == (three, three.loss)
+    assert alone != undisturbed, "the weights were rounded on their way"
+    assert alone.validation_loss == pytest.approx(undisturbed.validation_loss, rel=0.01)
+
+
+def test_training_goes_on_as_well_when_all_travels_as_bfloat16(
+    tmp_path: Path, corpus: Path, undisturbed: Bits
+) -> None:
+    """How gradients are rounded hangs on who computed which node: the loss is about the same, its bits are not."""
+    spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16", wire_dtype="bf16"))
+    with Cluster(tmp_path, tiers=3) as cluster:
+        found = run_with(cluster, 3, spec, seed=3)
+        (job,) = cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs
+        lines = [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job.id), timeout=LIMIT_SECONDS)]
+        first = next(line for line in lines if line.startswith("Step: 1, Loss: "))
+    assert found.loss < float(first.removeprefix("Step: 1, Loss: "))
+    assert found.validation_loss == pytest.approx(undisturbed.validation_loss, rel=0.01)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
-from services.plan import JobPlan
+from services.plan import JobPlan, WireTypes
 from services.record import Recorder, ReplayDiffers, decode, encode, make_core, replay
 from services.tensors.tree import Node
 from tests.simulation.world import World
@@ -33,7 +33,8 @@ headers = st.builds(
     losses=st.lists(st.floats(allow_nan=False), max_size=3),
 )
 nodes = st.builds(Node, st.integers(0, 99), st.integers(1, 99))
-plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99))
+wires = st.builds(WireTypes, st.integers(1, 3), st.integers(1, 3))
+plans = st.builds(JobPlan, st.integers(1, 999), st.integers(1, 99), wire=wires)
 values = st.one_of(
     st.builds(aggregator_events.ChunkArrived, st.integers(0), headers),
     st.builds(aggregator_events.Merge, st.integers(0), nodes, nodes, nodes),

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from services.config import GPT2Config, LinearRegressionConfig, SamplingConfig, load_job
+from protos.tensors_pb2 import DType
+from services.config import (
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    SamplingConfig,
+    WireConfig,
+    load_job,
+)
+from services.plan import WireTypes, plan_of
 
 
 def test_defaults_are_those_of_tt_train(load: Callable) -> None:
@@ -22,6 +31,23 @@ def test_defaults_are_those_of_tt_train(load: Callable) -> None:
     assert (job.schedule.type, job.clip_grad_norm, job.device.mesh_shape) == ("identity", None, (1, 1))
     assert job.model == GPT2Config()
     assert job.sampling == SamplingConfig()
+    assert job.wire_dtype == WireConfig(gradients="float32", weights="float32")
+
+
+@pytest.mark.parametrize(("long", "short"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")])
+def test_types_on_the_wire_have_two_spellings_and_one_word_is_for_both(
+    load: Callable, long: str, short: str
+) -> None:
+    both = WireConfig(gradients=long, weights=long)
+    for value in (long, short, {"gradients": short, "weights": long}):
+        assert load(training_config={"wire_dtype": value})[0].wire_dtype == both
+    assert load(f"wire_dtype={short}")[0].wire_dtype == both
+    up, _ = load(training_config={"wire_dtype": {"gradients": short}})
+    assert up.wire_dtype == WireConfig(gradients=long, weights="float32")
+    down, _ = load(f"training_config.wire_dtype.weights={short}")
+    assert down.wire_dtype == WireConfig(gradients="float32", weights=long)
+    assert plan_of(down).wire == WireTypes(DType.FLOAT32, DType.Value(long.upper()))
+    assert JobConfig.from_json(down.to_json()) == down
 
 
 def test_old_and_new_spelling_of_the_optimizer_mean_the_same(load: Callable) -> None:

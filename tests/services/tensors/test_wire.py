@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import google_crc32c
+import ml_dtypes
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
 
-from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, DType
 from services.tensors.layout import CHUNK_ELEMENTS
-from services.tensors.wire import ChunkRefused, TensorChunk, check, deserialize, pack, serialize
+from services.tensors.wire import ChunkRefused, TensorChunk, check, deserialize, pack, serialize, too_large
 
 LAYOUT_ELEMENTS = CHUNK_ELEMENTS + 100  # chunk 0 is full, chunk 1 holds 100 elements
 
@@ -192,3 +195,113 @@ def test_lengths_of_every_size_are_written_as_protobuf_writes_them(size: int) ->
     header, payload = ChunkHeader(index=1), bytes(size)
     message = serialize(TensorChunk(header, payload))
     assert message == Chunk(header=header, payload=payload).SerializeToString()
+
+
+# ---- wire types ----
+
+TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype(ml_dtypes.bfloat16), FLOAT16: np.dtype("<f2")}
+
+
+def chunk_of(dtype: DType) -> TensorChunk:
+    identity = ChunkHeader(job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=dtype)
+    return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(deadline=None)  # the first call may make the kernels ready
+@given(arrays(np.float32, 100, elements=st.floats(width=32)))
+def test_values_arrive_rounded_to_nearest_even(dtype: DType, values: NDArray[np.float32]) -> None:
+    received = deserialize(serialize(pack(ChunkHeader(dtype=dtype), 1, values)))
+    check(received, LAYOUT_ELEMENTS, dtype)
+    assert len(received.payload) == 100 * TYPES[dtype].itemsize
+    with np.errstate(over="ignore"):
+        expected = values.astype(TYPES[dtype]).astype(np.float32)
+    np.testing.assert_array_equal(received.values(), expected)  # NaNs are NaNs
+    into = np.ones(100, np.float32)
+    received.add_to(into)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(into, np.float32(1) + expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("expected", TYPES)
+def test_only_the_type_that_the_job_asks_for_is_taken(dtype: DType, expected: DType) -> None:
+    chunk = chunk_of(dtype)
+    if dtype == expected:
+        check(chunk, LAYOUT_ELEMENTS, expected)
+        return
+    text = f"chunk 1: dtype {DType.Name(dtype)}, expected {DType.Name(expected)} for this kind of chunk"
+    with pytest.raises(ChunkRefused, match=text):
+        check(chunk, LAYOUT_ELEMENTS, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_refusal_names_the_coordinates_on_one_line(dtype: DType) -> None:
+    chunk = chunk_of(dtype)
+    chunk.header.crc32c ^= 1
+    with pytest.raises(ChunkRefused) as caught:
+        check(chunk, LAYOUT_ELEMENTS, dtype)
+    assert str(caught.value).endswith("(GRADIENT of job 'job', generation 1, step 7, lease 5)")
+    chunk.header.job, chunk.header.kind = "two\nlines\x1b[1m" + "x" * 1000, 77  # type: ignore[assignment]
+    with pytest.raises(ChunkRefused) as caught:
+        check(chunk, LAYOUT_ELEMENTS, dtype)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def test_what_float16_cannot_hold_is_told_of() -> None:
+    values = np.array([65519.0, 65520.0, -1e6, np.inf, np.nan, 0.0], np.float32)
+    texts = {
+        dtype: too_large(pack(ChunkHeader(job="job", dtype=dtype, kind=GRADIENT), 1, values))
+        for dtype in TYPES
+    }
+    assert texts[FLOAT32] == texts[BFLOAT16] == ""
+    assert texts[FLOAT16].startswith(
+        "chunk 1: 3 of 6 elements are infinite in float16, whose largest is 65504"
+    )
+    assert too_large(chunk_of(FLOAT16)) == ""
+
+
+# ---- whatever comes in ----
+
+
+def refused_or_intact(message: bytes, dtype: DType, original: TensorChunk) -> None:
+    """It is refused with a reason of one line, or its payload is the original's."""
+    try:
+        received = deserialize(message)
+        check(received, LAYOUT_ELEMENTS, dtype)
+    except (ValueError, ChunkRefused) as refused:
+        assert str(refused).isprintable() and str(refused)
+        return
+    assert bytes(received.payload) == bytes(original.payload)
+    assert received.values().tobytes() == original.values().tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TYPES)), st.binary(max_size=600))
+def test_arbitrary_bytes_are_refused_with_a_reason(dtype: DType, message: bytes) -> None:
+    refused_or_intact(message, dtype, chunk_of(dtype))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(TYPES)),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=8)), min_size=1, max_size=4),
+)
+def test_mutated_chunks_are_refused_with_a_reason(
+    dtype: DType, splices: list[tuple[float, int, bytes]]
+) -> None:
+    """Anywhere in the message, up to 8 bytes are cut out and up to 8 others put there, up to 4 times."""
+    original = chunk_of(dtype)
+    message = serialize(original)
+    for where, cut, inserted in splices:
+        at = int(where * len(message))
+        message = message[:at] + inserted + message[at + cut :]
+    refused_or_intact(message, dtype, original)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TYPES)), headers, st.binary(max_size=500))
+def test_any_header_over_any_payload_is_refused_with_a_reason(
+    dtype: DType, header: ChunkHeader, payload: bytes
+) -> None:
+    refused_or_intact(serialize(TensorChunk(header, payload)), dtype, chunk_of(dtype))

@@ -1,0 +1,52 @@
+"""What checksums cost: CPU seconds for the crc32c of a gigabyte of chunks, beside copying the same chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import google_crc32c
+import numpy as np
+
+from benchmarks.report import median, report
+
+CHUNK_BYTES = 1 << 20
+CHUNKS = 256
+"""Enough that none is still in a cache when its turn comes again, as chunks on their way through a role aren't."""
+ROUNDS = 9
+
+
+def run() -> bool:
+    """Print `checksum_cpu_seconds_per_gb`, and what a copy takes under it."""
+    source = np.random.Generator(np.random.Philox(0)).integers(0, 256, (CHUNKS, CHUNK_BYTES), np.uint8)
+    target = np.empty_like(source)
+
+    def checksums() -> None:
+        for chunk in source:
+            google_crc32c.value(chunk)
+
+    def copies() -> None:
+        for chunk, out in zip(source, target, strict=True):
+            np.copyto(out, chunk)
+
+    seconds: dict[str, list[float]] = {"crc32c": [], "memcpy": []}
+    for number in range(ROUNDS + 1):
+        for name, work in (("crc32c", checksums), ("memcpy", copies)):
+            taken = _cpu_seconds(work) / (source.nbytes / 1e9)
+            if number:
+                seconds[name].append(taken)
+    crc32c, memcpy = median(seconds["crc32c"]), median(seconds["memcpy"])
+    return report(
+        "checksum_cpu_seconds_per_gb",
+        crc32c,
+        0.15,
+        f"GB: 1e9 bytes, in {CHUNKS} chunks of 1 MiB; one core; median, n = {ROUNDS}",
+        f"memcpy of the same: {memcpy:.3f}; crc32c / memcpy: {crc32c / memcpy:.2f}",
+        f"each hop takes it twice, on sending and on arrival; implementation: {google_crc32c.implementation}",
+    )
+
+
+def _cpu_seconds(work: Callable[[], None]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
