@@ -13,7 +13,7 @@ from worker.models.tokens import Tokens
 from worker.modules import LayerNorm, Linear, RMSNorm
 from worker.ops.placing import check_whole_rows, gathered
 from worker.ops.precision import accurate
-from worker.parallel import Split
+from worker.split import Split
 
 __all__ = [
     "Array",

@@ -16,7 +16,7 @@ from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
 from mesh.transfer import upload
 from worker.inputs import Array, KeptInputs, Prepare, as_it_is
-from worker.parallel import Split
+from worker.split import Split
 
 Tensor: TypeAlias = Any
 """A tensor of the mesh's device module, be it `ttnn` or what stands in for it; the two share no base class."""

@@ -5,8 +5,7 @@ Layout, wire, optimizer and checkpoints know logical shapes only; padding and or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,30 +15,13 @@ from mesh.device import Mesh
 from mesh.placement import REPLICATED, Placement, Placements, sharded
 from services.config import DeviceConfig
 from services.errors import Refused
-
-if TYPE_CHECKING:
-    from worker.autograd import Parameter
+from worker.autograd import Parameter
+from worker.split import Split
 
 Array = npt.NDArray[Any]
 
 TILE = 32
 """Side of a tile, in which the device computes."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """How tensor-parallel devices share a parameter.
-
-    Attributes:
-        dim: of the logical shape, cut into equal pieces, one for each device.
-        parts: sizes of what lies side by side along `dim` and is shared out each for itself, such as queries, keys and
-            values; empty if it is one thing.
-        padded: whether `dim` gets zeros at its end, up to whole tiles for each device.
-    """
-
-    dim: int
-    parts: tuple[int, ...] = ()
-    padded: bool = False
 
 
 def axes_of(config: DeviceConfig) -> Axes:

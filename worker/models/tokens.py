@@ -10,7 +10,7 @@ from worker import ops
 from worker.autograd import Parameter, Tape, Variable
 from worker.models.model import Array, batched
 from worker.modules.initial import INITIAL_DEVIATION
-from worker.parallel import Split
+from worker.split import Split
 
 
 class Tokens:

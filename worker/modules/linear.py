@@ -7,7 +7,7 @@ from typing import Literal
 
 from worker import ops
 from worker.autograd import Parameter, Tape, Variable
-from worker.parallel import Split
+from worker.split import Split
 
 
 class Linear:
