@@ -11,17 +11,33 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.config.parts import OptimizerConfig
 from services.errors import Refused
+from services.tensors import compiler
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
 _BLOCK_ELEMENTS = 32 * 1024
 """Elements updated at a time, so that the passes over a block find it in the cache."""
+
+
+COMPILED = "optimizer.compiled"
+"""The module of the compiled update rules."""
+_NO_VELOCITY = np.zeros(0, np.float32)
+
+
+def prepare() -> None:
+    """Have the compiled update rules ready, and say in the log which path computes.
+
+    Raises:
+        Refused: the environment asks for kernels that can't be had.
+    """
+    compiler.load(COMPILED)
 
 
 class Rule(ABC):
@@ -39,8 +55,8 @@ class Rule(ABC):
 
     def __init__(self, config: OptimizerConfig, layout: Layout, names: tuple[str, ...]) -> None:
         """State arrays of these names, all zero."""
-        self._weight_decay = config.weight_decay
-        self._decay_starts, self._decay_stops = _decaying_runs(layout)
+        self._decay_starts, self._decay_stops = _decaying_runs(layout) if config.weight_decay else ([], [])
+        self._runs = np.array(self._decay_starts, np.int64), np.array(self._decay_stops, np.int64)
         self._applied = np.zeros(1, np.int64)
         self._arrays = {name: np.zeros(layout.elements, np.float32) for name in names}
         self.state = {**self._arrays, "applied": self._applied}
@@ -73,6 +89,10 @@ class Rule(ABC):
 
     def update(self, weights: Float32Array, gradient: Float32Array, start: int, stop: int) -> None:
         """Update the weights from `start` to before `stop` by the mean gradient, both [elements] float32."""
+        compiled = compiler.load(COMPILED)
+        if compiled is not None:
+            self._update_range(compiled, weights, gradient, start, stop)
+            return
         scaled = np.empty(min(_BLOCK_ELEMENTS, stop - start), np.float32)
         scratch = np.empty_like(scaled)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,6 +107,12 @@ class Rule(ABC):
         """Compute the scalars of update number `applied`, counted from 1."""
 
     @abstractmethod
+    def _update_range(
+        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
+    ) -> None:
+        """What `update` says, by the compiled kernels."""
+
+    @abstractmethod
     def _update_block(
         self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
     ) -> None:
@@ -94,8 +120,6 @@ class Rule(ABC):
 
     def _decaying(self, block: slice) -> Iterator[slice]:
         """The parts of the block that weight decay applies to, as slices of the layout."""
-        if not self._weight_decay:
-            return
         run = max(bisect_right(self._decay_starts, block.start) - 1, 0)
         while run < len(self._decay_starts) and self._decay_starts[run] < block.stop:
             start, stop = max(self._decay_starts[run], block.start), min(self._decay_stops[run], block.stop)
@@ -109,6 +133,7 @@ class AdamW(Rule):
 
     def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
         super().__init__(config, layout, ("exp_avg", "exp_avg_sq"))
+        self._weight_decay = config.weight_decay
         self._beta1, self._beta2, self._epsilon = config.beta1, config.beta2, config.epsilon
         self._blend1 = np.float32(1 - config.beta1)
         self._keep2, self._blend2 = np.float32(config.beta2), np.float32(1 - config.beta2)
@@ -120,6 +145,22 @@ class AdamW(Rule):
         self._rate = np.float32(learning_rate / correction1 * correction2)
         self._floor = np.float32(self._epsilon * correction2)
         self._shrink = np.float32(1 - learning_rate * self._weight_decay)
+
+    def _update_range(
+        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
+    ) -> None:
+        compiled.adamw(
+            *(
+                weights,
+                gradient,
+                self._arrays["exp_avg"],
+                self._arrays["exp_avg_sq"],
+                start,
+                stop,
+                *self._runs,
+            ),
+            *(self._clip, self._blend1, self._keep2, self._blend2, self._rate, self._floor, self._shrink),
+        )
 
     def _update_block(
         self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
@@ -153,6 +194,14 @@ class SGD(Rule):
         self._rate = np.float32(learning_rate)
         # The first velocity is the gradient, whatever the dampening.
         self._enter = np.float32(1.0 if applied == 1 else 1 - self._dampening)
+
+    def _update_range(
+        self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
+    ) -> None:
+        compiled.sgd(
+            *(weights, gradient, self._arrays.get("momentum_buffer", _NO_VELOCITY), start, stop, *self._runs),
+            *(self._clip, self._decay, self._momentum, self._enter, self._rate, self._nesterov),
+        )
 
     def _update_block(
         self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array

@@ -2,18 +2,22 @@
 
 Everything here is element-wise, or a sum whose order is fixed by the code: single IEEE operations only, never
 a library's own reduction or a BLAS call, whose order of additions changes with version, CPU and thread count.
+
+Each function has a compiled path (compiled.py) and a numpy path with the same bits; compiler.py chooses, for the
+process. Of a NaN neither sign nor payload is promised, except in what goes on the wire in 16 bits. All release the
+GIL; arrays are contiguous.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.tensors import wire_types
+from services.tensors import compiler, wire_types
 from services.tensors.wire_types import STORED, Payload, WireDType
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -23,19 +27,48 @@ BLOCK_ELEMENTS = 64 * 1024
 """Elements of one block of the global norm; a chunk of the layout is a whole number of blocks."""
 
 
+COMPILED = "services.tensors.compiled"
+"""The module of the compiled paths of these functions."""
+
+
+def prepare() -> None:
+    """Have compiled kernels ready, and say in the log which path computes; the first kernel called does it otherwise.
+
+    Raises:
+        Refused: the environment asks for kernels that can't be had.
+    """
+    compiler.load(COMPILED)
+
+
 def accumulate(into: Float32Array, other: Float32Array) -> None:
     """Add `other` to `into` in place; both [n] float32, `other` the right operand."""
-    np.add(into, other, out=into)
+    compiled = compiler.load(COMPILED)
+    if compiled is None:
+        np.add(into, other, out=into)
+    else:
+        compiled.accumulate(into, _of_size(other, into))
 
 
 def add(left: Float32Array, right: Float32Array, out: Float32Array) -> None:
     """Write the sum of two sibling nodes, [n] float32 each, into `out`, which may be either of them."""
-    np.add(left, right, out=out)
+    compiled = compiler.load(COMPILED)
+    if compiled is None:
+        np.add(left, right, out=out)
+    elif _is(out, left):
+        compiled.accumulate(out, _of_size(right, out))
+    elif _is(out, right):
+        compiled.accumulate(out, _of_size(left, out))
+    else:
+        compiled.add(_of_size(left, out), _of_size(right, out), out)
 
 
 def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
     """Write `values` times float32(`factor`) into `out`, which may be `values`; [n] float32."""
-    np.multiply(values, np.float32(factor), out=out)
+    compiled = compiler.load(COMPILED)
+    if compiled is None or _is(out, values):
+        np.multiply(values, np.float32(factor), out=out)
+    else:
+        compiled.scale(_of_size(values, out), np.float32(factor), out)
 
 
 def to_wire(values: Float32Array, dtype: WireDType) -> NDArray[np.float32] | NDArray[np.uint16]:
@@ -47,7 +80,13 @@ def to_wire(values: Float32Array, dtype: WireDType) -> NDArray[np.float32] | NDA
     if dtype == "fp32":
         return np.ascontiguousarray(values, STORED["fp32"])
     out: NDArray[np.uint16] = np.empty(values.size, STORED[dtype])
-    wire_types.narrow(values, out, dtype)
+    compiled = compiler.load(COMPILED)
+    if compiled is None:
+        wire_types.narrow(values, out, dtype)
+    elif dtype == "bf16":
+        compiled.narrow_bf16(values, out)
+    else:
+        compiled.narrow_fp16(values, out)
     return out
 
 
@@ -61,7 +100,13 @@ def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
     if dtype == "fp32":
         return stored
     out = np.empty(stored.size, np.float32)
-    wire_types.widen(stored, out, dtype)
+    compiled = compiler.load(COMPILED)
+    if compiled is None:
+        wire_types.widen(stored, out, dtype)
+    elif dtype == "bf16":
+        compiled.widen_bf16(stored, out)
+    else:
+        compiled.widen_fp16(stored, out)
     return out
 
 
@@ -71,13 +116,16 @@ def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> N
     Raises:
         ValueError: the payload has not n elements.
     """
-    stored = np.frombuffer(payload, STORED[dtype])
-    if stored.shape != into.shape:
-        raise ValueError(f"a payload of {stored.size} elements for {into.size}")
+    stored = _of_size(np.frombuffer(payload, STORED[dtype]), into)
+    compiled = compiler.load(COMPILED)
     if dtype == "fp32":
         accumulate(into, stored)
-    else:
+    elif compiled is None:
         wire_types.accumulate_narrow(into, stored, dtype)
+    elif dtype == "bf16":
+        compiled.accumulate_bf16(into, stored)
+    else:
+        compiled.accumulate_fp16(into, stored)
 
 
 def norm_squared_blocks(values: Float32Array) -> Float64Array:
@@ -89,6 +137,10 @@ def norm_squared_blocks(values: Float32Array) -> Float64Array:
     blocks = -(-values.size // BLOCK_ELEMENTS)
     sums = np.empty(blocks, np.float64)
     squares = np.empty(BLOCK_ELEMENTS, np.float64)
+    compiled = compiler.load(COMPILED)
+    if compiled is not None:
+        compiled.norm_squared_blocks(values, squares, sums)
+        return sums
     for block in range(blocks):
         part = values[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
         used = squares[: part.size]
@@ -111,3 +163,15 @@ def norm(block_sums: Sequence[float] | Float64Array) -> float:
     3.11 and 3.12.
     """
     return math.sqrt(math.fsum(block_sums))
+
+
+def _is(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Whether two arrays of one size are the same memory."""
+    return left is right or left.ctypes.data == right.ctypes.data
+
+
+def _of_size(values: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """`values`, if it has as many elements as `other`: compiled loops don't look."""
+    if values.shape != other.shape:
+        raise ValueError(f"{values.size} elements, expected {other.size}")
+    return values
