@@ -10,15 +10,21 @@ from typing import Any
 
 import google_crc32c
 import grpc
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from protos import cluster_pb2 as pb
 from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
-from protos.tensors_pb2 import FLOAT32, GRADIENT, Chunk, ChunkHeader
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
 from tests.cluster.harness import LIMIT_SECONDS
 
 CHUNK_ELEMENTS = 256 * 1024
+WIRE_TYPES: dict[int, np.dtype[Any]] = {
+    FLOAT32: np.dtype("<f4"),
+    BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    FLOAT16: np.dtype("<f2"),
+}
 
 
 class Stream:
@@ -191,12 +197,13 @@ class StockAggregator(Peer):
 
 
 def chunk(header: ChunkHeader, values: NDArray[np.float32], **changed: Any) -> Chunk:
-    """A chunk of a flat array, correct but for what is changed; of `header` all that names it is taken."""
+    """A chunk of a flat array, correct but for what is changed; of `header` all that names it, and the dtype."""
     start = header.index * CHUNK_ELEMENTS
-    piece = values[start : start + CHUNK_ELEMENTS].astype("<f4")
+    dtype = header.dtype or FLOAT32
+    piece = values[start : start + CHUNK_ELEMENTS].astype(WIRE_TYPES[dtype])
     payload = changed.pop("payload", piece.tobytes())
     described = ChunkHeader(
-        offset=start, elements=piece.size, dtype=FLOAT32, crc32c=google_crc32c.value(payload)
+        offset=start, elements=piece.size, dtype=dtype, crc32c=google_crc32c.value(payload)
     )
     described.MergeFrom(header)
     for name, value in changed.items():

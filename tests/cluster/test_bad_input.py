@@ -16,6 +16,7 @@ from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.tensors.layout import Layout
+from tests.cluster.bits import Bits, bits
 from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
 from tests.cluster.stock import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
 
@@ -196,9 +197,30 @@ def test_a_chunk_that_contradicts_itself(
         rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease, index=index
     )
     rogue.data.send(chunk(identity, FIRST_CHUNK, **changed))
-    assert line in refusal(rogue.data, INVALID)
+    told = refusal(rogue.data, INVALID)
+    assert line in told
+    version = f"generation {lease.generation}, step {lease.step}"
+    assert told.endswith(f"(GRADIENT of job '{job}', {version}, lease {lease.lease})"), "its coordinates"
     assert line in refusal(rogue.control, INVALID)
     cluster.aggregator.wait_log("worker rogue: refused a chunk: chunk")
+
+
+def test_what_is_refused_never_touches_the_sum(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    """Leases of senders that are dropped go to the honest worker; the job ends in the bits of an undisturbed run."""
+    bad: list[dict[str, Any]] = [{"crc32c": 1}, {"offset": 4}, {"dtype": BFLOAT16}, {"payload": b"\0" * 40}]
+    with Cluster(tmp_path, tiers=3, workers=1) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 1)
+        for number, changed in enumerate(bad):
+            with StockWorker(cluster.aggregator.address, f"rogue-{number}") as rogue:
+                rogue.join()
+                lease = leased(rogue, cluster, job)
+                identity = header(
+                    rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease, index=0
+                )
+                rogue.data.send(chunk(identity, FIRST_CHUNK, **changed))
+                refusal(rogue.data, INVALID)
+        assert bits(cluster.finish(job)) == undisturbed
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f", b"\x7a\x05ab"])

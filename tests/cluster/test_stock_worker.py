@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
-from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, DType
 from services.tensors.layout import Layout
 from tests.cluster.bits import regression_config, spec_of
 from tests.cluster.harness import Cluster
-from tests.cluster.stock import CHUNK_ELEMENTS, StockWorker, chunk, gradient
+from tests.cluster.stock import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, chunk, gradient
 
 ELEMENTS = CHUNK_ELEMENTS + 1000
 CHUNKS = 2
@@ -32,8 +33,8 @@ def gradient_of(index: int) -> np.ndarray:
     return np.full(ELEMENTS, 2.0**index, np.float32)
 
 
-def work(worker: StockWorker, spec_json: str) -> np.ndarray:
-    """Do all that is asked until the job ends; returns the last weights received."""
+def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
+    """Do all that is asked until the job ends, in this wire type; returns the last weights received."""
     weights = initial()
     for kind, order in worker.orders():
         if kind == "join":
@@ -64,12 +65,13 @@ def work(worker: StockWorker, spec_json: str) -> np.ndarray:
                     index=index,
                 )
                 worker.data.send(chunk(header, initial()))
-            weights = receive_weights(worker, order.job, step=0)
+            weights = receive_weights(worker, order.job, 0, dtype)
         elif kind == "lease" and order.phase == pb.TRAIN:
             leaves = range(order.first, order.first + order.count)
             total = sum((gradient_of(leaf) for leaf in leaves), np.zeros(ELEMENTS, np.float32))
             for index in reversed(range(CHUNKS)):
                 header = gradient(worker, order, index, [float(leaf) for leaf in leaves])
+                header.dtype = dtype
                 worker.data.send(chunk(header, total))
             worker.say(
                 computed=pb.Computed(
@@ -82,7 +84,7 @@ def work(worker: StockWorker, spec_json: str) -> np.ndarray:
             )
             # The last of this worker's leases of a step brings the weights of the next one.
             if order.first + order.count == 4:
-                weights = receive_weights(worker, order.job, step=order.step + 1)
+                weights = receive_weights(worker, order.job, order.step + 1, dtype)
         elif kind == "lease" and order.phase == pb.EVALUATE:
             batches = range(order.first, order.first + order.count)
             losses = [pb.BatchLoss(index=index, sum=10.0 * (index + 1), tokens=10) for index in batches]
@@ -100,7 +102,7 @@ def work(worker: StockWorker, spec_json: str) -> np.ndarray:
     raise AssertionError(worker.control.status())
 
 
-def receive_weights(worker: StockWorker, job: str, step: int) -> np.ndarray:
+def receive_weights(worker: StockWorker, job: str, step: int, dtype: DType) -> np.ndarray:
     """All chunks of the next version, which must be that of `step`."""
     pieces = []
     for index in range(CHUNKS):
@@ -108,28 +110,31 @@ def receive_weights(worker: StockWorker, job: str, step: int) -> np.ndarray:
         header = received.header
         assert (header.job, header.epoch, header.kind, header.step) == (job, worker.epoch, WEIGHTS, step)
         assert (header.index, header.offset) == (index, index * CHUNK_ELEMENTS)
-        pieces.append(np.frombuffer(received.payload, "<f4"))
+        assert header.dtype == dtype
+        pieces.append(np.frombuffer(received.payload, WIRE_TYPES[dtype]))
         assert pieces[-1].size == header.elements
     worker.say(holding=pb.Holding(job=job, generation=header.generation, step=step))
     return np.concatenate(pieces)
 
 
-def test_a_stock_worker_trains_an_invented_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])
+def test_a_stock_worker_trains_an_invented_model(tmp_path: Path, dtype: DType) -> None:
     config = regression_config(
         max_steps=STEPS,
         gradient_accumulation_steps=4,
         optimizer={"type": "SGD", "lr": RATE, "momentum": 0.0, "weight_decay": 0.0},
+        wire_dtype=DType.Name(dtype).lower(),
     )
     spec_json = spec_of(tmp_path, config)
     with Cluster(tmp_path, tiers=3) as cluster, StockWorker(cluster.aggregator.address, "stock") as worker:
         worker.join()
         job = cluster.submit(spec_json)
-        received = work(worker, spec_json)
+        received = work(worker, spec_json, dtype)
         ended = cluster.job(job)
         assert ended.state == SUCCEEDED, ended
         mean = sum(gradient_of(index) for index in range(4)) / 4
         expected = initial() - np.float32(RATE * STEPS) * mean
-        np.testing.assert_array_equal(received, expected)
+        np.testing.assert_array_equal(received, expected.astype(WIRE_TYPES[dtype]))
         (saved,) = load_file(Path(ended.checkpoint) / "model.safetensors").values()
         np.testing.assert_array_equal(saved.reshape(-1), expected)
         assert ended.loss == 1.5, "the mean of the micro-batches' losses, 0 to 3"
