@@ -51,6 +51,7 @@ def run(options: AggregatorOptions) -> int:
             metrics=metrics,
             record=options.record,
             heartbeat_seconds=options.heartbeat_seconds,
+            shared_memory=options.shared_memory,
         )
         return service, metrics.registry
 

@@ -32,7 +32,8 @@ from services.streams import (
     until_first_ends,
 )
 from services.tensors.kernels import Float32Array
-from services.tensors.wire import pack, serialize
+from services.tensors.same_host import OfferedLink
+from services.tensors.wire import TensorChunk, pack
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -133,15 +134,26 @@ class RemoteOptimizer:
     """An optimizer on another host: control and data on a connection each, opened again when they break."""
 
     def __init__(
-        self, address: str, security: Security, *, name: str, incarnation: str, epoch: int, events: LinkEvents
+        self,
+        address: str,
+        security: Security,
+        *,
+        name: str,
+        incarnation: str,
+        epoch: int,
+        events: LinkEvents,
+        shared_memory: bool,
+        count: Callable[[int], None],
     ) -> None:
+        self._shared_memory = shared_memory
+        self._count = count
         self._address = address
         self._security = security
         self._epoch = epoch
         self._incarnation = incarnation
         self._events = events
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
-        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
+        self._chunks: asyncio.Queue[TensorChunk] = asyncio.Queue()
         self._up = False
         self._control: grpc.aio.Channel | None = None
         self._hello = pb.Hello(
@@ -201,8 +213,9 @@ class RemoteOptimizer:
             if not isinstance(hello, pb.Hello):
                 await raise_status(attend)
                 return
+            link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
             exchange = data.stream_stream("/tiermesh.Optimizer/Exchange")(
-                metadata=((INCARNATION_KEY, self._incarnation),)
+                metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
             )
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._up, self._control = True, control
@@ -213,11 +226,13 @@ class RemoteOptimizer:
                 await until_first_ends(
                     self._take_messages(attend),
                     self._send_orders(attend),
-                    self._take_weights(exchange),
-                    self._send_chunks(exchange),
+                    link.confirm(exchange),
+                    self._take_weights(exchange, link),
+                    self._send_chunks(exchange, link),
                 )
             finally:
                 self._control = None
+                link.close()
 
     async def _take_messages(self, attend: Any) -> None:
         while isinstance(message := await attend.read(), pb.OptimizerMessage):
@@ -230,26 +245,29 @@ class RemoteOptimizer:
         while True:
             await attend.write(await self._orders.take())
 
-    async def _take_weights(self, exchange: Any) -> None:
+    async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
         while isinstance(message := await exchange.read(), bytes):
-            self._events.weights(message)
+            self._events.weights(link.unshared(message))
         await raise_status(exchange)
 
-    async def _send_chunks(self, exchange: Any) -> None:
+    async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await exchange.write(await self._chunks.get())
+            chunk = await self._chunks.get()
+            slot = await link.free_slot()
+            await exchange.write(await loop.run_in_executor(None, link.serialize, chunk, slot))
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order; dropped while the link is down: it is asked anew when it is up."""
         if self._up:
             self._orders.put(seal(pb.OptimizerCommand, self._epoch, body))
 
-    def prepare(self, header: ChunkHeader, values: Float32Array) -> bytes:
-        """The chunk as a message of the data plane."""
+    def prepare(self, header: ChunkHeader, values: Float32Array) -> TensorChunk:
+        """The chunk, its payload still that of `values`, which nobody else holds."""
         header.incarnation = self._incarnation
-        return serialize(pack(header, header.index, values))
+        return pack(header, header.index, values)
 
-    def send(self, prepared: bytes) -> None:
+    def send(self, prepared: TensorChunk) -> None:
         """Send what `prepare` made; dropped while the link is down: the optimizer lists what it misses."""
         if self._up:
             self._chunks.put_nowait(prepared)

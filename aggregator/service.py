@@ -36,6 +36,7 @@ from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
 from services.tensors.kernels import Float32Array
+from services.tensors.same_host import AcceptedLink
 from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -56,6 +57,7 @@ class AggregatorService:
         metrics: AggregatorMetrics,
         record: Path | None = None,
         heartbeat_seconds: float = 2.0,
+        shared_memory: bool = True,
     ) -> None:
         self.name = name
         self.metrics = metrics
@@ -64,6 +66,7 @@ class AggregatorService:
         self._security = security
         self._record = record
         self._heartbeat_seconds = heartbeat_seconds
+        self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
         self._weights: dict[int, bytes] = {}
@@ -125,6 +128,8 @@ class AggregatorService:
                 incarnation=self._incarnation,
                 epoch=epoch,
                 events=events,
+                shared_memory=self._shared_memory,
+                count=self.metrics.shared_memory,
             )
         self._engine = OptimizerEngine(
             name=self.name,
@@ -311,10 +316,21 @@ class AggregatorService:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         reason = "its data stream ended"
-        self.feed(ev.ExchangeOpened(session.number))
+        link: AcceptedLink | None = None
         try:
+            peer = f"worker {session.name}"
+            link = AcceptedLink(
+                peer,
+                context.invocation_metadata(),
+                enabled=self._shared_memory,
+                count=self.metrics.shared_memory,
+            )
+            await context.send_initial_metadata(link.metadata)
+            self.feed(ev.ExchangeOpened(session.number))
             await until_first_ends(
-                self._receive(session, context), self._send(session, context), session.mailbox.until_closed()
+                self._receive(session, context, link),
+                self._send(session, context, link),
+                session.mailbox.until_closed(),
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
@@ -325,25 +341,33 @@ class AggregatorService:
             await context.abort(closed.code, str(closed))
         finally:
             session.mailbox.close(reason)
+            if link is not None:
+                link.close()
 
-    async def _receive(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _receive(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
         said = ""
         while isinstance(message := await context.read(), bytes):
-            chunk = deserialize(message)
-            stale = self.core.why_stale(session.number, chunk.header)
-            if stale:
-                if stale != said:  # once, not for every chunk of a lease
-                    log.info("worker %s: dropped a chunk %s", session.name, stale)
-                    said = stale
-                continue
-            elements = self.core.expected_elements(chunk.header.job)
-            if elements is None:
-                continue  # sent before the layout is known here: the worker is asked for it again
-            check(chunk, elements, self.core.wire_type(chunk.header.kind))
-            self.metrics.received(chunk.header.job, len(message))
-            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk)
+            stale = self._chunk_arrived(session, link.deserialize(message))
+            if stale and stale != said:  # once, not for every chunk of a lease
+                log.info("worker %s: dropped a chunk %s", session.name, stale)
+                said = stale
 
-    async def _send(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
+        """Take a chunk, or say why it is stale."""
+        stale = self.core.why_stale(session.number, chunk.header)
+        elements = self.core.expected_elements(chunk.header.job)
+        # Without elements it was sent before the layout is known here: the worker is asked for it again.
+        if not stale and elements is not None:
+            check(chunk, elements, self.core.wire_type(chunk.header.kind))
+            self.metrics.received(chunk.header.job, len(chunk.payload))
+            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk)
+        return stale
+
+    async def _send(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
         while True:
             session.wake.clear()
             header = self.core.next_weights(session.number)
@@ -351,7 +375,8 @@ class AggregatorService:
                 await session.wake.wait()
                 continue
             message = self._weights[header.index]
-            await context.write(message)
+            slot = await link.free_slot()
+            await context.write(message if slot is None else link.serialize(deserialize(message), slot))
             self.metrics.sent(header.job, len(message))
 
 

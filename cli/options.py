@@ -118,6 +118,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
         @option("--log-format", default="text", help="text, or json: one object a line.")
         @path_option("--ready-file", help="Write ports and process id here, as JSON, once it serves.")
         @option("--exit-with-parent", is_flag=True, help="Stop when standard input ends.")
+        @option("--no-shared-memory", is_flag=True, help="Send tensors over gRPC to roles on this host too.")
         @config_option
         @functools.wraps(command)
         def with_daemon(
@@ -133,6 +134,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             log_format: str,
             ready_file: Path | None,
             exit_with_parent: bool,
+            no_shared_memory: bool,
             **rest: Any,
         ) -> Any:
             from services.security import Security
@@ -146,6 +148,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
                 "log_format": log_format,
                 "ready_file": ready_file,
                 "exit_with_parent": exit_with_parent,
+                "shared_memory": not no_shared_memory,
             }
             return command(*arguments, daemon=daemon, **rest)
 

@@ -34,7 +34,11 @@ def run(options: OptimizerOptions) -> int:
         make_state_dir(options.state_dir)
         metrics = OptimizerMetrics()
         service = OptimizerService(
-            name=options.name, state_dir=options.state_dir, metrics=metrics, record=options.record
+            name=options.name,
+            state_dir=options.state_dir,
+            metrics=metrics,
+            record=options.record,
+            shared_memory=options.shared_memory,
         )
         return service, metrics.registry
 

@@ -21,7 +21,8 @@ from services.errors import Refused
 from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, Mailbox, until_first_ends
-from services.tensors.wire import check, deserialize
+from services.tensors.same_host import AcceptedLink
+from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -58,9 +59,16 @@ class OptimizerService:
     service_names = ("tiermesh.Optimizer",)
 
     def __init__(
-        self, *, name: str, state_dir: Path, metrics: OptimizerMetrics, record: Path | None = None
+        self,
+        *,
+        name: str,
+        state_dir: Path,
+        metrics: OptimizerMetrics,
+        record: Path | None = None,
+        shared_memory: bool = True,
     ) -> None:
         self.name = name
+        self._shared_memory = shared_memory
         self._state_dir = state_dir
         self._metrics = metrics
         self._record = record
@@ -185,9 +193,15 @@ class OptimizerService:
             text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
+        tensors: AcceptedLink | None = None
         try:
+            peer = f"aggregator {link.name}"
+            tensors = AcceptedLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
+            await context.send_initial_metadata(tensors.metadata)
             await until_first_ends(
-                self._receive(link, context), self._send(link, context), link.mailbox.until_closed()
+                self._receive(link, context, tensors),
+                self._send(link, context, tensors),
+                link.mailbox.until_closed(),
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
@@ -198,29 +212,39 @@ class OptimizerService:
             await context.abort(closed.code, str(closed))
         finally:
             link.mailbox.close("the data stream ended")
+            if tensors is not None:
+                tensors.close()
 
-    async def _receive(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _receive(
+        self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+    ) -> None:
         said = ""
         while isinstance(message := await context.read(), bytes):
-            chunk = deserialize(message)
-            stale = self.engine.core.why_stale(chunk.header)
-            elements = self.engine.core.expected_elements(chunk.header.job)
-            if stale or elements is None:
-                if stale != said:  # once, not for every chunk of a step
-                    log.info("aggregator %s: dropped a chunk %s", link.name, stale)
-                    said = stale
-                continue
+            stale = self._chunk_arrived(tensors.deserialize(message))
+            if stale and stale != said:  # once, not for every chunk of a step
+                log.info("aggregator %s: dropped a chunk %s", link.name, stale)
+                said = stale
+
+    def _chunk_arrived(self, chunk: TensorChunk) -> str:
+        """Take a chunk, or say why it is stale."""
+        stale = self.engine.core.why_stale(chunk.header)
+        elements = self.engine.core.expected_elements(chunk.header.job)
+        if not stale and elements is not None:
             check(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             self.engine.chunk(chunk.header, chunk.values())
+        return stale
 
-    async def _send(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _send(
+        self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+    ) -> None:
         while True:
             link.wake.clear()
             message = await self.engine.next_weights()
             if message is None:
                 await link.wake.wait()
-            else:
-                await context.write(message)
+                continue
+            slot = await tensors.free_slot()
+            await context.write(message if slot is None else tensors.serialize(deserialize(message), slot))
 
     async def _read_checkpoint(
         self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -59,10 +59,22 @@ class ChunkHeader(_message.Message):
     losses: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class SharedSlot(_message.Message):
+    __slots__ = ("slot", "sequence", "payload_bytes")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    sequence: int
+    payload_bytes: int
+    def __init__(self, slot: _Optional[int] = ..., sequence: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+
 class Chunk(_message.Message):
-    __slots__ = ("header", "payload")
+    __slots__ = ("header", "shared", "payload")
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     header: ChunkHeader
+    shared: SharedSlot
     payload: bytes
-    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., shared: _Optional[_Union[SharedSlot, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...

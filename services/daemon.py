@@ -36,6 +36,7 @@ class DaemonOptions:
         log_format: text, or json for one object a line.
         ready_file: where to write, as JSON, name, process id and ports once it serves.
         exit_with_parent: stop when standard input ends.
+        shared_memory: whether tensors may go through shared memory to peers that see this process's.
     """
 
     name: str
@@ -46,6 +47,7 @@ class DaemonOptions:
     log_format: Literal["text", "json"] = "text"
     ready_file: Path | None = None
     exit_with_parent: bool = False
+    shared_memory: bool = True
 
 
 class Service(Protocol):

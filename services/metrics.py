@@ -16,6 +16,7 @@ from services.security import Security, split_address
 from services.server import refuse_port_in_use
 
 _LABELS = ("job", "role")
+_SHARED_MEMORY_LINKS = "Peers that tensors are exchanged with through shared memory"
 _SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -104,6 +105,7 @@ class WorkerMetrics(_RoleMetrics):
             "phase",
         )
         self._connected = self._unlabelled("aggregator_connected", "1 while the aggregator answers, else 0")
+        self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
         self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
         self._fit.set(1)
 
@@ -144,6 +146,10 @@ class WorkerMetrics(_RoleMetrics):
         """Set whether the aggregator answers."""
         self._connected.set(float(connected))
 
+    def shared_memory(self, change: int) -> None:
+        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        self._shared.inc(change)
+
 
 class AggregatorMetrics(_RoleMetrics):
     """Metrics of an aggregator."""
@@ -162,6 +168,7 @@ class AggregatorMetrics(_RoleMetrics):
         self._workers = self._unlabelled("workers_connected", "Workers attending")
         self._queue = self._unlabelled("queue_length", "Jobs queued or running")
         self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
+        self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
 
     def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
         """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""
@@ -197,6 +204,10 @@ class AggregatorMetrics(_RoleMetrics):
     def epoch(self, epoch: int) -> None:
         """Set the epoch."""
         self._epoch.set(epoch)
+
+    def shared_memory(self, change: int) -> None:
+        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        self._shared.inc(change)
 
 
 class OptimizerMetrics(_RoleMetrics):

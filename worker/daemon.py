@@ -42,6 +42,7 @@ def run(options: WorkerOptions) -> int:
             data_dir=options.data_dir,
             metrics=metrics,
             allowed_models=options.allowed_models,
+            shared_memory=options.shared_memory,
         )
         return service, metrics.registry
 

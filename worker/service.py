@@ -34,7 +34,8 @@ from services.streams import (
     until_first_ends,
 )
 from services.tensors.kernels import Float32Array
-from services.tensors.wire import TensorChunk, check, deserialize, pack, serialize, too_large
+from services.tensors.same_host import OfferedLink
+from services.tensors.wire import TensorChunk, check, pack, too_large
 from worker import events as ev
 from worker.core import WorkerCore
 from worker.device import DeviceThread
@@ -59,8 +60,10 @@ class WorkerService:
         data_dir: Path | None,
         metrics: WorkerMetrics,
         allowed_models: Collection[str] = (),
+        shared_memory: bool = True,
     ) -> None:
         self.name = name
+        self._shared_memory = shared_memory
         self._aggregator = aggregator
         self._security = security
         self._data_dir = data_dir
@@ -136,16 +139,23 @@ class WorkerService:
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
             backoff.reset()
+            link = OfferedLink(
+                f"aggregator {welcome.name}", enabled=self._shared_memory, count=self._metrics.shared_memory
+            )
             exchange = data.stream_stream("/tiermesh.Cluster/Exchange")(
-                metadata=((INCARNATION_KEY, self._incarnation),)
+                metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
             )
-            await until_first_ends(
-                self._take_orders(attend),
-                self._say(attend),
-                self._take_weights(exchange),
-                self._send_chunks(exchange),
-                self._keep_in_touch(),
-            )
+            try:
+                await until_first_ends(
+                    self._take_orders(attend),
+                    self._say(attend),
+                    link.confirm(exchange),
+                    self._take_weights(exchange, link),
+                    self._send_chunks(exchange, link),
+                    self._keep_in_touch(),
+                )
+            finally:
+                link.close()
 
     # ---- the core ----
 
@@ -189,21 +199,23 @@ class WorkerService:
 
     # ---- data ----
 
-    async def _take_weights(self, exchange: Any) -> None:
+    async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
         while isinstance(message := await exchange.read(), bytes):
-            built = self._core.job.built if self._core.job else None
-            if built is None:
-                continue  # of a job that is over
             try:
-                chunk = deserialize(message)
-                check(chunk, built.elements, built.wire.weights)
+                self._weights_arrived(link.deserialize(message))
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
-            self._metrics.received(chunk.header.job, len(message))
-            self._feed(ev.WeightsArrived(chunk.header), chunk)
         await raise_status(exchange)
 
-    async def _send_chunks(self, exchange: Any) -> None:
+    def _weights_arrived(self, chunk: TensorChunk) -> None:
+        built = self._core.job.built if self._core.job else None
+        if built is None:
+            return  # of a job that is over
+        check(chunk, built.elements, built.wire.weights)
+        self._metrics.received(chunk.header.job, len(chunk.payload))
+        self._feed(ev.WeightsArrived(chunk.header), chunk)
+
+    async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
         while True:
             self._wake.clear()
             header = self._core.next_chunk()
@@ -213,14 +225,19 @@ class WorkerService:
             values = self._device.values(header.lease, header.index)
             if values is None:
                 continue  # dropped on the device thread before the core was told
-            message = await self._loop.run_in_executor(self._sender, self._message, header, values)
+            slot = await link.free_slot()
+            message, payload_bytes = await self._loop.run_in_executor(
+                self._sender, self._message, link, slot, header, values
+            )
             await exchange.write(message)
-            self._metrics.sent(header.job, len(message))
+            self._metrics.sent(header.job, payload_bytes)
 
-    def _message(self, header: ChunkHeader, values: Float32Array) -> bytes:
+    def _message(
+        self, link: OfferedLink, slot: int | None, header: ChunkHeader, values: Float32Array
+    ) -> tuple[bytes, int]:
         header.incarnation = self._incarnation
         chunk = pack(header, header.index, values)
         if header.job != self._told_too_large and (text := too_large(chunk)):
             self._told_too_large = header.job  # once a job: each such step is skipped, and told of as such
             log.warning("%s", text)
-        return serialize(chunk)
+        return link.serialize(chunk, slot), len(chunk.payload)

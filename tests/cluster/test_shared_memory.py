@@ -1,0 +1,149 @@
+"""Roles of one host hand tensors over by shared memory: the same bits, nothing left behind, and told of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.cluster_pb2_grpc import ClusterStub
+from protos.tensors_pb2 import Chunk, ChunkHeader, SharedSlot
+from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.cluster.harness import ROOT, Cluster, Daemon, environment, eventually
+from tests.cluster.stock import StockWorker
+
+LINKS = "tiermesh_shared_memory_links"
+
+
+def shared_files() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def mapped(daemon: Daemon) -> int:
+    """How many links' memory a daemon has mapped."""
+    process = Path(f"/proc/{daemon.process.pid}")
+    inodes = {
+        line.split()[4] for line in (process / "maps").read_text().splitlines() if "/memfd:tiermesh" in line
+    }
+    return len(inodes)
+
+
+@pytest.fixture
+def files_before() -> set[str]:
+    return shared_files()
+
+
+def test_tensors_go_through_shared_memory_and_the_bits_are_the_same(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, files_before: set[str]
+) -> None:
+    with Cluster(tmp_path, tiers=3, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        assert bits(cluster.finish(job)) == undisturbed
+        assert cluster.aggregator.metric(LINKS) == 3, "two workers and the optimizer"
+        assert [worker.metric(LINKS) for worker in cluster.workers] == [1, 1]
+        assert cluster.optimizer is not None
+        assert mapped(cluster.aggregator) == 3
+        for daemon, peer in (
+            (cluster.workers[0], "aggregator aggregator"),
+            (cluster.aggregator, "worker worker-2"),
+            (cluster.aggregator, "optimizer optimizer"),
+            (cluster.optimizer, "aggregator aggregator"),
+        ):
+            assert f"tensors of {peer} through shared memory" in daemon.log_text()
+    assert shared_files() == files_before
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_switched_off_it_gives_the_same_bits(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=2, options=("--no-shared-memory",)) as cluster:
+        job = cluster.submit(gpt_spec)
+        assert bits(cluster.finish(job)) == undisturbed
+        assert cluster.aggregator.metric(LINKS) == 0
+        assert mapped(cluster.aggregator) == 0
+        assert "over gRPC: it offers no shared memory" in cluster.aggregator.log_text()
+        assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
+
+
+def test_whoever_is_killed_leaves_no_memory_behind(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits, files_before: set[str]
+) -> None:
+    with Cluster(tmp_path, tiers=3, workers=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        cluster.workers[0].kill()
+        eventually(
+            lambda: mapped(cluster.aggregator) == 2, "the aggregator to let go of a dead worker's memory"
+        )
+        cluster.start_worker()
+        cluster.wait_step(job, CHECKPOINT_EVERY + 1)
+        assert cluster.optimizer is not None
+        cluster.optimizer.kill()
+        eventually(
+            lambda: mapped(cluster.aggregator) <= 2, "the aggregator to let go of a dead optimizer's memory"
+        )
+        cluster.start_optimizer()
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.aggregator.kill()
+        for daemon in (*cluster.workers[1:], cluster.optimizer):
+            eventually(lambda each=daemon: mapped(each) == 0, f"{daemon.name} to let go of the memory")
+        cluster.start_aggregator()
+        assert bits(cluster.finish(job)) == undisturbed
+        eventually(lambda: mapped(cluster.aggregator) == 3, "links to both workers and the optimizer")
+    assert shared_files() == files_before
+
+
+def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    """A process id namespace of its own, as a container has."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("process id namespaces can't be made here")
+    with Cluster(tmp_path, tiers=2) as cluster:
+        command = [
+            *apart, sys.executable, "-m", "cli.main", "worker", "--name", "apart", "--exit-with-parent",
+            "--aggregator", cluster.aggregator.address,
+        ]  # fmt: skip
+        log = tmp_path / "apart.log"
+        with (
+            log.open("wb") as output,
+            subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=output, stderr=output
+            ) as process,
+        ):
+            try:
+                assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+                assert cluster.aggregator.metric(LINKS) == 0
+                assert (
+                    "tensors of worker apart over gRPC: its memory can't be seen here"
+                    in cluster.aggregator.log_text()
+                )
+                assert "over gRPC: it does not see this process's memory" in log.read_text()
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize(
+    ("offer", "said"),
+    [
+        ("nonsense", "metadata tiermesh-shared-memory: 'nonsense', expected a process id"),
+        (None, "chunk 0: shared memory: none was agreed on; send the payload"),
+    ],
+)
+def test_a_worker_that_lies_is_refused(tmp_path: Path, offer: str | None, said: str) -> None:
+    with Cluster(tmp_path) as cluster, StockWorker(cluster.aggregator.address, "liar") as worker:
+        worker.join()
+        if offer is not None:
+            metadata = {"tiermesh_incarnation": worker.incarnation, "tiermesh_shared_memory": offer}
+            stream = worker._stream(ClusterStub(worker.channel).Exchange, **metadata)
+        else:
+            stream = worker.data
+        stream.send(Chunk(header=ChunkHeader(job="x", epoch=worker.epoch), shared=SharedSlot(sequence=1)))
+        code, details = stream.status()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert said in details
