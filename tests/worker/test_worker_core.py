@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
-from services.plan import WINDOW_CHUNKS
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.plan import WINDOW_CHUNKS, WireTypes
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.ranges import to_ranges
 from worker import events as ev
@@ -367,3 +367,22 @@ def test_an_evaluation_is_over_when_it_is_told() -> None:
     assert talk.lease(7, phase=pb.EVALUATE) == ["perform 7"]
     assert talk.give(ev.LeaseEvaluated(7, (pb.BatchLoss(index=0, sum=1.0, tokens=2),))) == ["say evaluated"]
     assert talk.order(pb.Revoke(job="a", lease=7)) == []
+
+
+def test_gradients_are_sent_in_the_job_s_type_and_initial_weights_in_float32() -> None:
+    talk = Dialogue(chunks=1)
+    talk.connect()
+    talk.join()
+    wire = WireTypes(gradients=BFLOAT16, weights=FLOAT16)
+    talk.give(ev.Built("a", "hash", CHUNK_ELEMENTS, 2, 10, wire=wire))
+    talk.lease(7, 0, phase=pb.INITIALISE)
+    talk.give(ev.Described(7, "layout", {}))
+    talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
+    initial = talk.core.next_chunk()
+    talk.weights(1, 0)
+    talk.loaded(1, 0)
+    talk.lease(8)
+    talk.give(ev.NodeReady(8, 0, (1.0, 2.0)))
+    gradient = talk.core.next_chunk()
+    assert initial is not None and (initial.kind, initial.dtype) == (INITIAL_WEIGHTS, FLOAT32)
+    assert gradient is not None and (gradient.kind, gradient.dtype) == (GRADIENT, BFLOAT16)
