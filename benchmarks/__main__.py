@@ -15,6 +15,7 @@ process.single_threaded_blas()
 from benchmarks import (  # noqa: E402  # see above
     checksum,
     emulator_over_torch,
+    exchange,
     memory_efficient,
     same_loss,
     step_over_compute,
@@ -31,6 +32,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "tape_overhead": tape_overhead.run,
     "step_over_compute": step_over_compute.run,
     "checksum": checksum.run,
+    "exchange": exchange.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),

@@ -1,0 +1,41 @@
+"""torch.distributed's all_reduce over gloo, between the workers alone.
+
+`gloo_exchange.py WORKERS BYTES ROUNDS` prints the seconds of each round, after one to warm up, as a JSON list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+
+def rank_main(rank: int, workers: int, port: int, size_bytes: int, rounds: int) -> None:
+    """One rank; the first one prints."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=workers)
+    values = torch.full((size_bytes // 4,), 1e-3)
+    seconds = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        dist.all_reduce(values)
+        dist.barrier()
+        seconds.append(time.perf_counter() - started)
+    if rank == 0:
+        print(json.dumps(seconds[1:]), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    workers, size_bytes, rounds = (int(each) for each in sys.argv[1:4])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    multiprocessing.spawn(rank_main, (workers, port, size_bytes, rounds), nprocs=workers)

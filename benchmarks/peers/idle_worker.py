@@ -1,0 +1,100 @@
+"""A worker daemon whose mesh costs nothing: `tiermesh worker` as it is, but for the training step on its mesh.
+
+The gradient is a constant, made before all workers are let go at once, and weights that arrive are loaded nowhere. So
+what is left of a step is its exchange, and whoever starts the workers sees by their words when it begins and ends: each
+connects to the Unix socket that TIERMESH_BENCH_GATE names, says `r` when its gradient is ready, waits for a byte, and
+says `l` when the last parameter of new weights has arrived. TIERMESH_BENCH_ELEMENTS: parameters of the model;
+TIERMESH_BENCH_TENSORS: tensors that they are.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+
+from cli.main import main
+from mesh.device import Mesh
+from mesh.fingerprint import fingerprint
+from services import process
+from services.config import JobConfig
+from services.tensors.layout import Layout
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class IdleStep:
+    """Stands in for `worker.step.TrainingStep`; see there."""
+
+    on_phase: Callable[[str], None] | None = None
+    evaluation_batches = 1
+    tokens_per_micro_batch = 1
+    micro_batches = 0
+
+    def __init__(
+        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+    ) -> None:
+        del config, data_dir, allowed_models
+        elements, tensors = (int(os.environ[f"TIERMESH_BENCH_{name}"]) for name in ("ELEMENTS", "TENSORS"))
+        size = elements // tensors
+        self.layout = Layout.build(
+            (f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors)
+        )
+        self._mesh = mesh
+        self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
+
+    def initial_weights(self) -> Float32Array:
+        """Zeros."""
+        return np.zeros(self.layout.elements, np.float32)
+
+    def load(self, entry_index: int, values: Float32Array) -> None:
+        """Say so when it is the last one."""
+        del values
+        if entry_index == len(self.layout.entries) - 1:
+            self._gate.sendall(b"l")
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Fill `out`, then wait for the others."""
+        del step
+        IdleStep.micro_batches += 1
+        out.fill(1e-3 * (index + 1))
+        self._gate.sendall(b"r")
+        self._gate.recv(1)
+        ready(0)
+        return 0.0
+
+    def evaluate(self, index: int) -> tuple[float, int]:
+        """No loss."""
+        del index
+        return 0.0, 1
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """A config that says nothing."""
+        return {"config.json": b"{}\n"}
+
+    def fingerprint(self) -> dict[str, str]:
+        """The emulator's."""
+        return fingerprint(self._mesh)
+
+    def close(self) -> None:
+        """Leave the gate."""
+        self._gate.close()
+
+
+if __name__ == "__main__":
+    process.tune_allocator()
+    process.single_threaded_blas()
+    import worker.device
+
+    # What this script is for; and a clock by which every worker is as fast as the others, wherever it waits.
+    vars(worker.device).update(
+        TrainingStep=IdleStep, time=SimpleNamespace(perf_counter=lambda: IdleStep.micro_batches)
+    )
+    sys.exit(main())
