@@ -19,6 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optimizer import events as ev
+from optimizer import rules
 from optimizer.core import OptimizerCore
 from optimizer.store import JobStore
 from optimizer.tensors import Tensors
@@ -61,6 +62,7 @@ class OptimizerEngine:
     ) -> None:
         self.name = name
         self.incarnation = incarnation
+        rules.prepare()
         self.store = JobStore(state_dir / "checkpoints")
         self.core = make_core(OptimizerCore, record, name=name)
         self._metrics = metrics

@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.arrays import zeros
 from services.config.parts import OptimizerConfig
 from services.errors import Refused
 from services.tensors import compiler
@@ -58,7 +59,8 @@ class Rule(ABC):
         self._decay_starts, self._decay_stops = _decaying_runs(layout) if config.weight_decay else ([], [])
         self._runs = np.array(self._decay_starts, np.int64), np.array(self._decay_stops, np.int64)
         self._applied = np.zeros(1, np.int64)
-        self._arrays = {name: np.zeros(layout.elements, np.float32) for name in names}
+        # Weights and gradient have places 0 and 1.
+        self._arrays = {name: zeros(layout.elements, place) for place, name in enumerate(names, 2)}
         self.state = {**self._arrays, "applied": self._applied}
         self._clip = np.float32(1.0)
 

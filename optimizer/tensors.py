@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from optimizer.arrays import zeros
 from optimizer.rules import Rule, build_rule, clip_coefficient
 from optimizer.schedules import learning_rate
 from services.config import JobConfig
@@ -24,9 +25,9 @@ class Tensors:
     def __init__(self, config: JobConfig, layout: Layout) -> None:
         self.config = config
         self.layout = layout
-        self.weights: Float32Array = np.zeros(layout.elements, np.float32)
+        self.weights: Float32Array = zeros(layout.elements, place=0)
         self.rule: Rule = build_rule(config.optimizer, layout)
-        self._gradient: Float32Array = np.zeros(layout.elements, np.float32)
+        self._gradient: Float32Array = zeros(layout.elements, place=1)
         self._block_sums: dict[int, NDArray[np.float64]] = {}
 
     def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:

@@ -91,6 +91,10 @@ def run_role(
 
     async def serve() -> None:
         service, registry = build()
+        # Compiling takes seconds the first time on a host, which no step shall wait for; it must follow the set-up too.
+        from services.tensors import kernels
+
+        kernels.prepare()
         server = await start_server(
             options.listen, options.security, service.handlers(), service.service_names
         )

@@ -44,7 +44,8 @@ def accumulate(into: Float32Array, other: Float32Array) -> None:
     """Add `other` to `into` in place; both [n] float32, `other` the right operand."""
     compiled = compiler.load(COMPILED)
     if compiled is None:
-        np.add(into, other, out=into)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(into, other, out=into)
     else:
         compiled.accumulate(into, _of_size(other, into))
 
@@ -53,7 +54,8 @@ def add(left: Float32Array, right: Float32Array, out: Float32Array) -> None:
     """Write the sum of two sibling nodes, [n] float32 each, into `out`, which may be either of them."""
     compiled = compiler.load(COMPILED)
     if compiled is None:
-        np.add(left, right, out=out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(left, right, out=out)
     elif _is(out, left):
         compiled.accumulate(out, _of_size(right, out))
     elif _is(out, right):
@@ -66,7 +68,8 @@ def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
     """Write `values` times float32(`factor`) into `out`, which may be `values`; [n] float32."""
     compiled = compiler.load(COMPILED)
     if compiled is None or _is(out, values):
-        np.multiply(values, np.float32(factor), out=out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(values, np.float32(factor), out=out)
     else:
         compiled.scale(_of_size(values, out), np.float32(factor), out)
 
@@ -144,8 +147,8 @@ def norm_squared_blocks(values: Float32Array) -> Float64Array:
     for block in range(blocks):
         part = values[block * BLOCK_ELEMENTS : (block + 1) * BLOCK_ELEMENTS]
         used = squares[: part.size]
-        np.copyto(used, part)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(used, part)
             np.multiply(used, used, out=used)
             squares[part.size :] = 0.0
             half = BLOCK_ELEMENTS // 2
