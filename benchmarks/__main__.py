@@ -13,6 +13,7 @@ process.tune_allocator()
 process.single_threaded_blas()
 
 from benchmarks import (  # noqa: E402  # see above
+    adamw_over_memcpy,
     checksum,
     emulator_over_torch,
     exchange,
@@ -31,6 +32,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "memory_efficient": memory_efficient.run,
     "tape_overhead": tape_overhead.run,
     "step_over_compute": step_over_compute.run,
+    "adamw_over_memcpy": adamw_over_memcpy.run,
     "checksum": checksum.run,
     "exchange": exchange.run,
     "same_loss_as_peer": same_loss.run,
