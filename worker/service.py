@@ -236,7 +236,7 @@ class WorkerService:
         self, link: OfferedLink, slot: int | None, header: ChunkHeader, values: Float32Array
     ) -> tuple[bytes, int]:
         header.incarnation = self._incarnation
-        chunk = pack(header, header.index, values)
+        chunk = pack(header, header.index, values, checksum=slot is None)
         if header.job != self._told_too_large and (text := too_large(chunk)):
             self._told_too_large = header.job  # once a job: each such step is skipped, and told of as such
             log.warning("%s", text)

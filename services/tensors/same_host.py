@@ -27,14 +27,14 @@ from protos.tensors_pb2 import Chunk
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import wire
-from services.tensors.shared import SLOT_BYTES, SLOTS, SlotReceiver, SlotSender
+from services.tensors.shared import DOWN_SLOTS, SLOT_BYTES, UP_SLOTS, SlotReceiver, SlotSender
 from services.tensors.wire import TensorChunk
 
 log = logging.getLogger("tiermesh")
 
 SHARED_MEMORY_KEY = "tiermesh-shared-memory"
 """gRPC metadata of a data stream: the caller's offer, and in the initial metadata the answer to it."""
-MEMORY_BYTES = 4096 + 2 * SLOTS * SLOT_BYTES
+MEMORY_BYTES = 4096 + (UP_SLOTS + DOWN_SLOTS) * SLOT_BYTES
 """Of one stream: a page of tokens and counters, the caller's ring, the server's ring."""
 PROC = Path("/proc")
 
@@ -83,18 +83,6 @@ class TensorLink:
             ValueError: the bytes are no `Chunk`.
             Refused: it refers to memory that isn't shared, or not to a whole payload there.
         """
-        return self._read(message)[0]
-
-    def unshared(self, message: bytes) -> bytes:
-        """A message as it would have come without shared memory, for those who keep it.
-
-        Raises:
-            ValueError, Refused: as `deserialize`.
-        """
-        chunk, was_shared = self._read(message)
-        return wire.serialize(chunk) if was_shared else message
-
-    def _read(self, message: bytes) -> tuple[TensorChunk, bool]:
         chunk = wire.deserialize(message)
         if len(chunk.payload) == 0:
             shared = Chunk.FromString(message)
@@ -103,8 +91,17 @@ class TensorLink:
                     raise Refused(
                         f"chunk {chunk.header.index}: shared memory: none was agreed on; send the payload"
                     )
-                return self.receiver.take(chunk.header, shared.shared), True
-        return chunk, False
+                return self.receiver.take(chunk.header, shared.shared)
+        return chunk
+
+    def unshared(self, message: bytes) -> bytes:
+        """A message as it would have come without shared memory, for those who keep it.
+
+        Raises:
+            ValueError, Refused: as `deserialize`.
+        """
+        chunk = self.deserialize(message)
+        return wire.serialize(wire.with_checksum(chunk)) if chunk.shared else message
 
     def close(self) -> None:
         """The stream is over: let go of the memory; the last payload that is viewed frees it."""
@@ -285,9 +282,10 @@ def _open_of(process: int, descriptor: int, kind: str, flags: int) -> int:
 def _rings(memory: int) -> list[tuple[Any, Any]]:
     """Slots and sequence numbers, of the caller's ring and of the server's; the arrays keep the memory mapped."""
     mapped = mmap.mmap(memory, MEMORY_BYTES)
-    counters = np.frombuffer(mapped, np.uint64, 2 * SLOTS, _COUNTERS_START).reshape(2, SLOTS)
-    slots = np.frombuffer(mapped, np.uint8, 2 * SLOTS * SLOT_BYTES, _DATA_START).reshape(2, SLOTS, SLOT_BYTES)
-    return [(slots[ring], counters[ring]) for ring in range(2)]
+    both = UP_SLOTS + DOWN_SLOTS
+    counters = np.frombuffer(mapped, np.uint64, both, _COUNTERS_START)
+    slots = np.frombuffer(mapped, np.uint8, both * SLOT_BYTES, _DATA_START).reshape(both, SLOT_BYTES)
+    return [(slots[:UP_SLOTS], counters[:UP_SLOTS]), (slots[UP_SLOTS:], counters[UP_SLOTS:])]
 
 
 def _value(metadata: Iterable[tuple[str, Any]]) -> str | None:

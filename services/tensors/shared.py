@@ -18,24 +18,27 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedSlot
 from services.errors import Refused
+from services.plan import WINDOW_CHUNKS
 from services.streams import LinkClosed
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.wire import TensorChunk
 
-SLOTS = 8
-"""Of one direction: what a sender may be ahead of its receiver."""
+UP_SLOTS = WINDOW_CHUNKS
+"""From whoever connected: an aggregator keeps payloads until their siblings are there, a window of them."""
+DOWN_SLOTS = 8
+"""To whoever connected: weights are taken as they come."""
 SLOT_BYTES = 4 * CHUNK_ELEMENTS
 """The longest payload: a chunk in float32."""
-LENT_SLOTS = 4
-"""Slots whose payloads a receiver may keep viewing; the others flow whatever it keeps, so that no ring can lock up."""
+FLOWING_SLOTS = 4
+"""Slots of a ring that are not kept by a receiver that keeps payloads (it gets copies), so that no ring can lock up."""
 
 
 class SlotSender:
     """The sending end of one direction.
 
     Args:
-        slots: [SLOTS, SLOT_BYTES] uint8, shared.
-        sequences: [SLOTS] uint64, shared: of the whole payload in each slot; 0 while it is being written.
+        slots: [slots, SLOT_BYTES] uint8, shared.
+        sequences: [slots] uint64, shared: of the whole payload in each slot; 0 while it is being written.
         returned: pipe from the receiver, not blocking: a byte per slot given back. It is closed with this object.
     """
 
@@ -77,7 +80,7 @@ class SlotSender:
     def _collect(self) -> bool:
         """Take back what has been returned; False if that is nothing."""
         try:
-            given_back = os.read(self._returned, 4 * SLOTS)
+            given_back = os.read(self._returned, 256)
         except BlockingIOError:
             return False
         for slot in given_back:
@@ -103,8 +106,8 @@ class SlotReceiver:
     """The receiving end of one direction.
 
     Args:
-        slots: [SLOTS, SLOT_BYTES] uint8, shared.
-        sequences: [SLOTS] uint64, shared.
+        slots: [slots, SLOT_BYTES] uint8, shared.
+        sequences: [slots] uint64, shared.
         returning: pipe to the sender, not blocking. It is closed with this object.
     """
 
@@ -136,13 +139,13 @@ class SlotReceiver:
                 raise Refused(f"chunk {header.index}: shared memory: {wrong}; the sender must start anew")
             self._sequence += 1
             view = self._slots[slot, :size]
-            if len(self._lent) >= LENT_SLOTS:
+            if len(self._lent) >= len(self._slots) - FLOWING_SLOTS:
                 copy = view.tobytes()
                 self._give_back(slot)
-                return TensorChunk(header, copy)
+                return TensorChunk(header, copy, shared=True)
             view.flags.writeable = False
             self._lent[slot] = weakref.ref(view, lambda _: self._let_go(slot))
-            return TensorChunk(header, view.data)
+            return TensorChunk(header, view.data, shared=True)
 
     def _what_is_wrong(self, shared: SharedSlot) -> str:
         slot = shared.slot

@@ -39,10 +39,13 @@ class TensorChunk:
     Attributes:
         header: what the payload is.
         payload: the elements, little-endian; a view of the received message, or of the array to be sent.
+        shared: whether the payload was received through shared memory, where it has no checksum: no wire and no
+            buffer that could damage it lies between, and whether it is whole its slot tells.
     """
 
     header: ChunkHeader
     payload: bytes | memoryview
+    shared: bool = False
 
     def values(self) -> Float32Array:
         """The elements as [elements] float32, for chunks that passed `check`.
@@ -57,11 +60,11 @@ class TensorChunk:
         accumulate_wire(into, self.payload, _KERNEL_NAMES[self.header.dtype])
 
 
-def pack(identity: ChunkHeader, index: int, values: Float32Array) -> TensorChunk:
+def pack(identity: ChunkHeader, index: int, values: Float32Array, *, checksum: bool = True) -> TensorChunk:
     """Chunk `index` of the layout from its values, [elements] float32, which must not change until sent.
 
     Of `identity` all fields are taken, among them the dtype that the values are rounded to, but those that describe
-    the payload (index, offset, elements and crc32c).
+    the payload (index, offset, elements and crc32c). Without `checksum` it is for shared memory alone.
     """
     wire_values = to_wire(values, _KERNEL_NAMES[identity.dtype]).view(np.uint8)
     header = ChunkHeader()
@@ -69,8 +72,15 @@ def pack(identity: ChunkHeader, index: int, values: Float32Array) -> TensorChunk
     header.index = index
     header.offset = index * CHUNK_ELEMENTS
     header.elements = values.size
-    header.crc32c = google_crc32c.value(wire_values)
+    header.crc32c = google_crc32c.value(wire_values) if checksum else 0
     return TensorChunk(header, wire_values.data)
+
+
+def with_checksum(chunk: TensorChunk) -> TensorChunk:
+    """A chunk that came through shared memory, ready for the wire; its header is changed."""
+    # The extension takes no memoryview; an array over it costs nothing.
+    chunk.header.crc32c = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
+    return TensorChunk(chunk.header, chunk.payload)
 
 
 def too_large(chunk: TensorChunk) -> str:
@@ -140,7 +150,8 @@ def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str
     expected_bytes = header.elements * STORED[_KERNEL_NAMES[dtype]].itemsize
     if payload_bytes != expected_bytes:
         return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
-    # The extension takes no memoryview; an array over it costs nothing.
+    if chunk.shared:
+        return ""
     checksum = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
     if checksum != header.crc32c:
         return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"

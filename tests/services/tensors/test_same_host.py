@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from protos.tensors_pb2 import Chunk, ChunkHeader, SharedSlot
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedSlot
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import same_host
 from services.tensors.same_host import SHARED_MEMORY_KEY, AcceptedLink, OfferedLink, TensorLink
-from services.tensors.wire import TensorChunk
+from services.tensors.wire import ChunkRefused, TensorChunk, check, deserialize, pack
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -78,7 +79,7 @@ def accepted(
 
 def passes(sender: TensorLink, receiver: TensorLink, *, shared: bool) -> None:
     """Send chunks, more than there are slots."""
-    for index in range(20):
+    for index in range(40):
         slot = asyncio.run(asyncio.wait_for(sender.free_slot(), 5))
         assert (slot is not None) == shared
         payload = bytes((index, 1, 2, 3)) * 1000
@@ -106,11 +107,27 @@ def test_two_ends_that_see_each_other_share(links: list[TensorLink]) -> None:
 def test_a_message_to_be_kept_has_its_payload(links: list[TensorLink]) -> None:
     caller = offered(links)
     server = accepted(links, caller.metadata)
-    chunk = TensorChunk(ChunkHeader(index=3), b"abc")
+    chunk = pack(ChunkHeader(dtype=FLOAT32, generation=3), 0, np.ones(5, np.float32))
     inline = server.serialize(chunk, None)
     assert caller.unshared(inline) is inline
     slot = asyncio.run(server.free_slot())
-    assert caller.unshared(server.serialize(chunk, slot)) == inline
+    without = pack(chunk.header, 0, np.ones(5, np.float32), checksum=False)
+    assert caller.unshared(server.serialize(without, slot)) == inline, "with a checksum, for the wire"
+
+
+def test_what_came_through_memory_is_held_against_the_layout_all_the_same(links: list[TensorLink]) -> None:
+    caller = offered(links)
+    server = accepted(links, caller.metadata)
+    chunk = pack(ChunkHeader(dtype=FLOAT32), 0, np.ones(5, np.float32), checksum=False)
+    received = caller.deserialize(server.serialize(chunk, asyncio.run(server.free_slot())))
+    check(received, 5, FLOAT32)
+    with pytest.raises(ChunkRefused, match="5 elements, expected 6"):
+        check(received, 6, FLOAT32)
+    received.header.elements = 6
+    with pytest.raises(ChunkRefused, match="payload of 20 bytes, expected 24"):
+        check(received, 6, FLOAT32)
+    with pytest.raises(ChunkRefused, match="crc32c"):
+        check(deserialize(server.serialize(chunk, None)), 5, FLOAT32)
 
 
 @pytest.mark.parametrize("switched_off", ["caller", "server"])

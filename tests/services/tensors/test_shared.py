@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedSlot
 from services.errors import Refused
 from services.streams import LinkClosed
-from services.tensors.shared import LENT_SLOTS, SLOT_BYTES, SLOTS, SlotReceiver, SlotSender
+from services.tensors.shared import FLOWING_SLOTS, SLOT_BYTES, SlotReceiver, SlotSender
 from services.tensors.wire import TensorChunk
+
+SLOTS = 8
+LENT_SLOTS = SLOTS - FLOWING_SLOTS
 
 
 class Ring:
