@@ -93,9 +93,7 @@ def narrow_fp16(values: Any, out: Any) -> None:
 
 @jit(types.float32(types.uint16))
 def _widened_bf16(stored: Any) -> Any:
-    bits = np.uint32(stored) << np.uint32(16)
-    quiet = bits | np.uint32(0x0040_0000)
-    return _float(quiet if bits & np.uint32(0x7FFF_FFFF) > np.uint32(0x7F80_0000) else bits)
+    return _float(np.uint32(stored) << np.uint32(16))
 
 
 @jit(types.float32(types.uint16))

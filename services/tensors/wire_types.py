@@ -2,7 +2,7 @@
 
 To 16 bits values are rounded to nearest, ties to even; what is too large becomes infinite, and every NaN one NaN
 (0x7fc0 in bf16, 0x7e00 in fp16), so that the bits don't hang on the CPU's idea of a NaN. From 16 bits nothing is
-rounded; a NaN becomes a quiet one.
+rounded; a NaN stays one, in fp16 made quiet.
 """
 
 from __future__ import annotations
@@ -45,9 +45,15 @@ def narrow(values: NDArray[np.float32], out: NDArray[np.uint16], dtype: WireDTyp
 
 def widen(stored: NDArray[np.uint16], out: NDArray[np.float32], dtype: WireDType) -> None:
     """Write 16-bit floats, [n] uint16, into `out`, [n] float32."""
-    table = _widened(dtype)
-    # "clip" can't find anything to clip here; "raise" would go through a buffer.
-    np.take(table, stored, out=out, mode="clip")
+    if dtype == "fp16":
+        # "clip" can't find anything to clip here; "raise" would go through a buffer.
+        np.take(_widened_fp16(), stored, out=out, mode="clip")
+        return
+    bits = out.view(np.uint32)
+    for start in range(0, out.size, _BLOCK_ELEMENTS):
+        part = bits[start : start + _BLOCK_ELEMENTS]
+        np.copyto(part, stored[start : start + _BLOCK_ELEMENTS])
+        np.left_shift(part, 16, out=part)
 
 
 def accumulate_narrow(into: NDArray[np.float32], stored: NDArray[np.uint16], dtype: WireDType) -> None:
@@ -61,13 +67,9 @@ def accumulate_narrow(into: NDArray[np.float32], stored: NDArray[np.uint16], dty
 
 
 @cache
-def _widened(dtype: WireDType) -> NDArray[np.float32]:
-    """The float32 of each of the 65,536 values of a 16-bit float, by its bits."""
-    bits = np.arange(1 << 16, dtype=np.uint16)
-    if dtype == "bf16":
-        widened = (bits.astype(np.uint32) << 16).view(np.float32)
-    else:
-        widened = bits.view(np.float16).astype(np.float32)
+def _widened_fp16() -> NDArray[np.float32]:
+    """The float32 of each of the 65,536 values of float16, by its bits."""
+    widened = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     nans = np.isnan(widened)
     widened.view(np.uint32)[nans] |= 0x0040_0000  # quiet, on every CPU
     return widened
