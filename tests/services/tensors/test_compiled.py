@@ -115,8 +115,8 @@ def test_every_16_bit_value_is_widened_alike_and_comes_back(dtype: WireDType) ->
 def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType) -> None:
     # The values halfway to the next one, and their neighbours on both sides.
     stored = np.arange(1 << 16, dtype=np.uint16)
-    widened = kernels.from_wire(stored, dtype).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
+        widened = kernels.from_wire(stored, dtype).astype(np.float64)
         halves = ((widened[1:] + widened[:-1]) / 2).astype(np.float32)
     values = np.concatenate(
         [halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
