@@ -19,7 +19,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
-from services.plan import PROTOCOL_VERSION
+from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.security import Security
 from services.server import open_channel
 from services.streams import (
@@ -68,6 +68,9 @@ class OptimizerLink(Protocol):
 
     def send(self, prepared: Any) -> None:
         """Send what `prepare` made; called on the event loop."""
+
+    async def room(self) -> None:
+        """Wait until few enough sums are on their way to the optimizer for workers to send more."""
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """An async iterator over the file parts of a checkpoint."""
@@ -125,6 +128,9 @@ class LocalOptimizer:
         """Send what `prepare` made."""
         _later(self._loop, self._engine.chunk, *prepared)
 
+    async def room(self) -> None:
+        """At once: the engine's own array is where a sum goes."""
+
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """The file parts of a checkpoint."""
         return self._engine.store.parts(request)
@@ -154,6 +160,8 @@ class RemoteOptimizer:
         self._events = events
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[TensorChunk] = asyncio.Queue()
+        self._room = asyncio.Event()
+        self._room.set()
         self._up = False
         self._control: grpc.aio.Channel | None = None
         self._hello = pb.Hello(
@@ -190,6 +198,7 @@ class RemoteOptimizer:
             reason = f"{self._address}: {reason}"
             if self._up:
                 self._up = False
+                self._room.set()
                 self._events.lost(reason)
             elif reason != said:
                 self._events.lost(reason)
@@ -218,6 +227,7 @@ class RemoteOptimizer:
                 metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
             )
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
+            self._room.set()
             self._up, self._control = True, control
             backoff.reset()
             log.info("optimizer %s at %s", hello.name, self._address)
@@ -254,6 +264,8 @@ class RemoteOptimizer:
         loop = asyncio.get_running_loop()
         while True:
             chunk = await self._chunks.get()
+            if self._chunks.qsize() < WINDOW_CHUNKS:
+                self._room.set()
             slot = await link.free_slot()
             await exchange.write(await loop.run_in_executor(None, link.serialize, chunk, slot))
 
@@ -271,6 +283,15 @@ class RemoteOptimizer:
         """Send what `prepare` made; dropped while the link is down: the optimizer lists what it misses."""
         if self._up:
             self._chunks.put_nowait(prepared)
+            if self._chunks.qsize() >= WINDOW_CHUNKS:
+                self._room.clear()
+
+    async def room(self) -> None:
+        """Wait while a window of sums waits to be sent: an optimizer that is slow slows the workers.
+
+        At once while the link is down: what is sent then is dropped.
+        """
+        await self._room.wait()
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """The file parts of a checkpoint (Failed: the optimizer is not connected)."""

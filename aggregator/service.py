@@ -198,7 +198,8 @@ class AggregatorService:
             return
         if sums:
             self._reduction.submit(sums, chunk)
-        self._sessions.wake_all()
+        if not isinstance(event, ev.ChunkArrived):  # a gradient brings nobody new weights
+            self._sessions.wake_all()
 
     def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
         match effect:
@@ -353,6 +354,7 @@ class AggregatorService:
             if stale and stale != said:  # once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk %s", session.name, stale)
                 said = stale
+            await self.link.room()
 
     def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
         """Take a chunk, or say why it is stale."""

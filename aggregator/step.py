@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aggregator.coverage import Arrival, Coverage
 from aggregator.leases import plan
 from aggregator.members import Version
-from services.plan import WINDOW_CHUNKS
+from services.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
 from services.tensors.tree import Node
 
 
@@ -61,6 +61,8 @@ class StepSum:
         owners = plan([orphan.node for orphan in orphans], speeds)
         self.assignments += [Assignment(node, session, now) for node, session in owners.items()]
         self.assignments.sort(key=lambda each: each.node)
+        if self._position == 0:
+            self.limit = min(self._window_chunks, self.coverage.chunks)
 
     def sessions(self) -> set[int]:
         """The workers that assignments are planned for."""
@@ -106,14 +108,17 @@ class StepSum:
     def widen(self) -> bool:
         """Move the senders' limit after the finished chunks; whether it moved enough to be worth a message."""
         self._position = self.coverage.done_in_order(self._position)
-        limit = min(self._position + WINDOW_CHUNKS, self.coverage.chunks)
-        if (
-            limit - self.limit < min(WINDOW_CHUNKS // 2, self.coverage.chunks - self.limit)
-            or limit == self.limit
-        ):
+        window = self._window_chunks
+        limit = min(self._position + window, self.coverage.chunks)
+        if limit <= self.limit or limit - self.limit < min(window // 2, self.coverage.chunks - self.limit):
             return False
         self.limit = limit
         return True
+
+    @property
+    def _window_chunks(self) -> int:
+        """How far ahead of the finished chunks each lease may send."""
+        return max(LEAST_WINDOW_CHUNKS, min(WINDOW_CHUNKS, WINDOW_SUMS // len(self.assignments)))
 
     @property
     def loss(self) -> float | None:

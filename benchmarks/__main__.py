@@ -14,6 +14,7 @@ process.single_threaded_blas()
 
 from benchmarks import (  # noqa: E402  # see above
     adamw_over_memcpy,
+    aggregator_memory,
     checksum,
     emulator_over_torch,
     exchange,
@@ -37,6 +38,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "checksum": checksum.run,
     "exchange": exchange.run,
     "shared_memory": shared_memory.run,
+    "aggregator_memory": aggregator_memory.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),

@@ -36,9 +36,12 @@ class IdleCluster:
 
     Attributes:
         gate: that all workers wait at, each step.
+        idle_bytes: of memory that the aggregator had with all workers there and no job yet.
+        processes: the daemons by name.
     """
 
     gate: Gate
+    idle_bytes: int
 
     def __init__(
         self,
@@ -87,6 +90,9 @@ class IdleCluster:
                 self._start(
                     environment, "worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator")
                 )
+            for index in range(self._workers):
+                self.address(f"worker-{index + 1}")
+            self.idle_bytes = self.memory_bytes("VmRSS")
             self._submit(environment)
             self._exit = stack.pop_all()
         return self
@@ -113,6 +119,13 @@ class IdleCluster:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
             used[name] = (int(fields[11]) + int(fields[12])) / tick
         return used
+
+    def memory_bytes(self, field: str) -> int:
+        """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
+        status = Path(f"/proc/{self.processes['aggregator'].pid}/status").read_text()
+        return 1024 * next(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")
+        )
 
     def _start(self, environment: dict[str, str], role: str, name: str, *arguments: str) -> None:
         program = [str(IDLE_WORKER)] if role == "worker" else ["-m", "cli.main"]

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 WINDOW_CHUNKS = 16
-"""How many chunks ahead of the finished ones workers may send; bounds what the aggregator keeps."""
+"""How many chunks ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
+WINDOW_SUMS = 32
+"""How many chunks ahead of the finished ones all leases of a step together may send: what the aggregator keeps is
+bounded, however many workers there are."""
+LEAST_WINDOW_CHUNKS = 2
+"""One chunk on its way while the one before is added."""
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 

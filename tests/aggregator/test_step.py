@@ -74,6 +74,34 @@ def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None
     assert limits == [24, 32, 40]
 
 
+def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more() -> None:
+    for workers, window in ((1, 16), (2, 16), (4, 8), (8, 4), (16, 2), (100, 2)):
+        step_sum = granted(workers, *range(workers), chunks=40)
+        assert step_sum.limit == window, f"{workers} workers"
+        for chunk in reversed(range(40)):
+            for assignment in step_sum.assignments:
+                step_sum.arrive(assignment, chunk, [])
+            step_sum.widen()
+            finished = 40 - chunk
+            assert finished < step_sum.limit or finished == 40, (
+                f"{workers} workers are held up at chunk {chunk}"
+            )
+            assert step_sum.limit <= finished + window
+        assert step_sum.limit == 40
+
+
+def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
+    step_sum = granted(2, 1, 2, chunks=40)
+    for chunk in reversed(range(30, 40)):
+        for assignment in step_sum.assignments:
+            step_sum.arrive(assignment, chunk, [])
+        step_sum.widen()
+    told = step_sum.limit
+    step_sum.abandon(1, 5.0)
+    step_sum.distribute(dict.fromkeys(range(1, 40), 1.0), 5.0)
+    assert step_sum.limit == told
+
+
 def test_a_small_layout_needs_no_window_messages() -> None:
     step_sum = granted(1, 1, chunks=3)
     assert step_sum.limit == 3

@@ -1,0 +1,102 @@
+"""The link to an optimizer on another host: one that is slow slows the workers, and fills no queue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+
+from aggregator.optimizer_link import LinkEvents, RemoteOptimizer
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
+from services.envelope import seal
+from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.security import Security
+from services.server import start_server
+from services.tensors.layout import CHUNK_ELEMENTS
+
+SENT = 3 * WINDOW_CHUNKS
+LIMIT_SECONDS = 30.0
+
+
+class SlowOptimizer:
+    """Says hello, and reads chunks only once `reads` is set."""
+
+    def __init__(self) -> None:
+        self.reads = asyncio.Event()
+        self.read = 0
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        methods = {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                self._attend, pb.OptimizerCommand.FromString, pb.OptimizerMessage.SerializeToString
+            ),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+        }
+        return [grpc.method_handlers_generic_handler("tiermesh.Optimizer", methods)]
+
+    async def _attend(self, _: Any, context: Any) -> None:
+        await context.read()
+        hello = pb.Hello(protocol=PROTOCOL_VERSION, role="optimizer", name="slow", shard_count=1)
+        await context.write(seal(pb.OptimizerMessage, 1, hello))
+        await context.read()
+
+    async def _exchange(self, _: Any, context: Any) -> None:
+        await context.send_initial_metadata(())
+        await self.reads.wait()
+        while isinstance(await context.read(), bytes):
+            self.read += 1
+
+
+def chunk(index: int) -> ChunkHeader:
+    return ChunkHeader(job="j", epoch=1, generation=1, kind=GRADIENT, index=index, dtype=FLOAT32)
+
+
+def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
+    async def scenario() -> None:
+        optimizer = SlowOptimizer()
+        server = await start_server("127.0.0.1:0", Security(), optimizer.handlers(), ())
+        connected, lost = asyncio.Event(), asyncio.Event()
+        link = RemoteOptimizer(
+            f"127.0.0.1:{server.port}",
+            Security(),
+            name="a",
+            incarnation="i",
+            epoch=1,
+            events=LinkEvents(
+                connected=lambda name: connected.set(),
+                lost=lambda reason: lost.set(),
+                message=lambda body: None,
+                weights=lambda message: None,
+            ),
+            shared_memory=False,
+            count=lambda used: None,
+        )
+        running = asyncio.ensure_future(link.run())
+        try:
+            await link.room()  # nothing waits yet
+            await connected.wait()
+            values = np.zeros(CHUNK_ELEMENTS, np.float32)
+            for index in range(SENT):
+                link.send(link.prepare(chunk(index), values))
+            waiting = asyncio.ensure_future(link.room())
+            done, _ = await asyncio.wait((waiting,), timeout=0.5)
+            assert not done, "a window of sums waits, and no more may come"
+            optimizer.reads.set()
+            await waiting
+            assert optimizer.read >= SENT - 2 * WINDOW_CHUNKS, "there is room once less than a window waits"
+
+            optimizer.reads.clear()
+            for index in range(SENT):
+                link.send(link.prepare(chunk(index), values))
+            await server.stop(0)
+            await lost.wait()
+            await link.room()  # what is sent while the link is down is dropped: nobody waits for it
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
