@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -37,24 +38,27 @@ class Mailbox(Generic[Message]):
     """Messages on their way out of the event loop, in order; at most `MAILBOX_LENGTH`."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Message] = asyncio.Queue(MAILBOX_LENGTH)
+        self._waiting: deque[Message] = deque()
         self._closed: LinkClosed | None = None
         self._closing = asyncio.Event()
+        self._changed = asyncio.Event()  # a message came, or the close
 
     def put(self, message: Message) -> None:
         """Append a message; closes the mailbox when the peer has stopped reading."""
         if self._closed is not None:
             return
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
+        if len(self._waiting) == MAILBOX_LENGTH:
             self.close(f"the peer left {MAILBOX_LENGTH} messages unread")
+            return
+        self._waiting.append(message)
+        self._changed.set()
 
     def close(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         """After what waits already, `take` raises LinkClosed with this reason, the first one given."""
         if self._closed is None:
             self._closed = LinkClosed(reason, code)
             self._closing.set()
+            self._changed.set()
 
     async def until_closed(self) -> None:
         """Wait for the close, then raise its LinkClosed: for a stream that ends with the mailbox's."""
@@ -68,18 +72,11 @@ class Mailbox(Generic[Message]):
         Raises:
             LinkClosed: the mailbox is closed and empty.
         """
-        if self._queue.empty() and self._closed is None:
-            getting = asyncio.ensure_future(self._queue.get())
-            closing = asyncio.ensure_future(self._closing.wait())
-            try:
-                await asyncio.wait((getting, closing), return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    return getting.result()
-            finally:
-                getting.cancel()
-                closing.cancel()
-        if not self._queue.empty():
-            return self._queue.get_nowait()
+        while not self._waiting and self._closed is None:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._waiting:
+            return self._waiting.popleft()
         assert self._closed is not None
         raise self._closed
 

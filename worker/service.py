@@ -167,7 +167,8 @@ class WorkerService:
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
                 self._device.carry_out(effect, chunk)
-        self._wake.set()
+        if not isinstance(event, ev.WeightsArrived):  # weights bring nothing to send
+            self._wake.set()
 
     def _tell(self, event: ev.Input) -> None:
         """From the device thread."""
