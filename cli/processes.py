@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.errors import Failed
+from services.tensors import compiler
 
 READY_SECONDS = 120.0
 """A daemon must serve within this time; a device, or a busy machine, takes its time."""
@@ -59,7 +60,7 @@ class Daemon:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("TIERMESH_") or name == "TIERMESH_DATA"
+            if not name.startswith("TIERMESH_") or name in ("TIERMESH_DATA", compiler.VARIABLE)
         }
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(

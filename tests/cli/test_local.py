@@ -94,6 +94,20 @@ def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: P
     assert "--resume: no unfinished job in" in line
 
 
+def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for path in ("auto", "numpy"):
+        monkeypatch.setenv("TIERMESH_KERNELS", path)
+        code, result, line = run(job_file, tmp_path / path, "--tiers", "3", "--workers", "1")
+        assert code == 0, line
+        found[path] = result["model_sha256"]
+        said = (tmp_path / path / "logs" / "optimizer.log").read_text()
+        assert ("optimizer.compiled: numpy computes, as TIERMESH_KERNELS says" in said) == (path == "numpy")
+    assert found["auto"] == found["numpy"]
+
+
 def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     slow = ("--set", "max_steps=800", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
