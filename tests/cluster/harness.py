@@ -38,9 +38,10 @@ def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMI
     return found
 
 
-def environment() -> dict[str, str]:
-    """This process's, without settings of Tiermesh."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")}
+def environment(kernels: str = "numpy") -> dict[str, str]:
+    """This process's, without settings of Tiermesh; numpy's kernels, as compiled ones take a second of every start."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")}
+    return {**own, "TIERMESH_KERNELS": kernels}
 
 
 def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -67,7 +68,9 @@ class Daemon:
         process: as started.
     """
 
-    def __init__(self, role: str, name: str, folder: Path, *arguments: object) -> None:
+    def __init__(
+        self, role: str, name: str, folder: Path, *arguments: object, kernels: str = "numpy"
+    ) -> None:
         self.role, self.name = role, name
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
@@ -81,7 +84,7 @@ class Daemon:
             command += ["--listen", "127.0.0.1:0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=log, stderr=log
+                command, cwd=ROOT, env=environment(kernels), stdin=subprocess.PIPE, stdout=log, stderr=log
             )
 
     def ready(self) -> Daemon:
@@ -174,6 +177,7 @@ class Cluster:
         options: for every daemon.
         heartbeat_seconds: of the aggregator.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
+        kernels: of every daemon, as TIERMESH_KERNELS has them.
     """
 
     known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
@@ -187,8 +191,10 @@ class Cluster:
         options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
+        kernels: str = "numpy",
     ) -> None:
         self.folder = folder
+        self._kernels = kernels
         self.tiers = tiers
         self.closed = False
         self.daemons: list[Daemon] = []
@@ -236,7 +242,7 @@ class Cluster:
     # ---- daemons ----
 
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
-        daemon = Daemon(role, name, self.folder, *arguments, *self._options)
+        daemon = Daemon(role, name, self.folder, *arguments, *self._options, kernels=self._kernels)
         self.daemons.append(daemon)
         return daemon
 

@@ -20,6 +20,8 @@ from tests.cluster.bits import (
 from tests.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
+OVER_THE_NETWORK = ("--no-shared-memory",)
+"""Through relays' gates goes what few bytes there are of a payload in shared memory."""
 
 
 def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = STEPS) -> Bits:
@@ -54,11 +56,11 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     return found
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize(("tiers", "kernels"), [(2, "numpy"), (3, "auto")])
 def test_any_number_of_workers_gives_the_same_bits(
-    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+    tmp_path: Path, tiers: int, kernels: str, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, tiers=tiers) as cluster:
+    with Cluster(tmp_path, tiers=tiers, kernels=kernels, options=OVER_THE_NETWORK) as cluster:
         for workers in (1, 2, 3, 4):
             found = run_with(cluster, workers, gpt_spec, seed=workers)
             assert (found, found.loss) == (undisturbed, undisturbed.loss), f"{workers} workers"
@@ -66,7 +68,7 @@ def test_any_number_of_workers_gives_the_same_bits(
 
 def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     spec = spec_of(tmp_path, llama_config(corpus))
-    with Cluster(tmp_path, tiers=2) as cluster:
+    with Cluster(tmp_path, tiers=2, options=OVER_THE_NETWORK) as cluster:
         alone, three = (
             run_with(cluster, workers, spec, seed=workers, steps=CHECKPOINT_EVERY) for workers in (1, 3)
         )
@@ -80,7 +82,7 @@ def test_weights_that_travel_as_bfloat16_give_the_same_bits(
     """All workers see the same rounded weights, and the sums of gradients are not rounded."""
     wire = {"weights": "bfloat16"}
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16-weights", wire_dtype=wire))
-    with Cluster(tmp_path, tiers=tiers) as cluster:
+    with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:
         alone, three = (run_with(cluster, workers, spec, seed=workers) for workers in (1, 3))
     assert (alone, alone.loss) == (three, three.loss)
     assert alone != undisturbed, "the weights were rounded on their way"
@@ -92,7 +94,7 @@ def test_training_goes_on_as_well_when_all_travels_as_bfloat16(
 ) -> None:
     """How gradients are rounded hangs on who computed which node: the loss is about the same, its bits are not."""
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16", wire_dtype="bf16"))
-    with Cluster(tmp_path, tiers=3) as cluster:
+    with Cluster(tmp_path, tiers=3, options=OVER_THE_NETWORK) as cluster:
         found = run_with(cluster, 3, spec, seed=3)
         (job,) = cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs
         lines = [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job.id), timeout=LIMIT_SECONDS)]
@@ -107,6 +109,6 @@ def test_training_goes_on_as_well_when_all_travels_as_bfloat16(
 def test_any_arrivals_give_the_same_bits(
     tmp_path: Path, tiers: int, seed: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, tiers=tiers) as cluster:
+    with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:
         for workers in (2, 3, 4):
             assert run_with(cluster, workers, gpt_spec, seed=10 * seed + workers) == undisturbed
