@@ -16,6 +16,7 @@ import grpc
 
 from aggregator import events as ev
 from aggregator.core import AggregatorCore, Clock, Record
+from aggregator.exchange import Exchange
 from aggregator.jobs_service import JobsServicer
 from aggregator.journal import Journal
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer
@@ -29,14 +30,12 @@ from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
-from services.errors import Refused
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
 from services.record import make_core
 from services.security import Security
-from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, until_first_ends
+from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
 from services.tensors.kernels import Float32Array
-from services.tensors.same_host import AcceptedLink
 from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -69,7 +68,6 @@ class AggregatorService:
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
-        self._weights: dict[int, bytes] = {}
         self._stepped_seconds: float | None = (
             None  # when the step before was committed, if nothing came between
         )
@@ -80,6 +78,7 @@ class AggregatorService:
         self._queue: Queue
         self._reduction: Reduction
         self._sessions: Sessions
+        self._exchange: Exchange
 
     # ---- life ----
 
@@ -110,6 +109,14 @@ class AggregatorService:
         self._sessions = Sessions(epoch)
         self._reduction = Reduction(self._forward, self._fail_later)
         self.link = self._make_link(epoch)
+        self._exchange = Exchange(
+            core=self.core,
+            sessions=self._sessions,
+            metrics=self.metrics,
+            feed=self.feed,
+            room=self.link.room,
+            shared_memory=self._shared_memory,
+        )
         self.metrics.epoch(epoch)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
@@ -190,7 +197,7 @@ class AggregatorService:
                     case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
                         sums.append(effect)
                     case ev.StoreWeights():
-                        self._weights[effect.header.index] = message
+                        self._exchange.weights[effect.header.index] = message
                     case _:
                         self._carry_out(effect, clock)
         except Exception as error:  # a core or disk that failed leaves no state to go on with
@@ -263,12 +270,15 @@ class AggregatorService:
                 "Attend": grpc.stream_stream_rpc_method_handler(
                     self._attend, pb.WorkerMessage.FromString, pb.WorkerCommand.SerializeToString
                 ),
-                "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+                "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )
         collected = _Handlers()
         add_JobsServicer_to_server(JobsServicer(self), collected)  # type: ignore[no-untyped-call]  # generated
         return [cluster, *collected.handlers]
+
+    async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await self._exchange.serve(requests, context)
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = await self._hello(context)
@@ -308,78 +318,6 @@ class AggregatorService:
     async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await context.write(await session.mailbox.take())
-
-    async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
-        session = self._sessions.of_incarnation(str(incarnation))
-        if session is None:
-            text = f"worker incarnation {incarnation!r} does not attend; open Attend first"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
-            return
-        reason = "its data stream ended"
-        link: AcceptedLink | None = None
-        try:
-            peer = f"worker {session.name}"
-            link = AcceptedLink(
-                peer,
-                context.invocation_metadata(),
-                enabled=self._shared_memory,
-                count=self.metrics.shared_memory,
-            )
-            await context.send_initial_metadata(link.metadata)
-            self.feed(ev.ExchangeOpened(session.number))
-            await until_first_ends(
-                self._receive(session, context, link),
-                self._send(session, context, link),
-                session.mailbox.until_closed(),
-            )
-        except (Refused, ValueError) as refused:
-            reason = f"refused a chunk: {refused}"
-            log.warning("worker %s: %s", session.name, reason)
-            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        finally:
-            session.mailbox.close(reason)
-            if link is not None:
-                link.close()
-
-    async def _receive(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
-    ) -> None:
-        said = ""
-        while isinstance(message := await context.read(), bytes):
-            stale = self._chunk_arrived(session, link.deserialize(message))
-            if stale and stale != said:  # once, not for every chunk of a lease
-                log.info("worker %s: dropped a chunk %s", session.name, stale)
-                said = stale
-            await self.link.room()
-
-    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
-        """Take a chunk, or say why it is stale."""
-        stale = self.core.why_stale(session.number, chunk.header)
-        elements = self.core.expected_elements(chunk.header.job)
-        # Without elements it was sent before the layout is known here: the worker is asked for it again.
-        if not stale and elements is not None:
-            check(chunk, elements, self.core.wire_type(chunk.header.kind))
-            self.metrics.received(chunk.header.job, len(chunk.payload))
-            self.feed(ev.ChunkArrived(session.number, chunk.header), chunk)
-        return stale
-
-    async def _send(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
-    ) -> None:
-        while True:
-            session.wake.clear()
-            header = self.core.next_weights(session.number)
-            if header is None:
-                await session.wake.wait()
-                continue
-            message = self._weights[header.index]
-            slot = await link.free_slot()
-            await context.write(message if slot is None else link.serialize(deserialize(message), slot))
-            self.metrics.sent(header.job, len(message))
 
 
 class _Handlers:

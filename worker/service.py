@@ -1,7 +1,6 @@
 """The worker's service: keeps the streams to its aggregator up, and carries out what its core decides.
 
-The core and all bookkeeping run on the event loop; the mesh on the device thread; rounding, checksums and copies of
-outgoing chunks on a thread of their own.
+The core and all bookkeeping run on the event loop, the mesh on the device thread; tensors travel in exchange.py.
 """
 
 from __future__ import annotations
@@ -11,16 +10,13 @@ import logging
 import time
 import uuid
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
 from services.envelope import seal, unseal
-from services.errors import Refused
 from services.metrics import WorkerMetrics
 from services.security import Security
 from services.server import open_channel
@@ -33,12 +29,12 @@ from services.streams import (
     raise_status,
     until_first_ends,
 )
-from services.tensors.kernels import Float32Array
 from services.tensors.same_host import OfferedLink
-from services.tensors.wire import TensorChunk, check, pack, too_large
+from services.tensors.wire import TensorChunk
 from worker import events as ev
 from worker.core import WorkerCore
 from worker.device import DeviceThread
+from worker.exchange import Exchange
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -72,9 +68,7 @@ class WorkerService:
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
-        self._wake = asyncio.Event()
-        self._sender = ThreadPoolExecutor(1, "send")
-        self._told_too_large = ""  # the job of which it was said that float16 can't hold its gradients
+        self._exchange: Exchange | None = None
         self._heartbeat_seconds = 1.0
         self._heard_seconds = 0.0
 
@@ -93,7 +87,6 @@ class WorkerService:
         """Give up what is being computed and free the mesh."""
         self._mailbox.close("the worker stops")
         await self._loop.run_in_executor(None, self._device.close)
-        self._sender.shutdown(cancel_futures=True)
 
     async def run(self) -> None:
         """Work for the aggregator until cancelled, looking for it anew when it is gone."""
@@ -142,19 +135,27 @@ class WorkerService:
             link = OfferedLink(
                 f"aggregator {welcome.name}", enabled=self._shared_memory, count=self._metrics.shared_memory
             )
-            exchange = data.stream_stream("/tiermesh.Cluster/Exchange")(
+            stream = data.stream_stream("/tiermesh.Cluster/Exchange")(
                 metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
+            )
+            self._exchange = Exchange(
+                stream,
+                link,
+                core=self._core,
+                device=self._device,
+                incarnation=self._incarnation,
+                feed=self._feed,
+                metrics=self._metrics,
             )
             try:
                 await until_first_ends(
                     self._take_orders(attend),
                     self._say(attend),
-                    link.confirm(exchange),
-                    self._take_weights(exchange, link),
-                    self._send_chunks(exchange, link),
+                    self._exchange.run(),
                     self._keep_in_touch(),
                 )
             finally:
+                self._exchange = None
                 link.close()
 
     # ---- the core ----
@@ -167,8 +168,10 @@ class WorkerService:
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
                 self._device.carry_out(effect, chunk)
-        if not isinstance(event, ev.WeightsArrived):  # weights bring nothing to send
-            self._wake.set()
+        if self._exchange is not None and not isinstance(
+            event, ev.WeightsArrived
+        ):  # they bring nothing to send
+            self._exchange.wake()
 
     def _tell(self, event: ev.Input) -> None:
         """From the device thread."""
@@ -197,48 +200,3 @@ class WorkerService:
             silent = time.monotonic() - self._heard_seconds
             if silent > DEAF_HEARTBEATS * self._heartbeat_seconds:
                 raise LinkClosed(f"silent for {silent:.1f} s")
-
-    # ---- data ----
-
-    async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
-        while isinstance(message := await exchange.read(), bytes):
-            try:
-                self._weights_arrived(link.deserialize(message))
-            except (Refused, ValueError) as refused:
-                raise LinkClosed(f"refused weights: {refused}") from None
-        await raise_status(exchange)
-
-    def _weights_arrived(self, chunk: TensorChunk) -> None:
-        built = self._core.job.built if self._core.job else None
-        if built is None:
-            return  # of a job that is over
-        check(chunk, built.elements, built.wire.weights)
-        self._metrics.received(chunk.header.job, len(chunk.payload))
-        self._feed(ev.WeightsArrived(chunk.header), chunk)
-
-    async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
-        while True:
-            self._wake.clear()
-            header = self._core.next_chunk()
-            if header is None:
-                await self._wake.wait()
-                continue
-            values = self._device.values(header.lease, header.index)
-            if values is None:
-                continue  # dropped on the device thread before the core was told
-            slot = await link.free_slot()
-            message, payload_bytes = await self._loop.run_in_executor(
-                self._sender, self._message, link, slot, header, values
-            )
-            await exchange.write(message)
-            self._metrics.sent(header.job, payload_bytes)
-
-    def _message(
-        self, link: OfferedLink, slot: int | None, header: ChunkHeader, values: Float32Array
-    ) -> tuple[bytes, int]:
-        header.incarnation = self._incarnation
-        chunk = pack(header, header.index, values, checksum=slot is None)
-        if header.job != self._told_too_large and (text := too_large(chunk)):
-            self._told_too_large = header.job  # once a job: each such step is skipped, and told of as such
-            log.warning("%s", text)
-        return link.serialize(chunk, slot), len(chunk.payload)

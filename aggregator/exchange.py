@@ -1,0 +1,126 @@
+"""The workers' data streams: sums of their leases come up, and the newest weights go down, as the core decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from aggregator.core import AggregatorCore
+from aggregator.events import ChunkArrived, ExchangeOpened
+from aggregator.sessions import Sessions, WorkerSession
+from services.errors import Refused
+from services.metrics import AggregatorMetrics
+from services.streams import INCARNATION_KEY, LinkClosed, until_first_ends
+from services.tensors.same_host import AcceptedLink
+from services.tensors.wire import TensorChunk, check, deserialize
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class Exchange:
+    """Serves `tiermesh.Cluster/Exchange`.
+
+    Args:
+        core: says what is stale, and what each worker is to be sent.
+        sessions: of the workers that attend.
+        metrics: of this aggregator.
+        feed: gives the core an input, with the chunk that came if one did.
+        room: waits until few enough sums are on their way to the optimizer for workers to send more.
+        shared_memory: whether payloads may go through memory shared with a worker.
+
+    Attributes:
+        weights: messages of the newest weights by chunk.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: AggregatorCore,
+        sessions: Sessions,
+        metrics: AggregatorMetrics,
+        feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
+        room: Callable[[], Awaitable[None]],
+        shared_memory: bool,
+    ) -> None:
+        self.weights: dict[int, bytes] = {}
+        self._core = core
+        self._sessions = sessions
+        self._metrics = metrics
+        self._feed = feed
+        self._room = room
+        self._shared_memory = shared_memory
+
+    async def serve(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One worker's stream, to its end."""
+        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        session = self._sessions.of_incarnation(str(incarnation))
+        if session is None:
+            text = f"worker incarnation {incarnation!r} does not attend; open Attend first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        reason = "its data stream ended"
+        link: AcceptedLink | None = None
+        try:
+            link = AcceptedLink(
+                f"worker {session.name}",
+                context.invocation_metadata(),
+                enabled=self._shared_memory,
+                count=self._metrics.shared_memory,
+            )
+            await context.send_initial_metadata(link.metadata)
+            self._feed(ExchangeOpened(session.number), None)
+            await until_first_ends(
+                self._receive(session, context, link),
+                self._send(session, context, link),
+                session.mailbox.until_closed(),
+            )
+        except (Refused, ValueError) as refused:
+            reason = f"refused a chunk: {refused}"
+            log.warning("worker %s: %s", session.name, reason)
+            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
+        finally:
+            session.mailbox.close(reason)
+            if link is not None:
+                link.close()
+
+    async def _receive(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
+        said = ""
+        while isinstance(message := await context.read(), bytes):
+            stale = self._chunk_arrived(session, link.deserialize(message))
+            if stale and stale != said:  # once, not for every chunk of a lease
+                log.info("worker %s: dropped a chunk %s", session.name, stale)
+                said = stale
+            await self._room()
+
+    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
+        """Take a chunk, or say why it is stale."""
+        stale = self._core.why_stale(session.number, chunk.header)
+        elements = self._core.expected_elements(chunk.header.job)
+        # Without elements it was sent before the layout is known here: the worker is asked for it again.
+        if not stale and elements is not None:
+            check(chunk, elements, self._core.wire_type(chunk.header.kind))
+            self._metrics.received(chunk.header.job, len(chunk.payload))
+            self._feed(ChunkArrived(session.number, chunk.header), chunk)
+        return stale
+
+    async def _send(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
+        while True:
+            session.wake.clear()
+            header = self._core.next_weights(session.number)
+            if header is None:
+                await session.wake.wait()
+                continue
+            message = self.weights[header.index]
+            slot = await link.free_slot()
+            await context.write(message if slot is None else link.serialize(deserialize(message), slot))
+            self._metrics.sent(header.job, len(message))
