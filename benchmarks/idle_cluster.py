@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from benchmarks.gate import Gate
+from benchmarks.hosts import LOOPBACK, Host
 from benchmarks.setting import BUILD, ROOT
 from services.errors import Failed
 
@@ -33,6 +35,7 @@ class IdleCluster:
         tiers: 2 or 3.
         settings: of the job, as `--set` takes them.
         options: of every daemon.
+        hosts: where each daemon runs, by its name; those that it leaves out run here.
 
     Attributes:
         gate: that all workers wait at, each step.
@@ -53,12 +56,14 @@ class IdleCluster:
         tiers: int = 2,
         settings: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
+        hosts: Mapping[str, Host] | None = None,
     ) -> None:
         self.folder = BUILD / name
         self._workers, self._elements, self._tensors = workers, elements, tensors
         self._tiers = tiers
         self._settings = settings
         self._options = options
+        self._hosts = hosts or {}
         self._exit = ExitStack()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -109,7 +114,7 @@ class IdleCluster:
             if time.monotonic() > deadline or self.processes[name].poll() is not None:
                 raise Failed(f"{name} does not serve; see {self.folder / name}.log")
             time.sleep(0.05)  # a process has no other way to tell of its file
-        return f"127.0.0.1:{json.loads(ready.read_text())['port']}"
+        return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time that each daemon has used."""
@@ -127,16 +132,25 @@ class IdleCluster:
             int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")
         )
 
+    def _host(self, name: str) -> Host:
+        return self._hosts.get(name, LOOPBACK)
+
     def _start(self, environment: dict[str, str], role: str, name: str, *arguments: str) -> None:
         program = [str(IDLE_WORKER)] if role == "worker" else ["-m", "cli.main"]
+        host = self._host(name)
         command = [
-            sys.executable, *program, role, "--name", name, "--listen", "127.0.0.1:0", "--metrics-listen",
+            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:0", "--metrics-listen",
             "127.0.0.1:0", "--ready-file", str(self.folder / f"{name}.ready"), "--exit-with-parent",
-            *self._options, *arguments,
+            *host.flags, *self._options, *arguments,
         ]  # fmt: skip
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
+                host.command(command),
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
             )
 
     def _submit(self, environment: dict[str, str]) -> None:
@@ -148,7 +162,14 @@ class IdleCluster:
         command += ["--aggregator", self.address("aggregator")]
         for setting in settings:
             command += ["--set", setting]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            self._host("aggregator").command(command),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if done.returncode != 0:
             raise Failed(f"tiermesh submit: {done.stderr.strip()}")
 

@@ -9,7 +9,9 @@ class Skipped(Exception):
     """A figure that can't be measured here; the text says why."""
 
 
-def report(name: str, value: float, bound: float, *details: str, decimals: int = 3) -> bool:
+def report(
+    name: str, value: float, bound: float, *details: str, decimals: int = 3, at_least: bool = False
+) -> bool:
     """Print a figure with its bound, and under it what it comes from.
 
     Args:
@@ -18,15 +20,18 @@ def report(name: str, value: float, bound: float, *details: str, decimals: int =
         bound: to stay at or below.
         details: absolute values beside a ratio, a line each.
         decimals: of value and bound.
+        at_least: the bound is to be reached or passed instead.
 
     Returns:
         Whether the bound is kept.
     """
-    print(f"{name}: {value:.{decimals}{'f' if decimals < 6 else 'e'}} (to reach: <= {bound:g})")
+    print(
+        f"{name}: {value:.{decimals}{'f' if decimals < 6 else 'e'}} (to reach: {'>=' if at_least else '<='} {bound:g})"
+    )
     for detail in details:
         print(f"    {detail}")
     print(end="", flush=True)
-    return value <= bound
+    return value >= bound if at_least else value <= bound
 
 
 def milliseconds(values: Sequence[float]) -> str:

@@ -1,0 +1,194 @@
+"""Hosts of their own on one machine: network namespaces, each with one cable to a switch, both ends of it shaped.
+
+A cable is a veth pair between the host's namespace and the switch's, a bridge; each end's queue (tc's tbf) lets out
+what the link carries and no more, so both directions are shaped, and several senders to one host meet at its port, as
+at a real switch. Offloads stay on: tbf counts a packet that is to be segmented with the headers of all its segments, so
+what it lets out is what would be on the wire (Ethernet's 14-byte header included; preamble, checksum and gap are not).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.report import Skipped
+from services.errors import Failed
+
+GIGABIT = 1e9
+_PREFIX = "tiermesh-bench"
+_NETWORK = "10.77.0"
+_BURST_SECONDS = 0.004
+"""How much of the link's time a pause may save up for later; 500 KB at 1 Gbit/s."""
+_LEAST_BURST_BYTES = 128 * 1024
+"""The longest packet before it is segmented must pass."""
+_QUEUE_SECONDS = 0.05
+"""What a port's queue holds before it drops: a switch's buffer, 6 MB at 1 Gbit/s."""
+_COMMAND_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs.
+
+    Attributes:
+        address: that others reach it at.
+        namespace: of its network; empty: this machine's own.
+    """
+
+    address: str = "127.0.0.1"
+    namespace: str = ""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What a daemon there must be told besides."""
+        return ("--insecure",) if self.namespace else ()
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command that runs there; it becomes the process itself, so a signal reaches it."""
+        return ["ip", "netns", "exec", self.namespace, *command] if self.namespace else list(command)
+
+
+LOOPBACK = Host()
+
+
+class Hosts:
+    """A context manager; leaves nothing behind, and removes what a former, killed run has left.
+
+    Args:
+        names: of the hosts.
+        bits_per_second: of each link, both ways.
+
+    Raises:
+        Skipped: this machine, or this user, can't have network namespaces with shaped links.
+
+    Attributes:
+        by_name: the hosts.
+        bits_per_second: of each link.
+    """
+
+    def __init__(self, names: Sequence[str], bits_per_second: float) -> None:
+        self.bits_per_second = bits_per_second
+        stamp = f"{_PREFIX}-{os.getpid()}-{started_ticks(os.getpid())}"
+        self._switch = f"{stamp}-switch"
+        self.by_name = {
+            name: Host(f"{_NETWORK}.{number}", f"{stamp}-{name}") for number, name in enumerate(names, 1)
+        }
+
+    def __enter__(self) -> Hosts:
+        if os.geteuid() != 0:
+            raise Skipped("network namespaces need root")
+        for tool in ("ip", "tc"):
+            if shutil.which(tool) is None:
+                raise Skipped(f"no {tool} on the PATH: install iproute2")
+        remove_stale()
+        try:
+            self._make()
+        except Failed as error:
+            self._remove()
+            raise Skipped(f"no network namespaces with shaped links here: {error}") from None
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def shape(self, bits_per_second: float) -> None:
+        """Give every link another rate.
+
+        Raises:
+            Failed: tc did not.
+        """
+        self.bits_per_second = bits_per_second
+        for number, host in enumerate(self.by_name.values(), 1):
+            _tc("replace", host.namespace, "eth0", bits_per_second)
+            _tc("replace", self._switch, f"port{number}", bits_per_second)
+
+    def dropped_packets(self) -> int:
+        """How many packets the ports' queues have dropped so far."""
+        count = 0
+        for namespace in (self._switch, *(host.namespace for host in self.by_name.values())):
+            shown = _run("ip", "netns", "exec", namespace, "tc", "-s", "qdisc", "show")
+            count += sum(int(found) for found in re.findall(r"dropped (\d+)", shown))
+        return count
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge0", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge0", "up")
+        for number, host in enumerate(self.by_name.values(), 1):
+            port, space = f"port{number}", host.namespace
+            _run("ip", "netns", "add", space)
+            _run(
+                "ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch
+            )  # fmt: skip
+            _run("ip", "-n", space, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge0")
+            for namespace, device in ((space, "lo"), (space, "eth0"), (self._switch, port)):
+                _run("ip", "-n", namespace, "link", "set", device, "up")
+            _tc("add", space, "eth0", self.bits_per_second)
+            _tc("add", self._switch, port, self.bits_per_second)
+
+    def _remove(self) -> None:
+        for namespace in (*(host.namespace for host in self.by_name.values()), self._switch):
+            with suppress(Failed):  # it was not made
+                _run("ip", "netns", "delete", namespace)
+
+
+def remove_stale() -> None:
+    """Remove the namespaces of runs that were killed: those whose process is no more."""
+    for name in _run("ip", "netns", "list").split():
+        found = re.match(rf"{_PREFIX}-(\d+)-(\d+)-", name)
+        if found and started_ticks(int(found[1])) != int(found[2]):
+            with suppress(Failed):  # another run was faster
+                _run("ip", "netns", "delete", name)
+
+
+def started_ticks(process: int) -> int:
+    """When a process was started, in clock ticks since boot: unique with its id; 0: there is none."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _tc(verb: str, namespace: str, device: str, bits_per_second: float) -> None:
+    burst = max(_LEAST_BURST_BYTES, int(_BURST_SECONDS * bits_per_second / 8))
+    _run(
+        "ip", "netns", "exec", namespace, "tc", "qdisc", verb, "dev", device, "root", "tbf",
+        "rate", f"{bits_per_second:.0f}bit", "burst", f"{burst}b", "latency", f"{1e3 * _QUEUE_SECONDS:g}ms",
+    )  # fmt: skip
+
+
+def _run(*command: str) -> str:
+    """The command's output.
+
+    Raises:
+        Failed: it failed; with its last words.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{' '.join(command)}: not done within {_COMMAND_SECONDS:g} s") from None
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise Failed(f"{' '.join(command)}: {words[-1] if words else f'exit code {done.returncode}'}")
+    return done.stdout

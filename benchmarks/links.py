@@ -1,0 +1,118 @@
+"""links: figures on a real bottleneck, hosts of their own (benchmarks/hosts.py) on links of 1 Gbit/s."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.hosts import GIGABIT, Host, Hosts
+from benchmarks.idle_cluster import IdleCluster
+from benchmarks.link_meter import LinkMeter, phase_of
+from benchmarks.report import median, milliseconds, report
+from services.errors import Failed
+
+WORKERS = 4
+ELEMENTS = 16 * 1024 * 1024
+TENSORS = 64
+ROUNDS = 9
+WARM_UP_STEPS = 3
+LEAST_SHARE = 0.92
+RAW_LINK = Path(__file__).parent / "peers" / "raw_link.py"
+RAW_BYTES = 64 * 1024 * 1024
+_RAW_SECONDS = 60.0
+
+
+def run() -> bool:
+    """Report all of them."""
+    return aggregator_link()
+
+
+def aggregator_link() -> bool:
+    """How full the aggregator's link is: with gradients that come in, with weights that go out.
+
+    Four idle workers on hosts of their own have all gradients ready when they are let go at once. Time of the gradients
+    is from the first of their bytes on the aggregator's interface to the last, that of the weights likewise, as its
+    counters say (benchmarks/link_meter.py); what is between the two, the rest of the sums, the COMMIT and the first
+    chunk's update, stands under the figures. A share is payload over what the link can carry in that time: headers
+    of Ethernet, IP and TCP leave 95.6 % at most.
+    """
+    names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
+    with ExitStack() as stack:
+        network = stack.enter_context(Hosts(names, GIGABIT))
+        hosts = network.by_name
+        raw = raw_share(network, [hosts[name] for name in names[1:]], hosts["aggregator"])
+        cluster = stack.enter_context(
+            IdleCluster(
+                "links",
+                workers=WORKERS,
+                elements=ELEMENTS,
+                tensors=TENSORS,
+                options=("--no-shared-memory",),  # it works beyond the network's namespaces
+                hosts=hosts,
+            )
+        )
+        cluster.gate.warm_up(WARM_UP_STEPS)
+        cluster.gate.until_ready()
+        dropped = network.dropped_packets()
+        payload_bytes = WORKERS * 4 * ELEMENTS
+        carried = payload_bytes / (network.bits_per_second / 8)
+        up, between, down, rounds = [], [], [], []
+        for _ in range(ROUNDS):
+            with LinkMeter(cluster.processes["aggregator"].pid) as meter:
+                rounds.append(cluster.gate.exchange())
+                cluster.gate.until_ready()
+            gradients = phase_of(((each.seconds, each.received) for each in meter.readings), payload_bytes)
+            weights = phase_of(
+                (
+                    (each.seconds, each.sent)
+                    for each in meter.readings
+                    if each.seconds >= gradients.last_seconds
+                ),
+                payload_bytes,
+            )
+            up.append(gradients.seconds)
+            between.append(weights.first_seconds - gradients.last_seconds)
+            down.append(weights.seconds)
+        dropped = network.dropped_packets() - dropped
+    details = (
+        f"{WORKERS} workers, {payload_bytes / 1e6:.0f} MB each way over {network.bits_per_second / 1e9:g} Gbit/s; "
+        f"plain sockets fill {raw:.1%} of that link",
+        f"gradients: {milliseconds(up)}; weights: {milliseconds(down)}; between them: {milliseconds(between)}",
+        f"rounds: {milliseconds(rounds)}; packets dropped by full ports: {dropped}",
+    )
+    reached = report("links_gradients_share", carried / median(up), LEAST_SHARE, *details, at_least=True)
+    return report("links_weights_share", carried / median(down), LEAST_SHARE, at_least=True) and reached
+
+
+def raw_share(network: Hosts, senders: list[Host], receiver: Host) -> float:
+    """The share of the receiver's link that plain sockets of these senders fill: what its shape lets through.
+
+    Raises:
+        Failed: the transfer did.
+    """
+    python = [sys.executable, str(RAW_LINK)]
+    command = receiver.command([*python, "receive", str(len(senders)), str(RAW_BYTES)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = process.stdout.readline().strip()
+            sending = [
+                subprocess.Popen(host.command([*python, "send", receiver.address, port, str(RAW_BYTES)]))
+                for host in senders
+            ]
+            try:
+                output, _ = process.communicate(timeout=_RAW_SECONDS)
+            finally:
+                for each in sending:
+                    each.kill()
+                    each.wait()
+        except subprocess.TimeoutExpired:
+            raise Failed(f"raw_link: not done within {_RAW_SECONDS:g} s") from None
+        finally:
+            process.kill()
+    if process.returncode != 0:
+        raise Failed(f"raw_link: exit code {process.returncode}")
+    return len(senders) * RAW_BYTES * 8 / network.bits_per_second / float(json.loads(output))
