@@ -47,12 +47,17 @@ class IdleStep:
             (f"t{index}", (size,), False, f"t{index}", False) for index in range(tensors)
         )
         self._mesh = mesh
+        self._fetch: Callable[[int], None] | None = None
         self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
 
     def initial_weights(self) -> Float32Array:
         """Zeros."""
         return np.zeros(self.layout.elements, np.float32)
+
+    def expect(self, fetch: Callable[[int], None]) -> None:
+        """Newer weights are on their way; a micro-batch waits for all of them."""
+        self._fetch = fetch
 
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Say so when it is the last one."""
@@ -61,8 +66,10 @@ class IdleStep:
             self._gate.sendall(b"l")
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Fill `out`, then wait for the others."""
+        """Fill `out` once all weights are there, then wait for the others."""
         del step
+        if self._fetch is not None:
+            self._fetch(len(self.layout.entries) - 1)
         IdleStep.micro_batches += 1
         out.fill(1e-3 * (index + 1))
         self._gate.sendall(b"r")
