@@ -196,6 +196,10 @@ class DropAll:
     """Forget every kept sum."""
 
 
+SumEffect = Keep | Drop | DropAll | Merge | Forward
+"""What is done with payloads on their way up."""
+
+
 @dataclass(frozen=True)
 class StoreWeights:
     """Keep the payload that just arrived from the optimizer as this chunk of the newest weights."""

@@ -6,52 +6,31 @@ All of it happens on one kernel thread, in the order in which the core asked; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from aggregator.events import Drop, DropAll, Forward, Keep, Merge
+from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.tensors.kernels import Float32Array, accumulate, add
 from services.tensors.tree import Node
 from services.tensors.wire import TensorChunk
 
 
-class Reduction:
-    """Kept sums by (chunk, node).
+class KeptSums:
+    """Kept sums by (chunk, node), and what is done with them; on whichever thread owns them.
 
     Args:
-        forward: called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
-        failed: called on the kernel thread with what went wrong there.
+        forward: called with the header and the values, [elements] float32, of a finished sum.
     """
 
-    def __init__(
-        self, forward: Callable[[ChunkHeader, Float32Array], None], failed: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, forward: Callable[[ChunkHeader, Float32Array], None]) -> None:
         self._forward = forward
-        self._failed = failed
         self._kept: dict[tuple[int, Node], TensorChunk | Float32Array] = {}
-        self._kernel = ThreadPoolExecutor(1, "reduce")
 
-    def submit(
-        self, effects: list[Keep | Drop | DropAll | Merge | Forward], chunk: TensorChunk | None
-    ) -> None:
-        """Carry out effects in order; `chunk` just arrived, for Keep."""
-        self._kernel.submit(self._run, effects, chunk)
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._kernel.shutdown(cancel_futures=True)
-
-    def _run(self, effects: list[Keep | Drop | DropAll | Merge | Forward], chunk: TensorChunk | None) -> None:
-        try:
-            for effect in effects:
-                self._carry_out(effect, chunk)
-        except Exception as error:  # must reach the event loop: this thread has nobody to tell
-            self._failed(error)
-
-    def _carry_out(self, effect: Keep | Drop | DropAll | Merge | Forward, chunk: TensorChunk | None) -> None:
+    def carry_out(self, effect: SumEffect, chunk: TensorChunk | None) -> None:
+        """Carry out one effect; `chunk` just arrived, for Keep."""
         kept = self._kept
         match effect:
             case Keep():
@@ -69,6 +48,37 @@ class Reduction:
                 kept.pop((effect.chunk, effect.node))
             case DropAll():
                 kept.clear()
+
+
+class Reduction:
+    """Kept sums with a kernel thread of their own.
+
+    Args:
+        forward: called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
+        failed: called on the kernel thread with what went wrong there.
+    """
+
+    def __init__(
+        self, forward: Callable[[ChunkHeader, Float32Array], None], failed: Callable[[Exception], None]
+    ) -> None:
+        self._sums = KeptSums(forward)
+        self._failed = failed
+        self._kernel = ThreadPoolExecutor(1, "reduce")
+
+    def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+        """Carry out effects in order; `chunk` just arrived, for Keep."""
+        self._kernel.submit(self._run, effects, chunk)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._kernel.shutdown(cancel_futures=True)
+
+    def _run(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+        try:
+            for effect in effects:
+                self._sums.carry_out(effect, chunk)
+        except Exception as error:  # must reach the event loop: this thread has nobody to tell
+            self._failed(error)
 
 
 def _sum(left: TensorChunk | Float32Array, right: TensorChunk | Float32Array) -> Float32Array:

@@ -1,6 +1,6 @@
 """The aggregator's service: carries out what its core decides; serves workers (`tiermesh.Cluster`) and people.
 
-All state is touched on the event loop alone; sums happen on the reduction's kernel thread.
+All state is touched on the event loop alone; what happens to payloads is the data plane's (plane.py).
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import grpc
 
 from aggregator import events as ev
 from aggregator.core import AggregatorCore, Clock, Record
-from aggregator.exchange import Exchange
 from aggregator.jobs_service import JobsServicer
 from aggregator.journal import Journal
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer
+from aggregator.plane import DataPlane, OwnPlane
 from aggregator.queue import Queue
-from aggregator.reduction import Reduction
 from aggregator.sessions import Sessions, WorkerSession
 from optimizer.engine import OptimizerEngine
 from protos import cluster_pb2 as pb
@@ -76,9 +75,8 @@ class AggregatorService:
         self.journal: Journal
         self.link: OptimizerLink
         self._queue: Queue
-        self._reduction: Reduction
         self._sessions: Sessions
-        self._exchange: Exchange
+        self._plane: DataPlane
 
     # ---- life ----
 
@@ -107,14 +105,15 @@ class AggregatorService:
             tiers=3 if self._optimizer else 2,
         )
         self._sessions = Sessions(epoch)
-        self._reduction = Reduction(self._forward, self._fail_later)
         self.link = self._make_link(epoch)
-        self._exchange = Exchange(
+        self._plane = OwnPlane(
             core=self.core,
             sessions=self._sessions,
             metrics=self.metrics,
             feed=self.feed,
             room=self.link.room,
+            forward=self._forward,
+            failed=self._fail_later,
             shared_memory=self._shared_memory,
         )
         self.metrics.epoch(epoch)
@@ -154,7 +153,7 @@ class AggregatorService:
     async def stop(self) -> None:
         """End all streams and threads; a checkpoint that is being written is finished first."""
         self._sessions.close_all("the aggregator stops")
-        self._reduction.close()
+        self._plane.close()
         if self._engine is not None:
             await self._loop.run_in_executor(None, self._engine.close)
         self._queue.close()
@@ -190,29 +189,31 @@ class AggregatorService:
         if self._failed.done():
             return  # whatever comes while the service ends is for its successor
         clock = Clock(time.monotonic(), time.time())
-        sums: list[ev.Keep | ev.Drop | ev.DropAll | ev.Merge | ev.Forward] = []
+        sums: list[ev.SumEffect] = []
         try:
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
                         sums.append(effect)
                     case ev.StoreWeights():
-                        self._exchange.weights[effect.header.index] = message
+                        self._plane.store(effect.header, message)
                     case _:
                         self._carry_out(effect, clock)
         except Exception as error:  # a core or disk that failed leaves no state to go on with
             self._fail(error)
             return
         if sums:
-            self._reduction.submit(sums, chunk)
+            self._plane.submit(sums, chunk)
         if not isinstance(event, ev.ChunkArrived):  # a gradient brings nobody new weights
-            self._sessions.wake_all()
+            self._plane.wake()
 
     def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
         match effect:
             case ev.ToWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
+                    if isinstance(effect.body, pb.Welcome):
+                        self._plane.invite(effect.session, effect.body)
                     session.tell(effect.body)
             case ev.ToOptimizer():
                 self.link.tell(effect.body)
@@ -278,13 +279,16 @@ class AggregatorService:
         return [cluster, *collected.handlers]
 
     async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._exchange.serve(requests, context)
+        await self._plane.serve(requests, context)
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = await self._hello(context)
+        if waits := self._plane.why_not_yet():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
         session = self._sessions.open(hello)
         reason = "its control stream ended"
         try:
+            self._plane.attends(session)
             self.feed(ev.WorkerConnected(session.number, hello))
             await until_first_ends(self._take_messages(session, context), self._tell(session, context))
         except LinkClosed as closed:
@@ -293,6 +297,7 @@ class AggregatorService:
         finally:
             session.mailbox.close(reason)
             self._sessions.close(session.number)
+            self._plane.left(session, reason)
             self.feed(ev.WorkerLost(session.number, reason))
 
     async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:

@@ -29,6 +29,7 @@ from optimizer.events import (
     Snapshot,
     Stage,
     StoreInitial,
+    TensorsLost,
     Update,
     Updated,
 )
@@ -114,6 +115,10 @@ class OptimizerCore:
             self.open_job.elements or None if self.open_job is not None and self.open_job.job == job else None
         )
 
+    def is_loading(self, job: str) -> bool:
+        """Whether the job's Loaded is waited for."""
+        return bool(job) and self._loading == job
+
     def handle(self, event: Input) -> list[Effect]:
         """Take one input; return what is to be done, in order."""
         match event:
@@ -138,6 +143,9 @@ class OptimizerCore:
                 self._connected, self._to_send = False, None
             case Broke():
                 self._broke(event)
+            case TensorsLost():
+                self._loading = ""
+                self._drop()
         effects, self._out = self._out, []
         return effects
 

@@ -114,6 +114,11 @@ class Broke:
     reason: str
 
 
+@dataclass(frozen=True)
+class TensorsLost:
+    """What the tensors lived in is gone: the job is no longer open, and must be loaded from its newest checkpoint."""
+
+
 Input = (
     Connected
     | Disconnected
@@ -125,6 +130,7 @@ Input = (
     | Updated
     | Saved
     | Broke
+    | TensorsLost
 )
 
 # ---- effects ----

@@ -5,7 +5,7 @@ Memory: weights, staged gradient and the rule's state are one model copy each; a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,9 @@ class Tensors:
 
     def measure(self, step: int) -> tuple[float, bool, float]:
         """Global norm of the staged mean gradient, whether it is finite, and the learning rate of this update."""
-        sums = np.concatenate([self._block_sums[chunk] for chunk in range(self.layout.chunks)])
+        sums = [self._block_sums[chunk] for chunk in range(self.layout.chunks)]
         self._block_sums.clear()
-        rate = learning_rate(self.config.schedule, self.config.optimizer.lr, step)
-        return norm(sums), bool(np.isfinite(sums).all()), rate
+        return measured(self.config, sums, step)
 
     def begin_update(self, grad_norm: float, rate: float) -> None:
         """Fix the scalars of the next update."""
@@ -70,3 +69,15 @@ class Tensors:
     def copy(self) -> tuple[Float32Array, dict[str, NDArray[Any]]]:
         """Weights and rule state as they are now."""
         return self.weights.copy(), {name: array.copy() for name, array in self.rule.state.items()}
+
+
+def measured(
+    config: JobConfig, chunk_sums: Sequence[NDArray[np.float64]], step: int
+) -> tuple[float, bool, float]:
+    """What `Tensors.measure` says, from the block sums of all chunks in the order of the layout."""
+    sums = np.concatenate(chunk_sums)
+    return (
+        norm(sums),
+        bool(np.isfinite(sums).all()),
+        learning_rate(config.schedule, config.optimizer.lr, step),
+    )

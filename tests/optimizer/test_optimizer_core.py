@@ -349,3 +349,29 @@ def test_nothing_is_streamed_while_the_link_is_down() -> None:
     talk.chunk(0)
     assert talk.chunk(1) == ["stage #1", "measure step 0"], "what came before counts"
     assert talk.measured(0) == ["update step 0"], "nobody to tell"
+
+
+# ---- tensors that live elsewhere ----
+
+
+def test_lost_tensors_are_loaded_again_under_a_new_generation() -> None:
+    talk = training()
+    talk.chunk(0)
+    assert talk.give(ev.TensorsLost()) == ["drop job"]
+    assert talk.chunk(1) == [], "what comes for the lost sum is of no use"
+    assert talk.open(generation=1) == ["load a"]
+    assert talk.loaded(generation=1, step=0) == [
+        "save generation 2",
+        "say training 2.0, missing #0 #1",
+        "say checkpoint 1.0",
+    ]
+
+
+def test_tensors_lost_while_a_job_is_loaded() -> None:
+    talk = Dialogue()
+    talk.open()
+    assert talk.core.is_loading("a")
+    assert talk.give(ev.TensorsLost()) == []
+    assert not talk.core.is_loading("a")
+    assert talk.loaded() == [], "of the load that was given up"
+    assert talk.open() == ["load a"]

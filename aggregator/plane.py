@@ -1,0 +1,121 @@
+"""Where payloads go between workers and the optimizer's tensors: through this process, or past it (shards)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from aggregator.core import AggregatorCore
+from aggregator.events import ChunkArrived, ExchangeOpened, SumEffect
+from aggregator.exchange import Exchange
+from aggregator.reduction import Reduction
+from aggregator.sessions import Sessions, WorkerSession
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.metrics import AggregatorMetrics
+from services.tensors.kernels import Float32Array
+from services.tensors.wire import TensorChunk
+
+
+class DataPlane(Protocol):
+    """What the aggregator's service needs of whoever holds payloads; called on the event loop."""
+
+    async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """A worker's data stream to this process."""
+
+    def why_not_yet(self) -> str:
+        """Why no worker can attend now; empty if they can."""
+
+    def attends(self, session: WorkerSession) -> None:
+        """A worker's control stream is up; its Welcome follows."""
+
+    def invite(self, session: int, welcome: pb.Welcome) -> None:
+        """Say in a worker's Welcome where its data streams go."""
+
+    def left(self, session: WorkerSession, reason: str) -> None:
+        """A worker's control stream is over."""
+
+    def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+        """Carry out effects on payloads, in order; `chunk` just arrived here, if it came here."""
+
+    def store(self, header: ChunkHeader, message: bytes) -> None:
+        """Keep a chunk of the newest weights, as it came here."""
+
+    def wake(self) -> None:
+        """There may be weights to send."""
+
+    def close(self) -> None:
+        """Stop what threads there are."""
+
+
+class OwnPlane:
+    """All payloads go through this process.
+
+    Args:
+        core: says what is stale, and what each worker is to be sent.
+        sessions: of the workers that attend.
+        metrics: of this aggregator.
+        feed: gives the core an input, with the chunk that came if one did.
+        room: waits until few enough sums are on their way to the optimizer for workers to send more.
+        forward: called on the kernel thread with a finished sum.
+        failed: called on the kernel thread with what went wrong there.
+        shared_memory: whether payloads may go through memory shared with a worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: AggregatorCore,
+        sessions: Sessions,
+        metrics: AggregatorMetrics,
+        feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
+        room: Callable[[], Awaitable[None]],
+        forward: Callable[[ChunkHeader, Float32Array], None],
+        failed: Callable[[Exception], None],
+        shared_memory: bool,
+    ) -> None:
+        self._sessions = sessions
+        self._reduction = Reduction(forward, failed)
+        self._exchange = Exchange(
+            core=core,
+            sessions=sessions,
+            metrics=metrics,
+            feed=feed,
+            room=room,
+            shared_memory=shared_memory,
+        )
+
+    async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One worker's stream, to its end."""
+        await self._exchange.serve(requests, context)
+
+    def why_not_yet(self) -> str:
+        """Nothing has to be there before workers are."""
+        return ""
+
+    def attends(self, session: WorkerSession) -> None:
+        """Its data stream will name it."""
+
+    def invite(self, session: int, welcome: pb.Welcome) -> None:
+        """Data streams go where control streams go."""
+
+    def left(self, session: WorkerSession, reason: str) -> None:
+        """Its data stream ends with its mailbox."""
+
+    def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+        """Sums happen on the reduction's kernel thread."""
+        self._reduction.submit(effects, chunk)
+
+    def store(self, header: ChunkHeader, message: bytes) -> None:
+        """For workers to be sent."""
+        self._exchange.weights[header.index] = message
+
+    def wake(self) -> None:
+        """Have every worker's stream look for weights to send."""
+        self._sessions.wake_all()
+
+    def close(self) -> None:
+        """Stop the kernel thread."""
+        self._reduction.close()

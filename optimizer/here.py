@@ -1,0 +1,166 @@
+"""The optimizer's tensors in its own process: arithmetic on one kernel thread.
+
+The kernel thread takes one task after the other, so the tensors change in the order in which the core asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from optimizer import events as ev
+from optimizer.home import HomeEvents, Save
+from optimizer.tensors import Tensors
+from protos.tensors_pb2 import ChunkHeader
+from services.checkpoints import Checkpoint
+from services.config import JobConfig
+from services.errors import Failed, TiermeshError
+from services.metrics import OptimizerMetrics
+from services.process import describe
+from services.tensors.kernels import Float32Array
+from services.tensors.layout import Layout
+from services.tensors.wire import pack, serialize, too_large
+
+log = logging.getLogger("tiermesh.optimizer")
+
+
+class TensorsHere:
+    """A `TensorHome`.
+
+    Args:
+        events: takes what is told.
+        incarnation: of this process, for the messages of weights.
+        metrics: of the optimizer.
+    """
+
+    def __init__(self, events: HomeEvents, *, incarnation: str, metrics: OptimizerMetrics) -> None:
+        self._events = events
+        self._incarnation = incarnation
+        self._metrics = metrics
+        self._job = ""
+        self._tensors: Tensors | None = None
+        self._kernel = ThreadPoolExecutor(1, "kernel")
+        self._saving: Future[None] | None = None  # the snapshot on its way to the disk
+        self._loop = asyncio.get_running_loop()
+
+    async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
+        """Make room; what was held before is freed first."""
+        self._job, self._tensors = job, None
+        self._tensors = await self._loop.run_in_executor(
+            self._kernel, make_tensors, config, layout, checkpoint
+        )
+
+    def drop(self) -> None:
+        """Forget the tensors."""
+        self._tensors = None
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._kernel.shutdown(cancel_futures=True)
+
+    def stage(self, chunk: int, values: Float32Array | None) -> None:
+        """Take a chunk of the step's sum."""
+        assert self._tensors is not None and values is not None
+        self._on_kernel(self._tensors.stage, chunk, values)
+
+    def store_initial(self, chunk: int, values: Float32Array | None) -> None:
+        """Take a chunk of initial weights."""
+        assert self._tensors is not None and values is not None
+        self._on_kernel(self._tensors.store_initial, chunk, values)
+
+    def measure(self, effect: ev.Measure) -> None:
+        """Measure the staged gradient."""
+        self._on_kernel(self._measure, self._tensors, effect)
+
+    def update(self, effect: ev.Update, header: ChunkHeader) -> None:
+        """Update all weights, and make the messages of them."""
+        self._on_kernel(self._update, self._tensors, effect, header)
+
+    async def message(self, header: ChunkHeader) -> bytes:
+        """Made anew, on the kernel thread."""
+        assert self._tensors is not None
+        # It comes to this before any later update: the core would have named the later version otherwise.
+        return await self._loop.run_in_executor(
+            self._kernel, self._message, self._tensors, header, header.index
+        )
+
+    def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
+        """Copy, so that the next update need not wait for the disk."""
+        self._on_kernel(self._snapshot, self._tensors, save)
+
+    def _on_kernel(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._kernel.submit(self._guarded, self._job, work, *arguments)
+
+    def _guarded(self, job: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Run work whose failure is the job's, not the process's."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._loop.call_soon_threadsafe(self._events.tell, broke(job, error))
+
+    # ---- on the kernel thread ----
+
+    def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
+        norm, finite, rate = tensors.measure(effect.step)
+        measured = ev.Measured(effect.job, effect.step, norm, finite, rate)
+        self._loop.call_soon_threadsafe(self._events.tell, measured)
+
+    def _update(self, tensors: Tensors, effect: ev.Update, header: ChunkHeader) -> None:
+        started = time.perf_counter()
+        if effect.applied:
+            tensors.begin_update(effect.norm, effect.learning_rate)
+        for chunk in range(tensors.layout.chunks):
+            if effect.applied:
+                tensors.update(chunk)
+            message = self._message(tensors, header, chunk)
+            updated = ev.Updated(effect.job, effect.step, chunk)
+            self._loop.call_soon_threadsafe(self._events.updated, updated, message)
+        self._metrics.updated(
+            effect.job,
+            seconds=time.perf_counter() - started,
+            grad_norm=effect.norm,
+            learning_rate=effect.learning_rate,
+        )
+
+    def _message(self, tensors: Tensors, header: ChunkHeader, chunk: int) -> bytes:
+        header.incarnation = self._incarnation
+        return weights_message(header, chunk, tensors.chunk_weights(chunk))
+
+    def _snapshot(self, tensors: Tensors, save: Save) -> None:
+        """It waits for the checkpoint before, so that there is one copy at most however slow the disk is."""
+        if self._saving is not None:
+            self._saving.result()
+        self._saving = save(*tensors.copy())
+
+
+def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> Tensors:
+    """Tensors of a job, all zero or as in a checkpoint (Refused: it is not of this job's optimizer)."""
+    tensors = Tensors(config, layout)
+    if checkpoint is not None:
+        tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
+    return tensors
+
+
+def weights_message(header: ChunkHeader, index: int, values: Float32Array) -> bytes:
+    """A chunk of weights, [elements] float32, as a message of the data plane.
+
+    Raises:
+        Failed: the wire type can't hold them.
+    """
+    packed = pack(header, index, values)
+    text = too_large(packed)
+    if text:
+        raise Failed(f"weights: {text}")
+    return serialize(packed)
+
+
+def broke(job: str, error: Exception) -> ev.Broke:
+    """What to tell the core of a job's failure."""
+    if isinstance(error, TiermeshError):
+        return ev.Broke(job, str(error))
+    log.error("%s", describe(error), exc_info=error)
+    return ev.Broke(job, describe(error))

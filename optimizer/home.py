@@ -1,0 +1,82 @@
+"""Where an optimizer's tensors live: in its own process (here.py), or spread over several.
+
+The engine asks, a home carries out; asked and told is on the event loop. Orders are carried out in the order in which
+they are given: a snapshot asked for after an update sees all of it and nothing of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from numpy.typing import NDArray
+
+from optimizer import events as ev
+from protos.tensors_pb2 import ChunkHeader
+from services.checkpoints import Checkpoint
+from services.config import JobConfig
+from services.errors import TiermeshError
+from services.tensors.kernels import Float32Array
+from services.tensors.layout import Layout
+
+Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], Future[None]]"
+"""Puts copies of weights, [elements] float32, and rule state on the disk; callable from any thread."""
+
+
+class TensorsGone(TiermeshError):
+    """What was asked for can't be done: the tensors are lost, which is told of as TensorsLost."""
+
+
+@dataclass(frozen=True)
+class HomeEvents:
+    """What a home tells; called on the event loop, never from within a call to the home.
+
+    Attributes:
+        tell: an input for the optimizer's core: Measured, Broke.
+        updated: a chunk has been updated, and the message of its new weights, empty where they don't come here.
+    """
+
+    tell: Callable[[ev.Measured | ev.Broke], None]
+    updated: Callable[[ev.Updated, bytes], None]
+
+
+class TensorHome(Protocol):
+    """Weights, staged gradient and rule state of the job that is open."""
+
+    async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
+        """Make room for a layout: all zero, or as in a checkpoint. What was held before is gone.
+
+        Raises:
+            Refused: the checkpoint is not of this job's optimizer.
+            TensorsGone: the home was lost meanwhile.
+        """
+
+    def drop(self) -> None:
+        """Forget the tensors."""
+
+    def stage(self, chunk: int, values: Float32Array | None) -> None:
+        """Take a chunk of the step's sum, [elements] float32; None: the home holds it already."""
+
+    def store_initial(self, chunk: int, values: Float32Array | None) -> None:
+        """Take a chunk of initial weights, as `stage` takes gradients."""
+
+    def measure(self, effect: ev.Measure) -> None:
+        """Measure the staged gradient, then tell with Measured."""
+
+    def update(self, effect: ev.Update, header: ChunkHeader) -> None:
+        """Update all weights, telling of each chunk in order; `header` of the messages made of them."""
+
+    async def message(self, header: ChunkHeader) -> bytes:
+        """The message of a chunk of the weights as they are.
+
+        Raises:
+            Failed: the wire type can't hold them.
+        """
+
+    def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
+        """Copy weights and state, and have them saved; the copy waits until the one before has been saved."""
+
+    def close(self) -> None:
+        """Stop what threads there are; called on any thread."""
