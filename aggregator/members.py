@@ -64,6 +64,11 @@ class Member:
         """Whether it can be given work of the running job once it holds the weights."""
         return self.exchange and self.ready and not self.unfit
 
+    @property
+    def streamed(self) -> bool:
+        """Whether it computes with the newest weights or, having had all of older ones, is being sent them."""
+        return self.able and self.holds is not None
+
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
         self.ready, self.layout_hash, self.unfit, self.waiting, self.holds = False, "", "", "", None

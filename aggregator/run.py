@@ -1,7 +1,8 @@
 """The running job's part of the aggregator's core: initialise, train, evaluate, checkpoint. Pure.
 
-One step: workers that hold the complete weights of (generation, step) are granted nodes of the reduction tree; their
-chunks are merged and passed on; the optimizer commits and its new weights come back; they are sent to every worker.
+One step: workers are granted nodes of the reduction tree of (generation, step), as soon as its weights begin to stream
+to them; their chunks are merged and passed on; the optimizer commits and its new weights come back; they are sent to
+every worker.
 """
 
 from __future__ import annotations
@@ -201,6 +202,7 @@ class Run:
         decided = Version(commit.generation, commit.step)
         if self.version == decided:
             self._advance(now)
+            self.dispatch(now)
         if self.version == decided.following:
             self.report.committed(commit, self.version, self.plan.wire)
 
@@ -230,7 +232,7 @@ class Run:
         else:
             self.job.phase = "train"
             self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now)
-            expected = [each for each in self._able() if each.holds is not None]
+            expected = [each for each in self._able() if each.streamed]
             self.sum.distribute(speeds(expected), now)
             for member in expected:
                 if not self.sum.of_session(member.session):
@@ -292,6 +294,7 @@ class Run:
             return
         if version == self.version.following:
             self._advance(now)
+            self.dispatch(now)
         if version == self.version == self.flow.weights.version:
             self.flow.store(header)
 
@@ -419,7 +422,9 @@ class Run:
         if self.sum is not None:
             idle = [member for member in holders if not self.sum.busy(member.session)]
             self.sum.distribute(speeds(idle), now)
-            sessions = {member.session for member in holders}
+            # Whoever is being sent the weights starts with the first of them: it needn't hold them all to be granted
+            # what was planned for it. What is left over goes to those that do hold them.
+            sessions = {member.session for member in able if member.streamed}
             for assignment in self.sum.assignments:
                 if assignment.session in sessions and not assignment.lease:
                     self.orders.train(assignment.session, self.sum, assignment, now)

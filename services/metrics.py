@@ -84,6 +84,9 @@ class WorkerMetrics(_RoleMetrics):
         )
         self._tokens = self._counter("tokens", "Tokens trained on")
         self._compute = self._counter("compute_seconds", "Time in forward and backward passes")
+        self._waited = self._counter(
+            "waited_for_weights_seconds", "Time in leases until the weights they needed next were on the mesh"
+        )
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._step = self._gauge("weights_step", "Step of the complete weights held")
@@ -118,6 +121,10 @@ class WorkerMetrics(_RoleMetrics):
         self._micro_batches.labels(job, self.role).inc(micro_batches)
         self._tokens.labels(job, self.role).inc(tokens)
         self._compute.labels(job, self.role).inc(seconds)
+
+    def waited_for_weights(self, job: str, seconds: float) -> None:
+        """Count the time in a lease that is not of its passes: until weights had come and were loaded."""
+        self._waited.labels(job, self.role).inc(seconds)
 
     def performance(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
         """Set how fast the worker trains, all of its time counted."""

@@ -103,9 +103,21 @@ class Parameter(Variable):
         initial_deviation: of the normal distribution that it starts from; 0 for a constant.
         initial_mean: of that distribution, or the constant.
         export_name: of the tensor in `model.safetensors`.
+        fetch: set while newer weights are on their way to the mesh and this parameter's are not there yet; called
+            before the next use of the value, it waits for them, puts them there, and unsets itself.
     """
 
-    __slots__ = ("export_name", "initial_deviation", "initial_mean", "mesh_shape", "name", "shape", "split")
+    __slots__ = (
+        "_value",
+        "export_name",
+        "fetch",
+        "initial_deviation",
+        "initial_mean",
+        "mesh_shape",
+        "name",
+        "shape",
+        "split",
+    )
 
     def __init__(
         self,
@@ -117,6 +129,7 @@ class Parameter(Variable):
         initial_mean: float = 0.0,
         split: Split | None = None,
     ) -> None:
+        self.fetch: Callable[[], None] | None = None
         super().__init__(None, WHOLE)
         self.name = name
         self.shape = shape
@@ -126,6 +139,18 @@ class Parameter(Variable):
         self.initial_deviation = initial_deviation
         self.initial_mean = initial_mean
         self.export_name = export_name
+
+    @property
+    def value(self) -> Tensor:
+        """The device tensor, with the newest weights in it. Whatever computes with it gets it here."""
+        if self.fetch is not None:
+            self.fetch()
+        return self._value
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self._value: Tensor = value
+        self.fetch = None
 
     @property
     def requires_grad(self) -> bool:

@@ -1,6 +1,7 @@
 """The worker's mind: which job is on its mesh, which weights it holds, which leases it owes. Pure.
 
-It keeps the sums of its leases until weights of another version begin to arrive: that is how it learns of a COMMIT.
+It keeps the sums of its leases until weights of another version begin to arrive: that is how it learns of a COMMIT. A
+lease is begun with the first chunk of its version's weights, and may be granted before that has come.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from worker.events import (
     DropJob,
     DropLease,
     Effect,
-    FinishLoad,
     Input,
     LeaseComputed,
     LeaseEvaluated,
@@ -50,13 +50,20 @@ class HeldLease:
         lease: as granted.
         queue: chunks to send, in the agreed order.
         ready_from: chunks from this one to the last are in place.
+        begun: whether it is being performed; before, the first of its weights is waited for.
         losses: of the node's micro-batches, once the last chunk to be sent, chunk 0, is in place.
     """
 
     lease: pb.Lease
     queue: list[int]
     ready_from: int
+    begun: bool = False
     losses: tuple[float, ...] = ()
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """(generation, step) of the weights that it is computed with."""
+        return self.lease.generation, self.lease.step
 
 
 @dataclass
@@ -274,17 +281,24 @@ class WorkerCore:
 
     def _leased(self, lease: pb.Lease) -> None:
         assert self.job is not None
-        if lease.lease in self.leases:
+        if lease.lease in self.leases or self.job.built is None:
             return
-        if lease.phase != pb.INITIALISE and self.job.holds != (lease.generation, lease.step):
+        needs_weights = lease.phase != pb.INITIALISE
+        receiving = self.job.receiving or (0, 0)
+        if needs_weights and (lease.generation, lease.step) < receiving:
             return  # stale: the aggregator has gone on, or this worker has
         chunks = self.job.chunks
         queue: list[int] = []
         if lease.phase == pb.TRAIN:
             wanted = from_ranges(lease.chunks, chunks) if lease.chunks else range(chunks)
             queue = sorted(wanted, reverse=True)
-        self.leases[lease.lease] = HeldLease(lease, queue, chunks)
-        self._out.append(Perform(lease))
+        held = self.leases[lease.lease] = HeldLease(lease, queue, chunks)
+        if not needs_weights or held.version == self.job.receiving:
+            self._begin(held)
+
+    def _begin(self, held: HeldLease) -> None:
+        held.begun = True
+        self._out.append(Perform(held.lease))
 
     def _resend(self, order: pb.Resend) -> None:
         held = self.leases.get(order.lease)
@@ -294,12 +308,18 @@ class WorkerCore:
         held.queue = sorted(wanted, reverse=held.lease.phase == pb.TRAIN)
 
     def _drop_lease(self, lease: int) -> None:
-        if self.leases.pop(lease, None) is not None:
+        held = self.leases.pop(lease, None)
+        if held is not None and held.begun:
             self._out.append(DropLease(lease))
 
     def _drop_leases(self) -> None:
         for lease in list(self.leases):
             self._drop_lease(lease)
+
+    def _drop_leases_before(self, version: tuple[int, int]) -> None:
+        for held in list(self.leases.values()):
+            if held.version < version:
+                self._drop_lease(held.lease.lease)
 
     def _computed(self, event: LeaseComputed) -> None:
         held = self.leases.get(event.lease)
@@ -376,14 +396,15 @@ class WorkerCore:
                 return  # an older version, overtaken on the way
             job.receiving, job.holds = version, None
             job.received.clear()
-            self._drop_leases()
+            self._drop_leases_before(version)
             self._limits = {key: limit for key, limit in self._limits.items() if key >= version}
         if header.index in job.received:
             return
         job.received.add(header.index)
         self._out.append(Load(header))
-        if len(job.received) == job.chunks:
-            self._out.append(FinishLoad(job.job, *version))
+        for held in self.leases.values():
+            if held.version == version and not held.begun:
+                self._begin(held)
 
     def _loaded(self, event: Loaded) -> None:
         job = self.job

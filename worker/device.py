@@ -1,7 +1,7 @@
 """The thread on which everything of the mesh happens, one task after the other.
 
 The event loop hands in what the core decided; the thread tells of it with inputs for the core. A lease that is dropped
-is given up between two micro-batches.
+is given up between two micro-batches, or where it waits for weights.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import board
 from mesh.refusals import explained
 from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
 from services.metrics import WorkerMetrics
@@ -29,6 +28,7 @@ from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from services.tensors.wire import TensorChunk
 from worker import events as ev
+from worker.incoming import GivenUp, Inbox, Loader
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
 from worker.parallel import axes_of
@@ -36,43 +36,29 @@ from worker.step import TrainingStep
 
 log = logging.getLogger("tiermesh.worker")
 
+PATIENCE_SECONDS = 60.0
+"""A lease that has waited so long for weights says so in the log. It waits on until it is dropped: with the link, whose
+end doesn't go unnoticed, or when newer weights come or the aggregator revokes it."""
+
 
 class BuiltStep:
     """A job on the mesh, the weights on their way to it, and what is measured of it."""
 
     def __init__(
-        self, job: str, step: TrainingStep, mesh: Mesh, meter: PerformanceMeter, memory: MemoryUsageTracker
+        self,
+        job: str,
+        step: TrainingStep,
+        mesh: Mesh,
+        weights: Loader,
+        meter: PerformanceMeter,
+        memory: MemoryUsageTracker,
     ) -> None:
         self.job = job
         self.step = step
         self.mesh = mesh
+        self.weights = weights
         self.meter = meter
         self.memory = memory
-        self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
-        self._arrived: set[int] = set()
-        self._version = (0, 0)
-        self._next_entry = 0
-        self._complete_to = 0
-
-    def load(self, chunk: TensorChunk) -> None:
-        """Take a chunk of weights; every parameter that it completes goes onto the mesh."""
-        header = chunk.header
-        version = (header.generation, header.step)
-        if version != self._version:
-            self._version, self._next_entry, self._complete_to = version, 0, 0
-            self._arrived.clear()
-        layout = self.step.layout
-        start, stop = chunk_range(layout.elements, header.index)
-        self._weights[start:stop] = chunk.values()
-        self._arrived.add(header.index)
-        while self._complete_to < layout.elements and self._complete_to // CHUNK_ELEMENTS in self._arrived:
-            self._complete_to = chunk_range(layout.elements, self._complete_to // CHUNK_ELEMENTS)[1]
-        while self._next_entry < len(layout.entries):
-            entry = layout.entries[self._next_entry]
-            if entry.stop > self._complete_to:
-                return
-            self.step.load(self._next_entry, self._weights[entry.offset : entry.stop])
-            self._next_entry += 1
 
     def close(self) -> None:
         """Free the mesh."""
@@ -107,6 +93,9 @@ class DeviceThread:
         self._allowed_models = allowed_models
         self._thread = ThreadPoolExecutor(1, "device")
         self._built: BuiltStep | None = None
+        self._inbox = Inbox()
+        self._performing = 0  # the lease under way
+        self._fetching_seconds = 0.0  # of it, until the weights that it needed were on the mesh
         self._sums: dict[int, Float32Array] = {}
         self._leases: set[int] = set()  # handed in and not dropped yet
         self._dropped: set[int] = set()
@@ -118,15 +107,15 @@ class DeviceThread:
         match effect:
             case ev.Load():
                 assert chunk is not None
-                self._submit(self._load, chunk)
-            case ev.FinishLoad():
-                self._submit(self._finish_load, effect)
+                self._inbox.put(chunk)
+                self._submit(self._load)
             case ev.Perform():
                 self._leases.add(effect.lease.lease)
                 self._submit(self._perform, effect.lease)
             case ev.DropLease():
                 self._leases.discard(effect.lease)
                 self._dropped.add(effect.lease)
+                self._inbox.wake()
                 self._submit(self._forget, effect.lease)
             case ev.Build():
                 self._submit(self._build, effect)
@@ -142,8 +131,9 @@ class DeviceThread:
         return values[start:stop]
 
     def give_up(self) -> None:
-        """Have what is being computed end with the micro-batch under way."""
+        """Have what is being computed end with the micro-batch under way, or where it waits for weights."""
         self._dropped.update(self._leases)
+        self._inbox.wake()
 
     def close(self) -> None:
         """Give up what is being computed, free the mesh, end the thread."""
@@ -183,7 +173,8 @@ class DeviceThread:
         except Exception as error:
             self._tell(ev.BuildFailed(effect.job, _reason(error)))
             return
-        self._built = BuiltStep(effect.job, step, mesh, PerformanceMeter(config), memory)
+        weights = Loader(step, self._fetch)
+        self._built = BuiltStep(effect.job, step, mesh, weights, PerformanceMeter(config), memory)
         self._tell(
             ev.Built(
                 job=effect.job,
@@ -205,17 +196,44 @@ class DeviceThread:
             except Exception as error:  # the next job may be luckier
                 log.error("job %s: the mesh did not close: %s", built.job, _reason(error))
 
-    def _load(self, chunk: TensorChunk) -> None:
-        if self._built is not None and self._built.job == chunk.header.job:
-            self._built.load(chunk)
+    def _load(self) -> None:
+        """Put on the mesh what has arrived."""
+        built = self._built
+        for chunk in self._inbox.take():
+            if built is not None and built.job == chunk.header.job and built.weights.load(chunk):
+                self._loaded(built, chunk.header)
 
-    def _finish_load(self, effect: ev.FinishLoad) -> None:
-        if self._built is not None and self._built.job == effect.job:
-            self._metrics.holds(effect.job, effect.step)
-            if self._built.memory.capturing:
-                self._built.memory.snapshot("WEIGHTS_LOADED")
-                self._built.step.on_phase = self._built.memory.snapshot
-            self._tell(ev.Loaded(effect.job, effect.generation, effect.step))
+    def _loaded(self, built: BuiltStep, last: ChunkHeader) -> None:
+        self._metrics.holds(last.job, last.step)
+        if built.memory.capturing:
+            built.memory.snapshot("WEIGHTS_LOADED")
+            built.step.on_phase = built.memory.snapshot
+        self._tell(ev.Loaded(last.job, last.generation, last.step))
+
+    def _fetch(self, entry: int) -> None:
+        """Have the parameter of a layout entry on the mesh, before the lease under way uses it.
+
+        Raises:
+            GivenUp: the lease was dropped.
+        """
+        built, lease = self._built, self._performing
+        assert built is not None
+        started = time.perf_counter()
+        while True:
+            self._load()
+            if self._is_dropped():
+                raise GivenUp(f"lease {lease}: dropped while it waited for weights")
+            if built.weights.loaded > entry:
+                break
+            if not self._inbox.wait(self._is_dropped, PATIENCE_SECONDS):
+                log.warning(
+                    "job %s: lease %d has waited %.0f s for chunk %d of its weights from the aggregator",
+                    built.job, lease, time.perf_counter() - started, built.weights.missing_chunk,
+                )  # fmt: skip
+        self._fetching_seconds += time.perf_counter() - started
+
+    def _is_dropped(self) -> bool:
+        return self._performing in self._dropped
 
     def _forget(self, lease: int) -> None:
         self._sums.pop(lease, None)
@@ -225,6 +243,7 @@ class DeviceThread:
         built = self._built
         if built is None or built.job != lease.job or lease.lease in self._dropped:
             return
+        self._performing, self._fetching_seconds = lease.lease, 0.0
         try:
             if lease.phase == pb.TRAIN:
                 self._train(built, lease)
@@ -232,6 +251,8 @@ class DeviceThread:
                 self._evaluate(built.step, lease)
             else:
                 self._initialise(built.step, lease)
+        except GivenUp:
+            return  # by the core, which knows
         except Exception as error:
             reason = _reason(error)
             log.error("lease %d: %s", lease.lease, reason)
@@ -271,10 +292,11 @@ class DeviceThread:
             losses.append(total.add_leaf(compute))
             if step.on_phase is not None:
                 self._first_iteration_complete(built)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - self._fetching_seconds
         self._tell(ev.NodeReady(lease.lease, 0, tuple(losses)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._metrics.waited_for_weights(lease.job, self._fetching_seconds)
         built.meter.step(lease.count)
         self._metrics.performance(lease.job, *built.meter.get_metrics())
         self._tell(ev.LeaseComputed(lease.lease, seconds, tokens))

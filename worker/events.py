@@ -95,7 +95,7 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class LeaseComputed:
-    """All of a TRAIN lease is computed."""
+    """All of a TRAIN lease is computed, in so many seconds beside those in which it waited for weights."""
 
     lease: int
     seconds: float
@@ -167,23 +167,17 @@ class DropJob:
 
 @dataclass(frozen=True)
 class Load:
-    """Put the payload that just arrived on the mesh."""
+    """Put the payload that just arrived on the mesh; with the last one of its version, tell with Loaded."""
 
     header: ChunkHeader
 
 
 @dataclass(frozen=True)
-class FinishLoad:
-    """After what was put on the mesh so far, tell with Loaded."""
-
-    job: str
-    generation: int
-    step: int
-
-
-@dataclass(frozen=True)
 class Perform:
-    """Fulfil a lease, telling of it with Described, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed."""
+    """Fulfil a lease, as fast as its weights arrive, the first of which have.
+
+    Tell of it with Described, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed.
+    """
 
     lease: Lease
 
@@ -195,4 +189,4 @@ class DropLease:
     lease: int
 
 
-Effect = Say | Build | BuildLater | DropJob | Load | FinishLoad | Perform | DropLease
+Effect = Say | Build | BuildLater | DropJob | Load | Perform | DropLease

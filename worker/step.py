@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,16 @@ class TrainingStep:
         seed = self._config.seed
         return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
 
+    def expect(self, fetch: Callable[[int], None]) -> None:
+        """Newer weights are on their way: passes wait for them, parameter by parameter.
+
+        Args:
+            fetch: called before a pass uses a parameter that has not been loaded since, with the index of its layout
+                entry; returns when it has been.
+        """
+        for index, parameter in enumerate(self._parameters):
+            parameter.fetch = partial(fetch, index)
+
     def load(self, entry_index: int, values: Float32Array) -> None:
         """Put one parameter on the mesh.
 
@@ -88,7 +99,9 @@ class TrainingStep:
             entry_index: of its layout entry.
             values: float32, flat.
         """
-        load_parameter(self._mesh, self._parameters[entry_index], values)
+        parameter = self._parameters[entry_index]
+        parameter.fetch = None
+        load_parameter(self._mesh, parameter, values)
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
         """Forward and backward pass of micro-batch `index` of a step.
@@ -108,6 +121,7 @@ class TrainingStep:
         gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
         with blamed(config.model):
             if self._traced is not None:
+                self._fetch_all()  # a trace of the device's runs through, whatever else happens
                 loss = self._traced.run(batch, gradients.take)
             else:
                 tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
@@ -162,6 +176,10 @@ class TrainingStep:
         if self.on_phase is not None:
             self.on_phase("BACKWARD_PASS")
         return loss
+
+    def _fetch_all(self) -> None:
+        for parameter in self._parameters:
+            _ = parameter.value
 
     def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
         """The loss of every row of the batch, sequence by sequence."""

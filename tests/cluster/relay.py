@@ -20,7 +20,8 @@ class Relay:
         target: port; may be changed at any time, which concerns new connections.
         seed: of random delays before each piece, both ways; None: no delays.
         most_delay_seconds: longest of them.
-        gate_closed: hold what comes from the target, after the first `GATED_BYTES` of a connection, until `open_gate`.
+        gate_closed: hold what comes from the target, after the first `GATED_BYTES` of a connection, until `open_gate`,
+            or as far as `let_through` lets it.
     """
 
     def __init__(
@@ -36,6 +37,8 @@ class Relay:
         self._most_delay_seconds = most_delay_seconds
         self._loop = asyncio.new_event_loop()
         self._gate = asyncio.Event()
+        self._allowed_bytes = 0
+        self._allowed_more = asyncio.Event()
         if not gate_closed:
             self._gate.set()
         self._open: set[asyncio.StreamWriter] = set()
@@ -61,6 +64,10 @@ class Relay:
         """Let everything pass from now on."""
         self._loop.call_soon_threadsafe(self._gate.set)
 
+    def let_through(self, count: int) -> None:
+        """Let about that many more bytes through the closed gate, of all connections together."""
+        self._loop.call_soon_threadsafe(self._allow, count)
+
     def cut(self) -> None:
         """Break all connections."""
         self._loop.call_soon_threadsafe(self._cut)
@@ -71,6 +78,23 @@ class Relay:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
+
+    def _allow(self, count: int) -> None:
+        self._allowed_bytes += count
+        self._allowed_more.set()
+
+    async def _pass_gate(self, count: int) -> None:
+        while not self._gate.is_set() and self._allowed_bytes < count:
+            self._allowed_more.clear()
+            opened, allowed = (
+                asyncio.ensure_future(each.wait()) for each in (self._gate, self._allowed_more)
+            )
+            try:
+                await asyncio.wait((opened, allowed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                opened.cancel()
+                allowed.cancel()
+        self._allowed_bytes -= count
 
     def _cut(self) -> None:
         for writer in self._open:
@@ -108,7 +132,7 @@ class Relay:
             while piece := await reader.read(PIECE_BYTES):
                 passed += len(piece)
                 if gated and passed > GATED_BYTES:
-                    await self._gate.wait()
+                    await self._pass_gate(len(piece))
                 if self._random is not None:
                     await asyncio.sleep(self._random.uniform(0, self._most_delay_seconds))
                 writer.write(piece)

@@ -23,6 +23,7 @@ def test_a_worker_tells_its_work() -> None:
     metrics.connected(True)
     metrics.computed("job-1", micro_batches=4, tokens=3072, seconds=2.0)
     metrics.computed("job-1", micro_batches=1, tokens=768, seconds=0.5)
+    metrics.waited_for_weights("job-1", 0.25)
     metrics.sent("job-1", 1 << 20)
     metrics.received("job-1", 2 << 20)
     metrics.holds("job-1", 7)
@@ -35,6 +36,7 @@ def test_a_worker_tells_its_work() -> None:
         f"tiermesh_micro_batches_total{labels} 5.0",
         f"tiermesh_tokens_total{labels} 3840.0",
         f"tiermesh_compute_seconds_total{labels} 2.5",
+        f"tiermesh_waited_for_weights_seconds_total{labels} 0.25",
         f"tiermesh_sent_bytes_total{labels} 1.048576e+06",
         f"tiermesh_received_bytes_total{labels} 2.097152e+06",
         f"tiermesh_weights_step{labels} 7.0",

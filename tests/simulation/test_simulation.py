@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from optimizer.core import OptimizerCore
 from optimizer.events import SaveGeneration, Snapshot
 from protos import cluster_pb2 as pb
 from tests.simulation.scenario import Scenario
+from tests.simulation.worker_shell import WAITS, HeldSum, WorkerShell
 from tests.simulation.world import World
 from worker.core import WorkerCore
 
@@ -54,6 +55,25 @@ def test_a_failing_seed_prints_the_command_that_replays_it(
     report_failure(seed, problem)
     assert f".venv/bin/python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
     assert run_seed(seed)[2] == problem, "a seed does the same each time"
+
+
+def test_leases_are_begun_and_dropped_before_all_their_weights_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited = []
+    await_weights = WorkerShell._await_weights
+
+    def watched(self: WorkerShell, held: HeldSum) -> Iterator[float]:
+        waits = 0
+        for seconds in await_weights(self, held):
+            waits += seconds == WAITS
+            yield seconds
+        waited.append((waits > 0, held.dropped))
+
+    monkeypatch.setattr(WorkerShell, "_await_weights", watched)
+    for seed in range(20):
+        World(seed, scenario=Scenario.hostile(seed)).run()
+    assert {(False, False), (True, False), (True, True)} <= set(waited)
 
 
 # ---- it bites: known mistakes, some of them once made ----
@@ -165,7 +185,7 @@ def streams_weights_to_whoever_connects(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerCore, "_drop_leases", lambda self: None)
+    patch.setattr(WorkerCore, "_drop_leases_before", lambda self, version: None)
 
 
 def takes_older_weights(patch: pytest.MonkeyPatch) -> None:
@@ -191,6 +211,28 @@ def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_weights", early)
 
 
+def begins_leases_before_their_weights(patch: pytest.MonkeyPatch) -> None:
+    leased = WorkerCore._leased
+
+    def begun(self: WorkerCore, lease: pb.Lease) -> None:
+        leased(self, lease)
+        held = self.leases.get(lease.lease)
+        if held is not None and not held.begun:
+            self._begin(held)
+
+    patch.setattr(WorkerCore, "_leased", begun)
+
+
+def forgets_leases_that_come_before_their_weights(patch: pytest.MonkeyPatch) -> None:
+    leased = WorkerCore._leased
+
+    def received(self: WorkerCore, lease: pb.Lease) -> None:
+        if self.job is not None and self.job.receiving in (None, (lease.generation, lease.step)):
+            leased(self, lease)
+
+    patch.setattr(WorkerCore, "_leased", received)
+
+
 def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_may_go", lambda self, held, chunk: held.ready_from < self.job.chunks)
 
@@ -210,6 +252,8 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     keeps_leases_when_weights_change,
     takes_older_weights,
     says_it_holds_what_it_is_loading,
+    begins_leases_before_their_weights,
+    forgets_leases_that_come_before_their_weights,
     sends_before_it_is_computed,
 ]
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 UNFIT = 0.1
 """How likely it is that a mesh can't be opened."""
 Task = Iterator[float]
-"""Work of the device: yields how long each piece takes."""
+"""Work of the device: yields how long each piece takes, or WAITS."""
+WAITS = -1.0
+"""The device does nothing until a chunk arrives or a lease is dropped."""
 
 
 class HeldSum:
@@ -57,7 +59,9 @@ class WorkerShell(Process):
         self._job: SimulatedJob | None = None
         self._mesh: dict[int, tuple[tuple[int, int], int]] = {}
         self._sums: dict[int, HeldSum] = {}
+        self._arrived: deque[tuple[ChunkHeader, int]] = deque()
         self._loaded: tuple[int, int] = (0, -1)
+        self._waiting = False  # the device, in a lease, for weights
         self._tasks: deque[Task] = deque()
         self._busy = False
         self._events = Pipe(world.loop, world.rng, self._from_device, seconds=0.001)
@@ -154,15 +158,16 @@ class WorkerShell(Process):
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         match effect:
             case ev.Load():
-                self._do(self._load(effect.header, payload))
-            case ev.FinishLoad():
-                self._do(self._finish_load(effect))
+                self._arrived.append((effect.header, payload))
+                self._do(self._load())
+                self._look_again()
             case ev.Perform():
                 held = self._sums[effect.lease.lease] = HeldSum(effect.lease)
                 self._hold_bound(effect.lease)
                 self._do(self._perform(held))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
+                self._look_again()
             case ev.Say():
                 if self._link is not None:
                     self._link.up_control.send(self.core.epoch, effect.body)
@@ -195,6 +200,8 @@ class WorkerShell(Process):
             seconds = next(self._tasks[0], None)
             if seconds is None:
                 self._tasks.popleft()
+            elif seconds == WAITS:
+                return
             elif seconds or self.hang_seconds:
                 seconds, self.hang_seconds = seconds + self.hang_seconds, 0.0
                 self.later(seconds, self._work)
@@ -230,16 +237,51 @@ class WorkerShell(Process):
         return
         yield
 
-    def _load(self, header: ChunkHeader, content: int) -> Task:
+    def _load(self) -> Task:
+        """Put on the mesh what has arrived, and tell when that is all of a version."""
         yield 0.0
-        self._mesh[header.index] = ((header.generation, header.step), content)
+        self._take()
 
-    def _finish_load(self, effect: ev.FinishLoad) -> Task:
-        yield self.world.rng.random() * 0.01
-        version = (effect.generation, effect.step)
-        must(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
-        self._loaded = version
-        self._events.send(ev.Loaded(effect.job, effect.generation, effect.step))
+    def _take(self) -> None:
+        while self._arrived:
+            header, content = self._arrived.popleft()
+            version = (header.generation, header.step)
+            self._mesh[header.index] = (version, content)
+            job = self._job
+            if job is not None and {self._on_mesh(chunk) for chunk in range(job.chunks)} == {version}:
+                must(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
+                self._loaded = version
+                self._events.send(ev.Loaded(header.job, *version))
+
+    def _on_mesh(self, chunk: int) -> tuple[int, int] | None:
+        """The version of a chunk on the mesh."""
+        return self._mesh.get(chunk, (None, 0))[0]
+
+    def _await_weights(self, held: HeldSum) -> Task:
+        """A pass goes through the layout: it waits for each chunk, and may be dropped while it does."""
+        lease = held.lease
+        version = (lease.generation, lease.step)
+        chunks = range(self.world.jobs[lease.job].chunks)
+        must(
+            any(self._on_mesh(chunk) == version for chunk in chunks),
+            f"{self.title} begins lease {lease.lease} of {version} on weights of other versions",
+        )
+        for chunk in chunks:
+            while True:
+                self._take()
+                if held.dropped or self._on_mesh(chunk) == version:
+                    break
+                self._waiting = True
+                yield WAITS
+            if held.dropped:
+                return
+            yield self._seconds * self.world.rng.random() * 0.1
+
+    def _look_again(self) -> None:
+        """Something happened that the device may wait for."""
+        if self._waiting:
+            self._waiting = False
+            self._work()
 
     def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
         """What is on the mesh, held to be all of the lease's version."""
@@ -262,6 +304,9 @@ class WorkerShell(Process):
         if lease.phase == pb.INITIALISE:
             yield random()
             self._events.send(ev.Described(lease.lease, job.layout_json, {"config.json": b"{}"}))
+            return
+        yield from self._await_weights(held)
+        if held.dropped:
             return
         weights = self._weights(lease)
         indices = range(lease.first, lease.first + lease.count)

@@ -98,7 +98,6 @@ def test_what_is_measured_of_a_job(
     values = np.zeros(built.elements, np.float32)
     chunk = pack(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
     device.thread.carry_out(ev.Load(chunk.header), chunk)
-    device.give(ev.FinishLoad("a", 1, 0))
     device.give(_lease(2))
     while not isinstance(device.next(), ev.LeaseComputed):
         pass

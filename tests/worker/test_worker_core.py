@@ -27,8 +27,6 @@ def line(effect: ev.Effect) -> str:
             return f"say {type(effect.body).__name__.lower()}"
         case ev.Load():
             return f"load #{effect.header.index}"
-        case ev.FinishLoad():
-            return f"finish load {effect.generation}.{effect.step}"
         case ev.Perform():
             return f"perform {effect.lease.lease}"
         case ev.DropLease():
@@ -241,10 +239,9 @@ def test_weights_of_a_version() -> None:
     talk.built()
     assert talk.weights(1, 0, 0, 1) == ["load #0", "load #1"]
     assert talk.weights(1, 0, 1) == [], "repeated"
-    assert talk.weights(1, 0, 2) == ["load #2", "finish load 1.0"]
-    assert talk.lease(7) == [], "not on the mesh yet"
+    assert talk.weights(1, 0, 2) == ["load #2"]
     assert talk.loaded(1, 0) == ["say holding 1.0"]
-    assert talk.lease(7) == ["perform 7"]
+    assert talk.loaded(1, 7) == [], "not what came last"
 
 
 def test_stale_weights_change_nothing() -> None:
@@ -264,7 +261,7 @@ def test_new_weights_tell_of_the_commit() -> None:
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.weights(1, 1, 0) == ["drop lease 7", "load #0"]
     assert talk.sent() == []
-    assert talk.lease(8) == [], "of a version that it holds no more"
+    assert talk.lease(8) == [], "of weights that are overwritten"
     assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == []
 
 
@@ -275,6 +272,63 @@ def test_a_newer_version_overtakes_one_that_is_being_loaded() -> None:
     assert talk.loaded(1, 1) == []
     talk.weights(1, 2, 1, 2)
     assert talk.loaded(1, 2) == ["say holding 1.2"]
+
+
+# ---- leases that are granted before their weights are on the mesh ----
+
+
+def test_a_lease_is_begun_with_the_first_chunk_of_its_weights() -> None:
+    talk = holding()
+    assert talk.lease(8, 1, 1) == [], "its weights are still to come"
+    assert talk.sent() == []
+    assert talk.weights(1, 1, 0) == ["load #0", "perform 8"]
+    assert talk.weights(1, 1, 1) == ["load #1"]
+    assert talk.lease(9, 1, 1) == ["perform 9"], "its weights are coming in"
+    assert talk.weights(1, 1, 2) == ["load #2"]
+    assert talk.loaded(1, 1) == ["say holding 1.1"]
+    assert talk.lease(10, 1, 1) == ["perform 10"]
+
+
+def test_the_former_lease_is_dropped_before_the_next_begins() -> None:
+    talk = holding()
+    talk.lease(7)
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
+    assert talk.lease(8, 1, 1) == []
+    assert talk.sent() == ["7 #2", "7 #1", "7 #0 losses [1.0, 2.0]"], "its sum may still be wanted"
+    assert talk.weights(1, 1, 0) == ["drop lease 7", "load #0", "perform 8"]
+
+
+def test_a_lease_whose_weights_never_come() -> None:
+    talk = holding()
+    talk.lease(8, 1, 1)
+    talk.lease(9, 2, 0)
+    assert talk.weights(2, 0, 0) == ["load #0", "perform 9"], "the generation is another: nobody wants 8"
+    assert talk.order(pb.Revoke(job="a", lease=8)) == []
+    assert talk.lease(10, 1, 1) == [], "late"
+
+
+def test_a_lease_outlasts_weights_older_than_its_own() -> None:
+    talk = holding()
+    talk.lease(8, 1, 2)
+    assert talk.weights(1, 1, 0) == ["load #0"], "of the step before, which others computed"
+    assert talk.weights(1, 2, 0) == ["load #0", "perform 8"]
+
+
+def test_a_lease_is_revoked_or_lost_before_its_weights_come() -> None:
+    talk = holding()
+    talk.lease(8, 1, 1)
+    talk.lease(9, 1, 1)
+    assert talk.order(pb.Revoke(job="a", lease=8)) == [], "it was not begun"
+    assert talk.weights(1, 1, 0) == ["load #0", "perform 9"]
+    assert talk.give(ev.Disconnected()) == ["drop lease 9"]
+    talk.connect(epoch=2)
+    assert talk.weights(1, 1, 0, 1, 2) == ["load #1", "load #2"]
+
+
+def test_an_evaluation_is_begun_as_any_lease() -> None:
+    talk = holding()
+    assert talk.lease(8, 1, 1, phase=pb.EVALUATE) == []
+    assert talk.weights(1, 1, 0) == ["load #0", "perform 8"]
 
 
 # ---- leases ----

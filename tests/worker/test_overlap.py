@@ -1,0 +1,300 @@
+"""The forward pass starts with the first weights, waits for those that it lacks, and gives the bits it always gives."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import worker.device
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
+from services.config import (
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    LlamaConfig,
+)
+from services.metrics import WorkerMetrics
+from services.tensors.layout import chunk_count, chunk_range
+from services.tensors.wire import pack
+from worker import events as ev
+from worker.device import DeviceThread
+from worker.incoming import Inbox
+from worker.modules import Block, LlamaBlock
+
+LIMIT_SECONDS = 30
+TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
+SIZES: dict[str, Any] = {"num_heads": 6, "embedding_dim": 192, "num_blocks": 3, "max_sequence_length": 32}
+GPT2 = GPT2Config(**SIZES, dropout_prob=0.1)
+FSDP = DeviceConfig(mesh_shape=(2, 1), enable_fsdp=True)
+BOTH = DeviceConfig(mesh_shape=(2, 2), enable_fsdp=True, enable_tp=True, axis_order=("tensor", "data"))
+MODELS = {
+    "gpt2": GPT2,
+    "gpt2, tied, recomputed": GPT2.model_copy(
+        update={"weight_tying": True, "runner_type": "memory_efficient"}
+    ),
+    "llama": LlamaConfig(**SIZES, num_groups=2, dropout_prob=0.0),
+}
+
+
+class WatchedInbox(Inbox):
+    """Says when the device thread begins to wait."""
+
+    waits: queue.Queue[None]
+
+    def wait(self, ended: Callable[[], bool], seconds: float) -> bool:
+        if not self._chunks and not ended():
+            self.waits.put(None)
+        return super().wait(ended, seconds)
+
+
+class Device:
+    """A device thread with a job on its mesh, and what it told the core."""
+
+    def __init__(self, config: JobConfig) -> None:
+        self.metrics = WorkerMetrics()
+        self.told: queue.Queue[ev.Input] = queue.Queue()
+        self.thread = DeviceThread(self.told.put, None, self.metrics)
+        self.thread.carry_out(ev.Build("a", config.to_json()), None)
+        built = self.until(ev.Built)
+        self.elements = built.elements
+        self.chunks = chunk_count(built.elements)
+        self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
+        self.until(ev.Described)
+        parts = [self.thread.values(1, chunk) for chunk in range(self.chunks)]
+        self.initial = np.concatenate([part for part in parts if part is not None])
+
+    def until(self, kind: Any) -> Any:
+        """What is told next of that kind."""
+        while True:
+            told = self.told.get(timeout=LIMIT_SECONDS)
+            assert not isinstance(told, ev.LeaseFailed | ev.BuildFailed), told
+            if isinstance(told, kind):
+                return told
+
+    def give(self, version: int, *chunks: int) -> None:
+        """Chunks of weights of step `version` arrive."""
+        values = self.initial * np.float32(1 + version / 8)
+        for index in chunks:
+            start, stop = chunk_range(self.elements, index)
+            header = ChunkHeader(
+                job="a", generation=1, step=version, kind=WEIGHTS, index=index, offset=start, dtype=FLOAT32
+            )
+            chunk = pack(header, index, values[start:stop])
+            self.thread.carry_out(ev.Load(chunk.header), chunk)
+
+    def perform(self, lease: int, version: int) -> None:
+        """A lease of two micro-batches begins."""
+        order = pb.Lease(job="a", generation=1, step=version, lease=lease, phase=pb.TRAIN, count=2)
+        self.thread.carry_out(ev.Perform(order), None)
+
+    def sum_of(self, lease: int) -> bytes:
+        """What a lease gave, when it is computed."""
+        assert self.until(ev.LeaseComputed).lease == lease
+        parts = [self.thread.values(lease, chunk) for chunk in range(self.chunks)]
+        return b"".join(part.tobytes() for part in parts if part is not None)
+
+
+@pytest.fixture
+def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+    monkeypatch.setattr(WatchedInbox, "waits", queue.Queue(), raising=False)
+    monkeypatch.setattr(worker.device, "Inbox", WatchedInbox)
+    devices = []
+
+    def make(**changes: Any) -> Device:
+        fields = {
+            "seed": 7,
+            "batch_size": 4,
+            "validation_batch_size": 4,
+            "data": data,
+            "model": GPT2,
+            **changes,
+        }
+        devices.append(Device(JobConfig(**fields)))
+        return devices[-1]
+
+    yield make
+    for device in devices:
+        device.thread.close()
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The blocks of the model whose forward pass has ended, in order."""
+    ended: list[str] = []
+    for kind in (Block, LlamaBlock):
+        call = kind.__call__
+
+        def watched(self: Any, *arguments: Any, call: Any = call) -> Any:
+            result = call(self, *arguments)
+            ended.append(next(iter(self.parameters())).name.rsplit(".", 2)[0])
+            return result
+
+        monkeypatch.setattr(kind, "__call__", watched)
+    return ended
+
+
+def until_waiting() -> None:
+    """The device thread has nothing left to do but to wait for weights."""
+    WatchedInbox.waits.get(timeout=LIMIT_SECONDS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mesh", [DeviceConfig(), FSDP, BOTH], ids=["1 chip", "fsdp", "fsdp x tp"])
+def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
+    make_device: Callable[..., Device], model: str, mesh: DeviceConfig
+) -> None:
+    device = make_device(model=MODELS[model], device=mesh)
+    assert device.chunks > 2
+    device.give(0, *range(device.chunks))
+    device.until(ev.Loaded)
+    device.give(1, *range(device.chunks))
+    device.until(ev.Loaded)
+    device.perform(2, 1)
+    expected = device.sum_of(2)
+    device.give(0, *range(device.chunks))  # back to other weights
+    device.until(ev.Loaded)
+    device.give(1, 0)
+    device.perform(3, 1)
+    for chunk in range(1, device.chunks):
+        until_waiting()
+        device.give(1, chunk)
+    assert device.sum_of(3) == expected
+
+
+def test_the_forward_pass_is_under_way_while_the_last_weights_are_held_back(
+    make_device: Callable[..., Device], blocks: list[str]
+) -> None:
+    device = make_device()
+    last = device.chunks - 1
+    device.give(0, *range(device.chunks))
+    device.give(1, *range(last))
+    device.perform(2, 1)
+    until_waiting()
+    assert blocks == ["blocks.0", "blocks.1"], "as far as the weights go"
+    told = [device.told.get(timeout=LIMIT_SECONDS)]
+    assert told == [ev.Loaded("a", 1, 0)] and device.told.empty(), "of the new weights not all are there"
+    device.give(1, last)
+    assert device.told.get(timeout=LIMIT_SECONDS) == ev.Loaded("a", 1, 1), "told from within the pass"
+    device.until(ev.LeaseComputed)
+    assert blocks == ["blocks.0", "blocks.1", "blocks.2"] * 2, "two micro-batches"
+
+
+def test_what_a_lease_waited_is_not_its_computing(
+    make_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make_device()
+    device.give(0, *range(device.chunks))
+    device.give(1, 0)
+    clock = [0.0]
+    monkeypatch.setattr(worker.device.time, "perf_counter", lambda: clock[0])
+    device.perform(2, 1)
+    until_waiting()
+    clock[0] += 1000.0  # goes by while it waits, and at no other time
+    device.give(1, *range(1, device.chunks))
+    assert device.until(ev.LeaseComputed).seconds == 0.0
+
+    def metric(name: str) -> float | None:
+        return device.metrics.registry.get_sample_value(
+            f"tiermesh_{name}_total", {"job": "a", "role": "worker"}
+        )
+
+    assert metric("waited_for_weights_seconds") == 1000.0
+    assert metric("compute_seconds") == 0.0
+
+
+def test_chunks_may_come_in_any_order(make_device: Callable[..., Device]) -> None:
+    device = make_device()
+    device.give(1, *range(device.chunks))
+    device.perform(2, 1)
+    expected = device.sum_of(2)
+    device.give(0, *range(device.chunks))
+    device.give(1, device.chunks - 1)
+    device.perform(3, 1)
+    for chunk in reversed(range(device.chunks - 1)):
+        until_waiting()
+        device.give(1, chunk)
+    assert device.sum_of(3) == expected
+
+
+def test_a_lease_that_is_dropped_while_it_waits_ends_and_the_next_one_is_right(
+    make_device: Callable[..., Device],
+) -> None:
+    device = make_device()
+    device.give(2, *range(device.chunks))
+    device.perform(2, 2)
+    expected = device.sum_of(2)
+    device.give(0, *range(device.chunks))
+    device.give(1, 0, 1)
+    device.perform(3, 1)
+    until_waiting()
+    device.thread.carry_out(ev.DropLease(3), None)
+    device.give(2, 0)  # another version, that overtook the one it waited for
+    device.perform(4, 2)
+    device.give(2, *range(1, device.chunks))
+    assert device.sum_of(4) == expected
+    assert device.thread.values(3, 0) is None
+
+
+def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., Device]) -> None:
+    device = make_device()
+    device.give(0, *range(device.chunks))
+    device.give(1, 0, 1)
+    device.perform(3, 1)
+    until_waiting()
+    next_job = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig())
+    for effect in (ev.DropLease(3), ev.DropJob(), ev.Build("b", next_job.to_json())):
+        device.thread.carry_out(effect, None)
+    assert device.until(ev.Built).job == "b"
+
+
+def test_a_worker_stops_while_a_lease_waits(make_device: Callable[..., Device]) -> None:
+    device = make_device()
+    device.give(0, *range(device.chunks))
+    device.give(1, 0)
+    device.perform(3, 1)
+    until_waiting()
+    device.thread.give_up()
+    device.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=4, phase=pb.INITIALISE)), None)
+    assert device.until(ev.Described).lease == 4, "the thread is free, as it must be to close the mesh"
+
+
+def test_a_captured_pass_waits_for_all_weights_first(
+    make_device: Callable[..., Device], blocks: list[str]
+) -> None:
+    device = make_device(model=GPT2.model_copy(update={"dropout_prob": 0.0}), device=DeviceConfig(trace=True))
+    device.give(0, *range(device.chunks))
+    device.give(1, *range(device.chunks - 1))
+    device.perform(2, 1)
+    until_waiting()
+    assert blocks == []
+    device.give(1, device.chunks - 1)
+    device.until(ev.LeaseComputed)
+
+
+def test_a_lease_that_waits_for_long_says_so(
+    make_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker.device, "PATIENCE_SECONDS", 0.01)
+    device = make_device()
+    device.give(0, *range(device.chunks))
+    device.give(1, 0, 1)
+    with caplog.at_level(logging.WARNING):
+        device.perform(2, 1)
+        until_waiting()
+        until_waiting()
+        device.give(1, *range(2, device.chunks))
+        device.until(ev.LeaseComputed)
+    assert "job a: lease 2 has waited 0 s for chunk 2 of its weights from the aggregator" in caplog.text
