@@ -100,6 +100,32 @@ class Security:
             certificate_chain=_read("--tls-cert", self.cert) if self.cert else None,
         )
 
+    def server_context(self) -> ssl.SSLContext | None:
+        """What `server_credentials` means, for Python's own TLS; None means plain text.
+
+        Raises:
+            Refused: an authority is given but no certificate to serve with.
+        """
+        if self.server_credentials() is None:
+            return None
+        assert self.cert is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
+        if self.ca:
+            context.load_verify_locations(self.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return _for_http2(context)
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """What `channel_credentials` means, for Python's own TLS, names of hosts verified; None means plain text."""
+        if not self.tls:
+            return None
+        context = ssl.create_default_context(cafile=self.ca)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # newer Pythons' default, which gRPC hasn't
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
+        return _for_http2(context)
+
     def check_listen(self, address: str) -> None:
         """Hold a listen address `HOST:PORT` to the rule: beyond loopback with TLS, or `insecure` and loudly.
 
@@ -164,6 +190,12 @@ def _read(option: str, path: Path) -> bytes:
         raise Refused(
             f"{option} {path}: can't be read ({error.strerror}); give a readable PEM file"
         ) from None
+
+
+def _for_http2(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    return context
 
 
 def _no_passphrase() -> str:
