@@ -1,50 +1,33 @@
-"""A cluster of real daemons on loopback whose workers' meshes cost nothing, one job on it, stepped from here."""
+"""A cluster of real daemons whose workers' meshes cost nothing, one job on it, stepped from here."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
+from benchmarks.daemons import Daemons, Job
 from benchmarks.gate import Gate
-from benchmarks.hosts import LOOPBACK, Host
-from benchmarks.setting import BUILD, ROOT
-from services.errors import Failed
+from benchmarks.hosts import Host
+from benchmarks.setting import ROOT
 
 IDLE_WORKER = Path(__file__).parent / "peers" / "idle_worker.py"
 CONFIG = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
-READY_SECONDS = 60.0
 
 
-class IdleCluster:
-    """A context manager; leaves no process behind.
+class IdleCluster(Daemons):
+    """See `Daemons`.
 
     Args:
-        name: of its folder under build/, which is made anew.
-        workers: of the cluster, and of the job.
         elements: parameters of the model.
         tensors: that they are.
-        tiers: 2 or 3.
         settings: of the job, as `--set` takes them.
-        options: of every daemon.
-        hosts: where each daemon runs, by its name; those that it leaves out run here.
 
     Attributes:
         gate: that all workers wait at, each step.
-        idle_bytes: of memory that the aggregator had with all workers there and no job yet.
-        processes: the daemons by name.
     """
 
     gate: Gate
-    idle_bytes: int
 
     def __init__(
         self,
@@ -58,125 +41,9 @@ class IdleCluster:
         options: tuple[str, ...] = (),
         hosts: Mapping[str, Host] | None = None,
     ) -> None:
-        self.folder = BUILD / name
-        self._workers, self._elements, self._tensors = workers, elements, tensors
-        self._tiers = tiers
-        self._settings = settings
-        self._options = options
-        self._hosts = hosts or {}
-        self._exit = ExitStack()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        environment = {"TIERMESH_BENCH_ELEMENTS": str(elements), "TIERMESH_BENCH_TENSORS": str(tensors)}
+        job = Job(CONFIG, IDLE_WORKER, settings, environment)
+        super().__init__(name, job, workers=workers, tiers=tiers, options=options, hosts=hosts)
 
-    def __enter__(self) -> IdleCluster:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        with ExitStack() as stack:
-            # The path of a Unix socket must be short.
-            short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-bench-")))
-            self.gate = stack.enter_context(Gate(short / "gate", self._workers))
-            stack.callback(self._kill)
-            environment = {
-                **{name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")},
-                "TIERMESH_BENCH_GATE": str(short / "gate"),
-                "TIERMESH_BENCH_ELEMENTS": str(self._elements),
-                "TIERMESH_BENCH_TENSORS": str(self._tensors),
-                "PYTHONPATH": str(ROOT),
-            }
-            link: tuple[str, ...] = ()
-            if self._tiers == 3:
-                self._start(
-                    environment, "optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer")
-                )
-                link = ("--optimizer", self.address("optimizer"))
-            self._start(
-                environment, "aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link
-            )
-            for index in range(self._workers):
-                self._start(
-                    environment, "worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator")
-                )
-            for index in range(self._workers):
-                self.address(f"worker-{index + 1}")
-            self.idle_bytes = self.memory_bytes("VmRSS")
-            self._submit(environment)
-            self._exit = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._exit.close()
-
-    def address(self, name: str) -> str:
-        """`HOST:PORT` of a daemon's gRPC server."""
-        ready, deadline = self.folder / f"{name}.ready", time.monotonic() + READY_SECONDS
-        while not ready.exists():
-            if time.monotonic() > deadline or self.processes[name].poll() is not None:
-                raise Failed(f"{name} does not serve; see {self.folder / name}.log")
-            time.sleep(0.05)  # a process has no other way to tell of its file
-        return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """CPU time that each daemon has used."""
-        tick = os.sysconf("SC_CLK_TCK")
-        used = {}
-        for name, process in self.processes.items():
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            used[name] = (int(fields[11]) + int(fields[12])) / tick
-        return used
-
-    def memory_bytes(self, field: str) -> int:
-        """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
-        status = Path(f"/proc/{self.processes['aggregator'].pid}/status").read_text()
-        return 1024 * next(
-            int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")
-        )
-
-    def _host(self, name: str) -> Host:
-        return self._hosts.get(name, LOOPBACK)
-
-    def _start(self, environment: dict[str, str], role: str, name: str, *arguments: str) -> None:
-        program = [str(IDLE_WORKER)] if role == "worker" else ["-m", "cli.main"]
-        host = self._host(name)
-        command = [
-            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:0", "--metrics-listen",
-            "127.0.0.1:0", "--ready-file", str(self.folder / f"{name}.ready"), "--exit-with-parent",
-            *host.flags, *self._options, *arguments,
-        ]  # fmt: skip
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
-                host.command(command),
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-            )
-
-    def _submit(self, environment: dict[str, str]) -> None:
-        settings = (
-            f"multihost_config.num_workers={self._workers}", "training_config.max_steps=1000000", "eval_every=0",
-            "model_save_interval=0", *self._settings,
-        )  # fmt: skip
-        command = [sys.executable, "-m", "cli.main", "submit", str(CONFIG)]
-        command += ["--aggregator", self.address("aggregator")]
-        for setting in settings:
-            command += ["--set", setting]
-        done = subprocess.run(
-            self._host("aggregator").command(command),
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise Failed(f"tiermesh submit: {done.stderr.strip()}")
-
-    def _kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-        for process in self.processes.values():
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+    def _open_gate(self, path: Path, stack: ExitStack) -> None:
+        self.gate = stack.enter_context(Gate(path, self._workers))

@@ -1,19 +1,29 @@
-"""What goes through a host's link, read off its interface's counters, and when the payload of one phase does."""
+"""What goes through a host's link: what plain sockets get of it, and when a phase's payload does, by its counters."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from benchmarks.hosts import Host
+from services.errors import Failed
 
 INTERVAL_SECONDS = 0.004
 PACKET_HEADER_BYTES = 14 + 20 + 32
 """Ethernet, IPv4, TCP with its time stamps. An interface counts a packet that is still to be segmented as one."""
 FIRST_BYTES = 64 * 1024
 """A phase has begun when so much has come: more than acknowledgements and orders bring."""
+RAW_LINK = Path(__file__).parent / "peers" / "raw_link.py"
+RAW_BYTES = 64 * 1024 * 1024
+"""That plain sockets send, each."""
+_RAW_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -122,3 +132,34 @@ def phase_of(moments: Iterable[tuple[float, int]], size_bytes: int) -> Phase:
             return Phase(first, seconds)
         before = seconds
     raise ValueError(f"fewer than {size_bytes} bytes went through")
+
+
+def raw_share(senders: Sequence[Host], receiver: Host, bits_per_second: float) -> float:
+    """The share of the receiver's link that plain sockets of these senders fill: what its shape lets through.
+
+    Raises:
+        Failed: the transfer did.
+    """
+    python = [sys.executable, str(RAW_LINK)]
+    command = receiver.command([*python, "receive", str(len(senders)), str(RAW_BYTES)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            port = process.stdout.readline().strip()
+            sending = [
+                subprocess.Popen(host.command([*python, "send", receiver.address, port, str(RAW_BYTES)]))
+                for host in senders
+            ]
+            try:
+                output, _ = process.communicate(timeout=_RAW_SECONDS)
+            finally:
+                for each in sending:
+                    each.kill()
+                    each.wait()
+        except subprocess.TimeoutExpired:
+            raise Failed(f"raw_link: not done within {_RAW_SECONDS:g} s") from None
+        finally:
+            process.kill()
+    if process.returncode != 0:
+        raise Failed(f"raw_link: exit code {process.returncode}")
+    return len(senders) * RAW_BYTES * 8 / bits_per_second / float(json.loads(output))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from contextlib import ExitStack
-from pathlib import Path
 
-from benchmarks.hosts import GIGABIT, Host, Hosts
+from benchmarks import links_step
+from benchmarks.daemons import NO_SHARED_MEMORY
+from benchmarks.hosts import GIGABIT, Hosts
 from benchmarks.idle_cluster import IdleCluster
-from benchmarks.link_meter import LinkMeter, phase_of
+from benchmarks.link_meter import LinkMeter, phase_of, raw_share
 from benchmarks.report import median, milliseconds, report
-from services.errors import Failed
 
 WORKERS = 4
 ELEMENTS = 16 * 1024 * 1024
@@ -20,14 +17,11 @@ TENSORS = 64
 ROUNDS = 9
 WARM_UP_STEPS = 3
 LEAST_SHARE = 0.92
-RAW_LINK = Path(__file__).parent / "peers" / "raw_link.py"
-RAW_BYTES = 64 * 1024 * 1024
-_RAW_SECONDS = 60.0
 
 
 def run() -> bool:
     """Report all of them."""
-    return aggregator_link()
+    return aggregator_link() & links_step.run()
 
 
 def aggregator_link() -> bool:
@@ -43,14 +37,14 @@ def aggregator_link() -> bool:
     with ExitStack() as stack:
         network = stack.enter_context(Hosts(names, GIGABIT))
         hosts = network.by_name
-        raw = raw_share(network, [hosts[name] for name in names[1:]], hosts["aggregator"])
+        raw = raw_share([hosts[name] for name in names[1:]], hosts["aggregator"], GIGABIT)
         cluster = stack.enter_context(
             IdleCluster(
                 "links",
                 workers=WORKERS,
                 elements=ELEMENTS,
                 tensors=TENSORS,
-                options=("--no-shared-memory",),  # it works beyond the network's namespaces
+                options=NO_SHARED_MEMORY,
                 hosts=hosts,
             )
         )
@@ -85,34 +79,3 @@ def aggregator_link() -> bool:
     )
     reached = report("links_gradients_share", carried / median(up), LEAST_SHARE, *details, at_least=True)
     return report("links_weights_share", carried / median(down), LEAST_SHARE, at_least=True) and reached
-
-
-def raw_share(network: Hosts, senders: list[Host], receiver: Host) -> float:
-    """The share of the receiver's link that plain sockets of these senders fill: what its shape lets through.
-
-    Raises:
-        Failed: the transfer did.
-    """
-    python = [sys.executable, str(RAW_LINK)]
-    command = receiver.command([*python, "receive", str(len(senders)), str(RAW_BYTES)])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            port = process.stdout.readline().strip()
-            sending = [
-                subprocess.Popen(host.command([*python, "send", receiver.address, port, str(RAW_BYTES)]))
-                for host in senders
-            ]
-            try:
-                output, _ = process.communicate(timeout=_RAW_SECONDS)
-            finally:
-                for each in sending:
-                    each.kill()
-                    each.wait()
-        except subprocess.TimeoutExpired:
-            raise Failed(f"raw_link: not done within {_RAW_SECONDS:g} s") from None
-        finally:
-            process.kill()
-    if process.returncode != 0:
-        raise Failed(f"raw_link: exit code {process.returncode}")
-    return len(senders) * RAW_BYTES * 8 / network.bits_per_second / float(json.loads(output))
