@@ -11,6 +11,7 @@ import grpc
 from aggregator.core import AggregatorCore
 from aggregator.events import ChunkArrived, ExchangeOpened
 from aggregator.sessions import Sessions, WorkerSession
+from services import timeline
 from services.errors import Refused
 from services.metrics import AggregatorMetrics
 from services.streams import INCARNATION_KEY, LinkClosed, until_first_ends
@@ -107,6 +108,10 @@ class Exchange:
         # Without elements it was sent before the layout is known here: the worker is asked for it again.
         if not stale and elements is not None:
             check(chunk, elements, self._core.wire_type(chunk.header.kind))
+            header = chunk.header
+            timeline.mark(
+                f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
+            )
             self._metrics.received(chunk.header.job, len(chunk.payload))
             self._feed(ChunkArrived(session.number, chunk.header), chunk)
         return stale
@@ -121,6 +126,10 @@ class Exchange:
                 await session.wake.wait()
                 continue
             message = self.weights[header.index]
+            began = timeline.now()
             slot = await link.free_slot()
             await context.write(message if slot is None else link.serialize(deserialize(message), slot))
+            timeline.add(
+                f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
+            )
             self._metrics.sent(header.job, len(message))

@@ -17,6 +17,7 @@ from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services import timeline
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
@@ -266,8 +267,10 @@ class RemoteOptimizer:
             chunk = await self._chunks.get()
             if self._chunks.qsize() < WINDOW_CHUNKS:
                 self._room.set()
+            began = timeline.now()
             slot = await link.free_slot()
             await exchange.write(await loop.run_in_executor(None, link.serialize, chunk, slot))
+            timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order; dropped while the link is down: it is asked anew when it is up."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
+from services import timeline
 from services.tensors.kernels import Float32Array, accumulate, add
 from services.tensors.tree import Node
 from services.tensors.wire import TensorChunk
@@ -39,7 +40,8 @@ class KeptSums:
             case Merge():
                 left = kept.pop((effect.chunk, effect.left))
                 right = kept.pop((effect.chunk, effect.right))
-                kept[effect.chunk, effect.parent] = _sum(left, right)
+                with timeline.span("reduce", "merge", chunk=effect.chunk):
+                    kept[effect.chunk, effect.parent] = _sum(left, right)
             case Forward():
                 finished = kept.pop((effect.header.index, effect.node))
                 values = finished.values() if isinstance(finished, TensorChunk) else finished

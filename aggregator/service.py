@@ -27,6 +27,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services import timeline
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
 from services.metrics import AggregatorMetrics, OptimizerMetrics
@@ -259,6 +260,7 @@ class AggregatorService:
         if elements is None:
             return  # of a job that is over
         check(chunk, elements, self.core.wire_type(WEIGHTS))
+        timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
         self.feed(ev.WeightsArrived(chunk.header), message=message)
 
     # ---- workers ----

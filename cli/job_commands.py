@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,8 +15,12 @@ from cli.options import (
     option,
     output_options,
     path_option,
+    timeline_options,
 )
 from cli.output import Output
+
+if TYPE_CHECKING:
+    from services.timeline import TimelineOptions
 
 
 def job_config(command: Command) -> Command:
@@ -43,6 +48,7 @@ def job_config(command: Command) -> Command:
 )
 @option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
 @allow_models_option
+@timeline_options
 @output_options
 def local(
     *,
@@ -55,6 +61,7 @@ def local(
     sample_tokens: int,
     log_level: str,
     allowed_models: tuple[str, ...],
+    timeline: TimelineOptions | None,
     output: Output,
 ) -> None:
     """Run a job on a cluster of daemons on this machine, to its end."""
@@ -71,6 +78,7 @@ def local(
             sample_tokens=sample_tokens,
             log_level=log_level,
             allowed_models=allowed_models,
+            timeline=timeline,
         ),
         output,
     )

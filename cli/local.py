@@ -21,6 +21,7 @@ from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.security import Security
+from services.timeline import TimelineOptions
 
 _ANSWER_SECONDS = 30.0
 
@@ -39,6 +40,7 @@ class LocalOptions:
         sample_tokens: length of the sample of generated text at the end; 0 for none.
         log_level: of the daemons' logs.
         allowed_models: code of models of the user's own that the workers may import.
+        timeline: which steps the daemons record what happens when of, and where to; None: none.
     """
 
     job: Path
@@ -50,6 +52,7 @@ class LocalOptions:
     sample_tokens: int
     log_level: str
     allowed_models: tuple[str, ...] = ()
+    timeline: TimelineOptions | None = None
 
 
 def run(options: LocalOptions, output: Output) -> None:
@@ -109,8 +112,12 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
     daemons: list[Daemon] = []
     state, logs = options.state_dir, options.state_dir / "logs"
 
+    common = ["--log-level", options.log_level]
+    if options.timeline is not None:
+        common += options.timeline.flags
+
     async def start(role: str, name: str, *arguments: str) -> Daemon:
-        daemon = await Daemon.start(role, name, logs, [*arguments, "--log-level", options.log_level])
+        daemon = await Daemon.start(role, name, logs, [*arguments, *common])
         daemons.append(daemon)
         return daemon
 

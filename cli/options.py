@@ -16,6 +16,7 @@ from services.errors import Refused
 
 if TYPE_CHECKING:
     from services.security import Security
+    from services.timeline import TimelineOptions
 
 Command = Callable[..., Any]
 
@@ -119,6 +120,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
         @path_option("--ready-file", help="Write ports and process id here, as JSON, once it serves.")
         @option("--exit-with-parent", is_flag=True, help="Stop when standard input ends.")
         @option("--no-shared-memory", is_flag=True, help="Send tensors over gRPC to roles on this host too.")
+        @timeline_options
         @config_option
         @functools.wraps(command)
         def with_daemon(
@@ -135,6 +137,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             ready_file: Path | None,
             exit_with_parent: bool,
             no_shared_memory: bool,
+            timeline: TimelineOptions | None,
             **rest: Any,
         ) -> Any:
             from services.security import Security
@@ -149,12 +152,28 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
                 "ready_file": ready_file,
                 "exit_with_parent": exit_with_parent,
                 "shared_memory": not no_shared_memory,
+                "timeline": timeline,
             }
             return command(*arguments, daemon=daemon, **rest)
 
         return with_daemon
 
     return decorate
+
+
+def timeline_options(command: Command) -> Command:
+    """`--timeline` and `--timeline-steps`; the command gets `timeline`."""
+
+    @path_option("--timeline", help="Folder to record in what happens when in some steps, for trace viewers.")
+    @option("--timeline-steps", default="10-12", metavar="FIRST-LAST", help="Steps that --timeline records.")
+    @functools.wraps(command)
+    def with_timeline(*arguments: Any, timeline: Path | None, timeline_steps: str, **rest: Any) -> Any:
+        from services.timeline import TimelineOptions
+
+        options = None if timeline is None else TimelineOptions.parse(timeline, timeline_steps)
+        return command(*arguments, timeline=options, **rest)
+
+    return with_timeline
 
 
 def _tls_options(command: Command) -> Command:

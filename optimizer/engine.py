@@ -25,6 +25,7 @@ from optimizer.home import HomeEvents, TensorHome, TensorsGone
 from optimizer.store import JobStore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services import timeline
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.envelope import OptimizerBody
@@ -257,6 +258,7 @@ class OptimizerEngine:
     def _update_started(self, effect: ev.Update) -> None:
         """What is sent of this update is for the aggregator of now."""
         assert self.core.open_job is not None
+        timeline.mark("kernel", "COMMIT", effect.step)
         self._fresh.clear()
         self._fresh_epoch = self.core.epoch
         header = ChunkHeader(

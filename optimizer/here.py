@@ -16,6 +16,7 @@ from optimizer import events as ev
 from optimizer.home import HomeEvents, Save
 from optimizer.tensors import Tensors
 from protos.tensors_pb2 import ChunkHeader
+from services import timeline
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
@@ -65,7 +66,7 @@ class TensorsHere:
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of the step's sum."""
         assert self._tensors is not None and values is not None
-        self._on_kernel(self._tensors.stage, chunk, values)
+        self._on_kernel(self._stage, self._tensors, chunk, values)
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of initial weights."""
@@ -104,8 +105,13 @@ class TensorsHere:
 
     # ---- on the kernel thread ----
 
+    def _stage(self, tensors: Tensors, chunk: int, values: Float32Array) -> None:
+        with timeline.span("kernel", "stage", chunk=chunk):
+            tensors.stage(chunk, values)
+
     def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
-        norm, finite, rate = tensors.measure(effect.step)
+        with timeline.span("kernel", "measure", effect.step):
+            norm, finite, rate = tensors.measure(effect.step)
         measured = ev.Measured(effect.job, effect.step, norm, finite, rate)
         self._loop.call_soon_threadsafe(self._events.tell, measured)
 
@@ -114,9 +120,10 @@ class TensorsHere:
         if effect.applied:
             tensors.begin_update(effect.norm, effect.learning_rate)
         for chunk in range(tensors.layout.chunks):
-            if effect.applied:
-                tensors.update(chunk)
-            message = self._message(tensors, header, chunk)
+            with timeline.span("kernel", "update", effect.step, chunk=chunk):
+                if effect.applied:
+                    tensors.update(chunk)
+                message = self._message(tensors, header, chunk)
             updated = ev.Updated(effect.job, effect.step, chunk)
             self._loop.call_soon_threadsafe(self._events.updated, updated, message)
         self._metrics.updated(

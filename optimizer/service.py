@@ -16,6 +16,7 @@ from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
+from services import timeline
 from services.envelope import seal, unseal
 from services.errors import Refused
 from services.metrics import OptimizerMetrics
@@ -231,6 +232,7 @@ class OptimizerService:
         elements = self.engine.core.expected_elements(chunk.header.job)
         if not stale and elements is not None:
             check(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
+            timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
             self.engine.chunk(chunk.header, chunk.values())
         return stale
 

@@ -12,10 +12,11 @@ from typing import Literal, Protocol
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services import logs, process
+from services import logs, process, timeline
 from services.metrics import start_metrics
 from services.security import Security
 from services.server import start_server
+from services.timeline import TimelineOptions
 
 log = logging.getLogger("tiermesh")
 
@@ -37,6 +38,7 @@ class DaemonOptions:
         ready_file: where to write, as JSON, name, process id and ports once it serves.
         exit_with_parent: stop when standard input ends.
         shared_memory: whether tensors may go through shared memory to peers that see this process's.
+        timeline: which steps to record what happens when of, and where to; None: none.
     """
 
     name: str
@@ -48,6 +50,7 @@ class DaemonOptions:
     ready_file: Path | None = None
     exit_with_parent: bool = False
     shared_memory: bool = True
+    timeline: TimelineOptions | None = None
 
 
 class Service(Protocol):
@@ -85,6 +88,8 @@ def run_role(
         Exit code: 0 ended or stopped as asked, 2 refused, 1 anything else.
     """
     logs.configure(options.log_level, options.log_format)
+    if options.timeline is not None:
+        timeline.start(options.timeline, role, options.name)
     tuned = process.tune_allocator()
     process.single_threaded_blas()
     log.debug("allocator %s", "tuned" if tuned else "left as it is")
@@ -124,6 +129,7 @@ def run_role(
                 server.set_serving(False)
                 await service.stop()
         finally:
+            timeline.stop()
             await server.stop(GRACE_SECONDS)
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)

@@ -19,6 +19,7 @@ from mesh.fingerprint import board
 from mesh.refusals import explained
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services import timeline
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
 from services.metrics import WorkerMetrics
@@ -200,10 +201,16 @@ class DeviceThread:
         """Put on the mesh what has arrived."""
         built = self._built
         for chunk in self._inbox.take():
-            if built is not None and built.job == chunk.header.job and built.weights.load(chunk):
-                self._loaded(built, chunk.header)
+            header = chunk.header
+            if built is None or built.job != header.job:
+                continue
+            with timeline.span("device", "weights onto the mesh", header.step, chunk=header.index):
+                complete = built.weights.load(chunk)
+            if complete:
+                self._loaded(built, header)
 
     def _loaded(self, built: BuiltStep, last: ChunkHeader) -> None:
+        timeline.mark("device", "weights complete", last.step)
         self._metrics.holds(last.job, last.step)
         if built.memory.capturing:
             built.memory.snapshot("WEIGHTS_LOADED")
@@ -225,7 +232,9 @@ class DeviceThread:
                 raise GivenUp(f"lease {lease}: dropped while it waited for weights")
             if built.weights.loaded > entry:
                 break
-            if not self._inbox.wait(self._is_dropped, PATIENCE_SECONDS):
+            with timeline.span("device", "wait for weights", chunk=built.weights.missing_chunk):
+                came = self._inbox.wait(self._is_dropped, PATIENCE_SECONDS)
+            if not came:
                 log.warning(
                     "job %s: lease %d has waited %.0f s for chunk %d of its weights from the aggregator",
                     built.job, lease, time.perf_counter() - started, built.weights.missing_chunk,
@@ -273,6 +282,7 @@ class DeviceThread:
             chunk = -(-offset // CHUNK_ELEMENTS)
             if chunk < told and offset > 0:
                 told = chunk
+                timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
                 self._tell(ev.NodeReady(lease.lease, chunk))
 
         started = time.perf_counter()
@@ -287,12 +297,14 @@ class DeviceThread:
             ) -> float:
                 if last:
                     self._sums[lease.lease] = out
-                return step.micro_batch(lease.step, index, out, done)
+                with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
+                    return step.micro_batch(lease.step, index, out, done)
 
             losses.append(total.add_leaf(compute))
             if step.on_phase is not None:
                 self._first_iteration_complete(built)
         seconds = time.perf_counter() - started - self._fetching_seconds
+        timeline.mark("device", "gradient ready", lease.step, chunk=0)
         self._tell(ev.NodeReady(lease.lease, 0, tuple(losses)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
@@ -316,7 +328,8 @@ class DeviceThread:
         for index in range(lease.first, lease.first + lease.count):
             if lease.lease in self._dropped:
                 return
-            total, tokens = step.evaluate(index)
+            with timeline.span("device", "evaluate", lease.step, index=index):
+                total, tokens = step.evaluate(index)
             losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
         self._tell(ev.LeaseEvaluated(lease.lease, tuple(losses)))
 

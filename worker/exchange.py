@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from protos.tensors_pb2 import ChunkHeader
+from services import timeline
 from services.errors import Refused
 from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
@@ -94,6 +95,7 @@ class Exchange:
         if built is None:
             return  # of a job that is over
         check(chunk, built.elements, built.wire.weights)
+        timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
         self._metrics.received(chunk.header.job, len(chunk.payload))
         self._feed(WeightsArrived(chunk.header), chunk)
 
@@ -110,9 +112,11 @@ class Exchange:
             values = self._device.values(header.lease, header.index)
             if values is None:
                 continue  # dropped on the device thread before the core was told
+            began = timeline.now()
             slot = await self._link.free_slot()
             message, payload_bytes = await loop.run_in_executor(sender, self._message, slot, header, values)
             await self._stream.write(message)
+            timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
             self._metrics.sent(header.job, payload_bytes)
 
     def _message(self, slot: int | None, header: ChunkHeader, values: Float32Array) -> tuple[bytes, int]:

@@ -14,6 +14,7 @@ from safetensors.numpy import save
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
 from mesh.transfer import download
+from services import timeline
 from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, RegressionConfig
 from services.errors import Refused
@@ -168,11 +169,13 @@ class TrainingStep:
     def _forward_and_backward(
         self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
     ) -> Variable:
-        loss = self._model.loss(tape, batch.inputs, batch.targets)
+        with timeline.span("device", "forward"):
+            loss = self._model.loss(tape, batch.inputs, batch.targets)
         if self.on_phase is not None:
             self.on_phase("FORWARD_PASS")
         # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
-        tape.backward(loss, 1 / batch.rows, on_final)
+        with timeline.span("device", "backward"):
+            tape.backward(loss, 1 / batch.rows, on_final)
         if self.on_phase is not None:
             self.on_phase("BACKWARD_PASS")
         return loss

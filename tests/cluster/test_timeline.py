@@ -1,0 +1,73 @@
+"""A job recorded by `--timeline`: every activity of a step is there, on clocks that agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.timeline import TimelineOptions
+from tests.cluster.bits import Bits, bits
+from tests.cluster.harness import Cluster, eventually
+
+CHUNKS = {0, 1}
+AT_WORKER = {
+    ("device", "weights onto the mesh"),
+    ("device", "weights complete"),
+    ("device", "micro-batch"),
+    ("device", "forward"),
+    ("device", "backward"),
+    ("device", "gradient ready"),
+    ("send", "send"),
+    ("receive", "weights"),
+}
+AT_OPTIMIZER = {("kernel", name) for name in ("stage", "measure", "COMMIT", "update")}
+IN_3_TIERS = {("to optimizer", "send"), ("from optimizer", "weights")}
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The events, with their lanes."""
+    events = json.loads(path.read_text())["traceEvents"]
+    lanes = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    return [{**each, "lane": lanes[each["tid"]]} for each in events if each["ph"] != "M"]
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_every_activity_of_a_step_is_recorded(
+    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    folder = tmp_path / "timeline"
+    flags = TimelineOptions.parse(folder, "4-5").flags
+    with Cluster(tmp_path, tiers=tiers, workers=1, options=(*flags, "--no-shared-memory")) as cluster:
+        assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+        files = ["worker-1.json", "aggregator.json"] + ["optimizer.json"] * (tiers == 3)
+        eventually(lambda: all((folder / name).exists() for name in files), "the timelines' files")
+    found = {name: read(folder / name) for name in files}
+    worker, aggregator = found["worker-1.json"], found["aggregator.json"]
+    optimizer = found.get("optimizer.json", aggregator)
+
+    def kinds(events: list[dict[str, Any]]) -> set[tuple[str, str]]:
+        return {(each["lane"], each["name"]) for each in events}
+
+    assert kinds(worker) >= AT_WORKER
+    assert kinds(aggregator) >= {("from worker-1", "gradient"), ("to worker-1", "send")}
+    assert kinds(optimizer) >= AT_OPTIMIZER
+    if tiers == 3:
+        assert kinds(aggregator) >= IN_3_TIERS and ("receive", "sum") in kinds(optimizer)
+
+    def times(events: list[dict[str, Any]], lane: str, step: int) -> dict[int, float]:
+        return {
+            each["args"]["chunk"]: each["ts"]
+            for each in events
+            if each["lane"] == lane and each["args"].get("step") == step
+        }
+
+    sent, arrived = times(worker, "send", 5), times(aggregator, "from worker-1", 5)
+    assert sent.keys() == arrived.keys() == CHUNKS
+    assert all(sent[chunk] <= arrived[chunk] for chunk in CHUNKS), "gradients go up"
+    (commit,) = [each["ts"] for each in optimizer if each["name"] == "COMMIT" and each["args"]["step"] == 5]
+    down, there = times(aggregator, "to worker-1", 6), times(worker, "receive", 6)
+    assert down.keys() == there.keys() == CHUNKS
+    assert all(arrived[chunk] <= commit <= down[chunk] <= there[chunk] for chunk in CHUNKS), "weights go down"
