@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -134,32 +135,47 @@ def phase_of(moments: Iterable[tuple[float, int]], size_bytes: int) -> Phase:
     raise ValueError(f"fewer than {size_bytes} bytes went through")
 
 
-def raw_share(senders: Sequence[Host], receiver: Host, bits_per_second: float) -> float:
-    """The share of the receiver's link that plain sockets of these senders fill: what its shape lets through.
+def raw_share(flows: Sequence[tuple[Host, Host]], bits_per_second: float) -> float:
+    """The share of a receiver's link that plain sockets fill, all flows at once: what the links' shape lets through.
+
+    Args:
+        flows: sender and receiver of each.
+        bits_per_second: of each link.
+
+    Returns:
+        That of the receiver that got the least.
 
     Raises:
-        Failed: the transfer did.
+        Failed: a transfer did.
     """
+    senders: dict[Host, list[Host]] = {}
+    for sender, receiver in flows:
+        senders.setdefault(receiver, []).append(sender)
     python = [sys.executable, str(RAW_LINK)]
-    command = receiver.command([*python, "receive", str(len(senders)), str(RAW_BYTES)])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
+    with ExitStack() as stack:
+
+        def start(host: Host, *arguments: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(
+                subprocess.Popen(host.command([*python, *arguments]), stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            return process
+
+        size = str(RAW_BYTES)
+        receiving = {host: start(host, "receive", str(len(of)), size) for host, of in senders.items()}
+        for receiver, process in receiving.items():
+            assert process.stdout is not None
             port = process.stdout.readline().strip()
-            sending = [
-                subprocess.Popen(host.command([*python, "send", receiver.address, port, str(RAW_BYTES)]))
-                for host in senders
-            ]
+            for sender in senders[receiver]:
+                start(sender, "send", receiver.address, port, size)
+        shares = []
+        for receiver, process in receiving.items():
             try:
                 output, _ = process.communicate(timeout=_RAW_SECONDS)
-            finally:
-                for each in sending:
-                    each.kill()
-                    each.wait()
-        except subprocess.TimeoutExpired:
-            raise Failed(f"raw_link: not done within {_RAW_SECONDS:g} s") from None
-        finally:
-            process.kill()
-    if process.returncode != 0:
-        raise Failed(f"raw_link: exit code {process.returncode}")
-    return len(senders) * RAW_BYTES * 8 / bits_per_second / float(json.loads(output))
+            except subprocess.TimeoutExpired:
+                raise Failed(f"raw_link: not done within {_RAW_SECONDS:g} s") from None
+            if process.returncode != 0:
+                raise Failed(f"raw_link: exit code {process.returncode}")
+            bits = 8 * RAW_BYTES * len(senders[receiver])
+            shares.append(bits / bits_per_second / float(json.loads(output)))
+    return min(shares)

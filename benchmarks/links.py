@@ -37,7 +37,7 @@ def aggregator_link() -> bool:
     with ExitStack() as stack:
         network = stack.enter_context(Hosts(names, GIGABIT))
         hosts = network.by_name
-        raw = raw_share([hosts[name] for name in names[1:]], hosts["aggregator"], GIGABIT)
+        raw = raw_share([(hosts[name], hosts["aggregator"]) for name in names[1:]], GIGABIT)
         cluster = stack.enter_context(
             IdleCluster(
                 "links",

@@ -50,7 +50,7 @@ def run() -> bool:
         if not LEAST_COMPUTING <= computing / (bits / GIGABIT) <= MOST_COMPUTING:
             network.shape(bits / computing)
         rate = network.bits_per_second
-        raw = raw_share([hosts[name] for name in names[1:]], hosts["aggregator"], rate)
+        raw = raw_share([(hosts[name], hosts["aggregator"]) for name in names[1:]], rate)
         kernels = {
             name: median(seconds) / adamw_over_memcpy.ELEMENTS
             for name, seconds in adamw_over_memcpy.measure().items()
