@@ -64,12 +64,20 @@ class AggregatorCore:
     """The state machine of one aggregator epoch."""
 
     def __init__(
-        self, *, name: str, epoch: int, records: Iterable[Record], heartbeat_seconds: float, tiers: int
+        self,
+        *,
+        name: str,
+        epoch: int,
+        records: Iterable[Record],
+        heartbeat_seconds: float,
+        tiers: int,
+        lanes: int = 1,
     ) -> None:
         self.name = name
         self.epoch = epoch
         self.heartbeat_seconds = heartbeat_seconds
         self.tiers = tiers
+        self._lanes = lanes
         self.records = {record.job.id: record for record in records}
         self.members: dict[int, Member] = {}
         self.run: Run | None = None
@@ -343,6 +351,7 @@ class AggregatorCore:
             record.plan,
             record.fingerprint,
             epoch=self.epoch,
+            lanes=self._lanes,
             new_lease=self._new_lease,
             members=self.members,
             out=self._out,

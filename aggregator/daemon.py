@@ -23,22 +23,28 @@ class AggregatorOptions(DaemonOptions):
         optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
         record: file to record the core's inputs and effects in, for replay; None: none.
         heartbeat_seconds: how often both sides of a connection speak at least.
+        shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in; none: they are in this
+            one.
+        shard: whether this is such a process itself, which is told everything by the aggregator that names it.
     """
 
     state_dir: Path = field(kw_only=True)
     optimizer: str | None = field(default=None, kw_only=True)
     record: Path | None = field(default=None, kw_only=True)
     heartbeat_seconds: float = field(default=5.0, kw_only=True)
+    shards: tuple[str, ...] = field(default=(), kw_only=True)
+    shard: bool = field(default=False, kw_only=True)
 
 
 def run(options: AggregatorOptions) -> int:
     """Run an aggregator until it is told to stop; returns the exit code."""
 
     def build() -> tuple[Service, CollectorRegistry]:
+        _check_roles(options)
+        if options.shard:
+            return _build_shard(options)
         from aggregator.service import AggregatorService
 
-        if options.optimizer is not None:
-            split_address("--optimizer", options.optimizer)
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
         make_state_dir(options.state_dir)
@@ -52,7 +58,37 @@ def run(options: AggregatorOptions) -> int:
             record=options.record,
             heartbeat_seconds=options.heartbeat_seconds,
             shared_memory=options.shared_memory,
+            shards=options.shards,
         )
         return service, metrics.registry
 
     return run_role("aggregator", options, build)
+
+
+def _check_roles(options: AggregatorOptions) -> None:
+    """Hold what it is to do to be one thing (Refused)."""
+    if options.shard and (options.shards or options.optimizer):
+        other = "--shards" if options.shards else "--optimizer"
+        raise Refused(
+            f"--shard and {other}: a shard does what its aggregator says, and has neither shards nor an optimizer; "
+            f"give {other} to the aggregator"
+        )
+    if options.optimizer is not None:
+        if options.shards:
+            raise Refused(
+                "--shards and --optimizer: the optimizer's tensors are in the shards (2-tier); give one of them only"
+            )
+        split_address("--optimizer", options.optimizer)
+    for address in options.shards:
+        split_address("--shards", address)
+    twice = {address for address in options.shards if options.shards.count(address) > 1}
+    if twice:
+        raise Refused(f"--shards: {', '.join(sorted(twice))} given twice; each shard is a process of its own")
+
+
+def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:
+    from aggregator.shards.service import ShardService
+
+    metrics = AggregatorMetrics()
+    service = ShardService(name=options.name, metrics=metrics, shared_memory=options.shared_memory)
+    return service, metrics.registry

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
-from aggregator.core import AggregatorCore
 from aggregator.events import ChunkArrived, ExchangeOpened
 from aggregator.sessions import Sessions, WorkerSession
+from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services import timeline
 from services.errors import Refused
 from services.metrics import AggregatorMetrics
@@ -19,6 +19,22 @@ from services.tensors.same_host import AcceptedLink
 from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.aggregator")
+
+
+class StreamCore(Protocol):
+    """What a data stream asks; `AggregatorCore` and a shard's core answer."""
+
+    def why_stale(self, session: int, header: ChunkHeader) -> str:
+        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+
+    def expected_elements(self, job: str) -> int | None:
+        """Elements of the job's layout; None: not known here."""
+
+    def wire_type(self, kind: ChunkKind) -> DType:
+        """How chunks of this kind travel."""
+
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
 
 
 class Exchange:
@@ -39,7 +55,7 @@ class Exchange:
     def __init__(
         self,
         *,
-        core: AggregatorCore,
+        core: StreamCore,
         sessions: Sessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],

@@ -64,6 +64,13 @@ class OptimizerLink(Protocol):
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order."""
 
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
+        """An async iterator over the file parts of a checkpoint."""
+
+
+class SumsLink(OptimizerLink, Protocol):
+    """A link that finished sums of this process go through."""
+
     def prepare(self, header: ChunkHeader, values: Float32Array) -> Any:
         """Make a chunk ready to be sent; called on the kernel thread."""
 
@@ -72,9 +79,6 @@ class OptimizerLink(Protocol):
 
     async def room(self) -> None:
         """Wait until few enough sums are on their way to the optimizer for workers to send more."""
-
-    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
-        """An async iterator over the file parts of a checkpoint."""
 
 
 class LocalOptimizer:
@@ -107,11 +111,11 @@ class LocalOptimizer:
     async def _take_weights(self) -> None:
         while True:
             self._wake.clear()
-            message = await self._engine.next_weights()
-            if message is None:
+            taken = await self._engine.next_weights()
+            if taken is None:
                 await self._wake.wait()
             else:
-                self._events.weights(message)
+                self._events.weights(taken[1])
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order."""

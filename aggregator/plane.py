@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from aggregator.core import AggregatorCore
 from aggregator.events import ChunkArrived, ExchangeOpened, SumEffect
 from aggregator.exchange import Exchange
+from aggregator.optimizer_link import SumsLink
 from aggregator.reduction import Reduction
 from aggregator.sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as pb
@@ -58,8 +60,7 @@ class OwnPlane:
         sessions: of the workers that attend.
         metrics: of this aggregator.
         feed: gives the core an input, with the chunk that came if one did.
-        room: waits until few enough sums are on their way to the optimizer for workers to send more.
-        forward: called on the kernel thread with a finished sum.
+        link: takes finished sums.
         failed: called on the kernel thread with what went wrong there.
         shared_memory: whether payloads may go through memory shared with a worker.
     """
@@ -71,21 +72,26 @@ class OwnPlane:
         sessions: Sessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
-        room: Callable[[], Awaitable[None]],
-        forward: Callable[[ChunkHeader, Float32Array], None],
+        link: SumsLink,
         failed: Callable[[Exception], None],
         shared_memory: bool,
     ) -> None:
         self._sessions = sessions
-        self._reduction = Reduction(forward, failed)
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._reduction = Reduction(self._forward, failed)
         self._exchange = Exchange(
             core=core,
             sessions=sessions,
             metrics=metrics,
             feed=feed,
-            room=room,
+            room=link.room,
             shared_memory=shared_memory,
         )
+
+    def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
+        """On the kernel thread: a sum is finished."""
+        self._loop.call_soon_threadsafe(self._link.send, self._link.prepare(header, values))
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""

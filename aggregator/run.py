@@ -50,6 +50,7 @@ class Run:
         fingerprint: Mapping[str, str],
         *,
         epoch: int,
+        lanes: int,
         new_lease: Callable[[], int],
         members: Mapping[int, Member],
         out: Outbox,
@@ -72,6 +73,7 @@ class Run:
         self._checkpoint: Version | None = None
         self._tokens_per_micro_batch = 0
         self._members = members
+        self._lanes = lanes
         self._out = out
         job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
 
@@ -231,7 +233,7 @@ class Run:
             self._finish_if_saved()
         else:
             self.job.phase = "train"
-            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now)
+            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, self._lanes)
             expected = [each for each in self._able() if each.streamed]
             self.sum.distribute(speeds(expected), now)
             for member in expected:

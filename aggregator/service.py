@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,20 @@ from aggregator import events as ev
 from aggregator.core import AggregatorCore, Clock, Record
 from aggregator.jobs_service import JobsServicer
 from aggregator.journal import Journal
-from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer
+from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
 from aggregator.plane import DataPlane, OwnPlane
 from aggregator.queue import Queue
 from aggregator.sessions import Sessions, WorkerSession
+from aggregator.shards.home import TensorsInShards
+from aggregator.shards.lanes import Lanes
+from aggregator.shards.optimizer import ShardedOptimizer
+from aggregator.shards.shards import Shards
 from optimizer.engine import OptimizerEngine
+from optimizer.home import HomeEvents, TensorHome
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
-from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import WEIGHTS
 from services import timeline
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
@@ -35,7 +41,6 @@ from services.plan import plan_of
 from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
-from services.tensors.kernels import Float32Array
 from services.tensors.wire import TensorChunk, check, deserialize
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -57,11 +62,13 @@ class AggregatorService:
         record: Path | None = None,
         heartbeat_seconds: float = 2.0,
         shared_memory: bool = True,
+        shards: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.metrics = metrics
         self._state_dir = state_dir
         self._optimizer = optimizer
+        self._shard_addresses = tuple(shards)
         self._security = security
         self._record = record
         self._heartbeat_seconds = heartbeat_seconds
@@ -78,6 +85,7 @@ class AggregatorService:
         self._queue: Queue
         self._sessions: Sessions
         self._plane: DataPlane
+        self.shards: Shards | None = None
 
     # ---- life ----
 
@@ -104,26 +112,75 @@ class AggregatorService:
             records=records,
             heartbeat_seconds=self._heartbeat_seconds,
             tiers=3 if self._optimizer else 2,
+            lanes=max(1, len(self._shard_addresses)),
         )
         self._sessions = Sessions(epoch)
-        self.link = self._make_link(epoch)
-        self._plane = OwnPlane(
-            core=self.core,
-            sessions=self._sessions,
-            metrics=self.metrics,
-            feed=self.feed,
-            room=self.link.room,
-            forward=self._forward,
-            failed=self._fail_later,
-            shared_memory=self._shared_memory,
-        )
+        if self._shard_addresses:
+            self._take_shards(epoch)
+        else:
+            link = self._make_link(epoch)
+            self.link = link
+            self._plane = OwnPlane(
+                core=self.core,
+                sessions=self._sessions,
+                metrics=self.metrics,
+                feed=self.feed,
+                link=link,
+                failed=self._fail_later,
+                shared_memory=self._shared_memory,
+            )
         self.metrics.epoch(epoch)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
-    def _make_link(self, epoch: int) -> OptimizerLink:
+    def _optimizer_connected(self, name: str) -> None:
+        self.feed(ev.OptimizerConnected(name))
+
+    def _optimizer_lost(self, reason: str) -> None:
+        self.feed(ev.OptimizerLost(reason))
+
+    def _take_shards(self, epoch: int) -> None:
+        """Payloads and the optimizer's tensors are in other processes."""
+        shards = self.shards = Shards(
+            self._shard_addresses,
+            self._security,
+            name=self.name,
+            incarnation=self._incarnation,
+            epoch=epoch,
+            heartbeat_seconds=self._heartbeat_seconds,
+        )
+        metrics = OptimizerMetrics(self.metrics.registry)
+        link = ShardedOptimizer(
+            self._make_engine(metrics, lambda events: TensorsInShards(events, shards, metrics)),
+            shards,
+            name=self.name,
+            epoch=epoch,
+            connected=self._optimizer_connected,
+            lost=self._optimizer_lost,
+            message=self._optimizer_said,
+            weights=lambda header: self.feed(ev.WeightsArrived(header)),
+        )
+        self.link = link
+        self._plane = Lanes(
+            shards, core=self.core, sessions=self._sessions, feed=self.feed, finished=link.finished
+        )
+
+    def _make_engine(
+        self, metrics: OptimizerMetrics, make_home: Callable[[HomeEvents], TensorHome] | None = None
+    ) -> OptimizerEngine:
+        self._engine = OptimizerEngine(
+            name=self.name,
+            incarnation=self._incarnation,
+            state_dir=self._state_dir,
+            metrics=metrics,
+            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
+            make_home=make_home,
+        )
+        return self._engine
+
+    def _make_link(self, epoch: int) -> SumsLink:
         events = LinkEvents(
-            connected=lambda name: self.feed(ev.OptimizerConnected(name)),
-            lost=lambda reason: self.feed(ev.OptimizerLost(reason)),
+            connected=self._optimizer_connected,
+            lost=self._optimizer_lost,
             message=self._optimizer_said,
             weights=self._weights_arrived,
         )
@@ -138,14 +195,8 @@ class AggregatorService:
                 shared_memory=self._shared_memory,
                 count=self.metrics.shared_memory,
             )
-        self._engine = OptimizerEngine(
-            name=self.name,
-            incarnation=self._incarnation,
-            state_dir=self._state_dir,
-            metrics=OptimizerMetrics(self.metrics.registry),
-            record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
-        )
-        return LocalOptimizer(self._engine, name=self.name, epoch=epoch, events=events)
+        engine = self._make_engine(OptimizerMetrics(self.metrics.registry))
+        return LocalOptimizer(engine, name=self.name, epoch=epoch, events=events)
 
     async def run(self) -> None:
         """Serve until cancelled, or until something that must not fail has failed."""
@@ -249,10 +300,6 @@ class AggregatorService:
         if isinstance(body, pb.Commit):
             self.metrics.committed(body.job, applied=body.applied)
         self.feed(ev.FromOptimizer(body))
-
-    def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
-        """On the kernel thread: a sum is finished."""
-        self._loop.call_soon_threadsafe(self.link.send, self.link.prepare(header, values))
 
     def _weights_arrived(self, message: bytes) -> None:
         chunk = deserialize(message)

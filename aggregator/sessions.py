@@ -44,9 +44,9 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, hello: pb.Hello) -> WorkerSession:
-        """A new session."""
-        self._last += 1
+    def open(self, hello: pb.Hello, number: int = 0) -> WorkerSession:
+        """A new session; 0: of a number that none had before."""
+        self._last = number or self._last + 1
         session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
         return session
 

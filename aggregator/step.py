@@ -35,11 +35,13 @@ class Assignment:
 class StepSum:
     """The state of one step until its COMMIT."""
 
-    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float) -> None:
+    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float, lanes: int = 1) -> None:
+        """Of chunks that go through this many processes, each with room for a window."""
+        self._lanes = lanes
         self.version = version
         self.coverage = Coverage(Node(0, micro_batches), chunks)
         self.assignments = [Assignment(self.coverage.root, None, now)]
-        self.limit = min(WINDOW_CHUNKS, chunks)
+        self.limit = min(WINDOW_CHUNKS * lanes, chunks)
         self._position = 0
         self._losses: dict[int, float] = {}
 
@@ -117,8 +119,9 @@ class StepSum:
 
     @property
     def _window_chunks(self) -> int:
-        """How far ahead of the finished chunks each lease may send."""
-        return max(LEAST_WINDOW_CHUNKS, min(WINDOW_CHUNKS, WINDOW_SUMS // len(self.assignments)))
+        """How far ahead of the finished chunks each lease may send, over all lanes."""
+        each = max(LEAST_WINDOW_CHUNKS, min(WINDOW_CHUNKS, WINDOW_SUMS // len(self.assignments)))
+        return each * self._lanes
 
     @property
     def loss(self) -> float | None:

@@ -38,6 +38,13 @@ def worker(
 @option(
     "--optimizer", metavar="HOST:PORT", help="The optimizer (3-tier); without it, it runs inside (2-tier)."
 )
+@option(
+    "--shards",
+    default="",
+    metavar="HOST:PORT,...",
+    help="Processes started with --shard that tensors are split over (2-tier); without them, they are in this one.",
+)
+@option("--shard", is_flag=True, help="Be a shard: hold the tensors that an aggregator with --shards splits.")
 @path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
 @option("--heartbeat-seconds", type=float, default=5.0, help="Peers silent for three of these are lost.")
 @path_option("--record", help="Record what the core sees and does here, for replay.")
@@ -45,6 +52,8 @@ def worker(
 def aggregator(
     *,
     optimizer: str | None,
+    shards: str,
+    shard: bool,
     state_dir: Path,
     heartbeat_seconds: float,
     record: Path | None,
@@ -59,6 +68,8 @@ def aggregator(
             optimizer=optimizer,
             record=record,
             heartbeat_seconds=heartbeat_seconds,
+            shards=tuple(address.strip() for address in shards.split(",") if address.strip()),
+            shard=shard,
             **daemon,
         )
     )

@@ -127,16 +127,19 @@ class OptimizerEngine:
         """A chunk arrived, [elements] float32; None: in the home of the tensors."""
         self.feed(ev.ChunkArrived(header), values)
 
-    async def next_weights(self) -> bytes | None:
-        """The next chunk of weights as a message of the data plane; None: nothing for now."""
+    async def next_weights(self) -> tuple[ChunkHeader, bytes] | None:
+        """The next chunk of weights, and its message of the data plane, empty where it doesn't come here.
+
+        None: nothing for now.
+        """
         header = self.core.next_weights()
         if header is None or self._opened is None:
             return None
         message = self._fresh.pop(header.index, None)
         if message is not None and self._fresh_epoch == header.epoch:
-            return message
+            return header, message
         try:
-            return await self._home.message(header)  # asked for anew
+            return header, await self._home.message(header)  # asked for anew
         except Failed as failed:
             self.feed(broke(header.job, failed))
             return None

@@ -69,7 +69,7 @@ class TensorHome(Protocol):
         """Update all weights, telling of each chunk in order; `header` of the messages made of them."""
 
     async def message(self, header: ChunkHeader) -> bytes:
-        """The message of a chunk of the weights as they are.
+        """The message of a chunk of the weights as they are, ready to be sent; empty where they don't come here.
 
         Raises:
             Failed: the wire type can't hold them.

@@ -241,10 +241,11 @@ class OptimizerService:
     ) -> None:
         while True:
             link.wake.clear()
-            message = await self.engine.next_weights()
-            if message is None:
+            taken = await self.engine.next_weights()
+            if taken is None:
                 await link.wake.wait()
                 continue
+            _, message = taken
             slot = await tensors.free_slot()
             await context.write(message if slot is None else tensors.serialize(deserialize(message), slot))
 

@@ -53,6 +53,10 @@ class Tensors:
         self._block_sums.clear()
         return measured(self.config, sums, step)
 
+    def take_block_sums(self, chunk: int) -> NDArray[np.float64]:
+        """The block sums of a staged chunk, for whoever measures; `measure` has them no more."""
+        return self._block_sums.pop(chunk)
+
     def begin_update(self, grad_norm: float, rate: float) -> None:
         """Fix the scalars of the next update."""
         self.rule.begin(rate, clip_coefficient(grad_norm, self.config.clip_grad_norm))

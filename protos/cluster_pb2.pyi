@@ -105,12 +105,16 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("name", "heartbeat_seconds")
+    __slots__ = ("name", "heartbeat_seconds", "session", "shards")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     heartbeat_seconds: float
-    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
+    session: int
+    shards: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("job", "spec_json")

@@ -18,6 +18,8 @@ MAILBOX_LENGTH = 4096
 """Control messages that may wait for a peer to read; one that reads none for longer is cut off."""
 INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata by which a data stream names the process that attends on the control stream."""
+SESSION_KEY = "tiermesh-session"
+"""gRPC metadata by which a worker's data stream to a shard names its connection, as its Welcome did."""
 
 Message = TypeVar("Message")
 
@@ -35,9 +37,10 @@ class LinkClosed(TiermeshError):
 
 
 class Mailbox(Generic[Message]):
-    """Messages on their way out of the event loop, in order; at most `MAILBOX_LENGTH`."""
+    """Messages on their way out of the event loop, in order; at most `length`."""
 
-    def __init__(self) -> None:
+    def __init__(self, length: int = MAILBOX_LENGTH) -> None:
+        self._length = length
         self._waiting: deque[Message] = deque()
         self._closed: LinkClosed | None = None
         self._closing = asyncio.Event()
@@ -47,8 +50,8 @@ class Mailbox(Generic[Message]):
         """Append a message; closes the mailbox when the peer has stopped reading."""
         if self._closed is not None:
             return
-        if len(self._waiting) == MAILBOX_LENGTH:
-            self.close(f"the peer left {MAILBOX_LENGTH} messages unread")
+        if len(self._waiting) == self._length:
+            self.close(f"the peer left {self._length} messages unread")
             return
         self._waiting.append(message)
         self._changed.set()
@@ -79,6 +82,15 @@ class Mailbox(Generic[Message]):
             return self._waiting.popleft()
         assert self._closed is not None
         raise self._closed
+
+    async def take_batch(self, most: int) -> list[Message]:
+        """The next messages, one at least and `most` at most.
+
+        Raises:
+            LinkClosed: the mailbox is closed and empty.
+        """
+        first = await self.take()
+        return [first, *(self._waiting.popleft() for _ in range(min(most - 1, len(self._waiting))))]
 
 
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:

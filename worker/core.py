@@ -125,13 +125,19 @@ class WorkerCore:
             fingerprint=built.fingerprint if built else {},
         )
 
-    def next_chunk(self) -> ChunkHeader | None:
-        """The header of the next chunk to send, counted as sent; None: nothing may go now."""
+    def next_chunk(self, lane: int = 0, lanes: int = 1) -> ChunkHeader | None:
+        """The header of the next chunk to send, counted as sent; None: nothing may go now.
+
+        Args:
+            lane: number of the data stream that asks; it takes every `lanes`-th chunk of the layout.
+            lanes: how many data streams there are.
+        """
         if not self._welcome or self.job is None:
             return None
         for held in self.leases.values():
-            if held.queue and self._may_go(held, held.queue[0]):
-                return self._header(held, held.queue.pop(0))
+            place = next((at for at, chunk in enumerate(held.queue) if chunk % lanes == lane), None)
+            if place is not None and self._may_go(held, held.queue[place]):
+                return self._header(held, held.queue.pop(place))
         return None
 
     def handle(self, event: Input) -> list[Effect]:

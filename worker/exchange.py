@@ -19,6 +19,7 @@ from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
 from services.tensors.kernels import Float32Array
 from services.tensors.same_host import OfferedLink
+from services.tensors.stripes import Stripe
 from services.tensors.wire import TensorChunk, check, pack, too_large
 from worker.core import WorkerCore
 from worker.device import DeviceThread
@@ -33,6 +34,7 @@ class Exchange:
     Args:
         stream: the gRPC call.
         link: how its payloads travel.
+        stripe: which chunks go through it.
         core: decides what is sent, and takes what comes.
         device: holds the sums.
         incarnation: of this process.
@@ -45,6 +47,7 @@ class Exchange:
         stream: Any,
         link: OfferedLink,
         *,
+        stripe: Stripe,
         core: WorkerCore,
         device: DeviceThread,
         incarnation: str,
@@ -53,6 +56,7 @@ class Exchange:
     ) -> None:
         self._stream = stream
         self._link = link
+        self._stripe = stripe
         self._core = core
         self._device = device
         self._incarnation = incarnation
@@ -105,7 +109,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            header = self._core.next_chunk()
+            header = self._core.next_chunk(self._stripe.index, self._stripe.count)
             if header is None:
                 await self._wake.wait()
                 continue

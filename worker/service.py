@@ -1,6 +1,6 @@
 """The worker's service: keeps the streams to its aggregator up, and carries out what its core decides.
 
-The core and all bookkeeping run on the event loop, the mesh on the device thread; tensors travel in exchange.py.
+The core and all bookkeeping run on the event loop, the mesh on the device thread; tensors travel in lanes.py.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from services.security import Security
 from services.server import open_channel
 from services.streams import (
     HELLO_SECONDS,
-    INCARNATION_KEY,
     Backoff,
     LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
 )
-from services.tensors.same_host import OfferedLink
 from services.tensors.wire import TensorChunk
 from worker import events as ev
 from worker.core import WorkerCore
 from worker.device import DeviceThread
-from worker.exchange import Exchange
+from worker.lanes import Lanes
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -68,7 +66,7 @@ class WorkerService:
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
-        self._exchange: Exchange | None = None
+        self._lanes: Lanes | None = None
         self._heartbeat_seconds = 1.0
         self._heard_seconds = 0.0
 
@@ -111,8 +109,7 @@ class WorkerService:
 
     async def _attend(self, backoff: Backoff) -> None:
         control = open_channel(self._aggregator, self._security, own_connection=True)
-        data = open_channel(self._aggregator, self._security, own_connection=True)
-        async with control, data:
+        async with control:
             self._mailbox = Mailbox()
             self._feed(ev.Connected())
             attend = control.stream_stream(
@@ -131,32 +128,27 @@ class WorkerService:
             self._heartbeat_seconds, self._heard_seconds = welcome.heartbeat_seconds, time.monotonic()
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
-            backoff.reset()
-            link = OfferedLink(
-                f"aggregator {welcome.name}", enabled=self._shared_memory, count=self._metrics.shared_memory
-            )
-            stream = data.stream_stream("/tiermesh.Cluster/Exchange")(
-                metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
-            )
-            self._exchange = Exchange(
-                stream,
-                link,
+            self._lanes = Lanes(
+                self._aggregator,
+                welcome,
+                security=self._security,
+                shared_memory=self._shared_memory,
                 core=self._core,
                 device=self._device,
                 incarnation=self._incarnation,
                 feed=self._feed,
                 metrics=self._metrics,
+                up=backoff.reset,
             )
             try:
                 await until_first_ends(
                     self._take_orders(attend),
                     self._say(attend),
-                    self._exchange.run(),
+                    self._lanes.run(),
                     self._keep_in_touch(),
                 )
             finally:
-                self._exchange = None
-                link.close()
+                self._lanes = None
 
     # ---- the core ----
 
@@ -168,10 +160,8 @@ class WorkerService:
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
                 self._device.carry_out(effect, chunk)
-        if self._exchange is not None and not isinstance(
-            event, ev.WeightsArrived
-        ):  # they bring nothing to send
-            self._exchange.wake()
+        if self._lanes is not None and not isinstance(event, ev.WeightsArrived):  # they bring nothing to send
+            self._lanes.wake()
 
     def _tell(self, event: ev.Input) -> None:
         """From the device thread."""

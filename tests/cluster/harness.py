@@ -174,6 +174,8 @@ class Cluster:
         folder: for state and logs.
         tiers: 2 or 3.
         workers: how many to start, named worker-1, worker-2, ...
+        shards: how many of the aggregator's to start, named shard-0, shard-1, ...; 0: it has none.
+        delays: seed of the random delays between them and whoever calls them; None: none.
         options: for every daemon.
         heartbeat_seconds: of the aggregator.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
@@ -188,6 +190,8 @@ class Cluster:
         *,
         tiers: int = 2,
         workers: int = 0,
+        shards: int = 0,
+        delays: int | None = None,
         options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
@@ -200,6 +204,10 @@ class Cluster:
         self.daemons: list[Daemon] = []
         self.workers: list[Daemon] = []
         self.relays: list[Relay] = []
+        self.shards: list[Daemon] = []
+        self.to_shards: list[Relay] = []
+        self._number_of_shards = shards
+        self._delays = delays
         self.optimizer: Daemon | None = None
         self.aggregator: Daemon
         self._options = options
@@ -215,6 +223,8 @@ class Cluster:
         try:
             if self.tiers == 3:
                 self.start_optimizer()
+            for number in range(self._number_of_shards):
+                self.start_shard(number)
             self.start_aggregator()
             started = [self.start_worker(wait=False) for _ in range(self._number_of_workers)]
             for worker in started:
@@ -264,12 +274,34 @@ class Cluster:
             self.to_optimizer = self.relay(self.optimizer.port)
         return self.optimizer
 
+    def start_shard(self, number: int) -> Daemon:
+        """Start a shard, or start it again."""
+        shard = self._start("aggregator", f"shard-{number}", "--shard").ready()
+        if number < len(self.shards):
+            self.shards[number] = shard
+            self.to_shards[number].target = shard.port
+        else:
+            self.shards.append(shard)
+            seed = None if self._delays is None else self._delays + number
+            self.to_shards.append(self.relay(shard.port, seed=seed))
+        return shard
+
+    def reshard(self, number: int) -> None:
+        """Have the next aggregator take that many shards, all new."""
+        for shard in self.shards:
+            shard.kill()
+        self.shards, self.to_shards = [], []
+        for each in range(number):
+            self.start_shard(each)
+
     def start_aggregator(self) -> Daemon:
         """Start the aggregator, or start it again on the same state."""
         arguments: list[object] = ["--state-dir", self.folder / "aggregator-state"]
         arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
         if self.optimizer is not None:
             arguments += ["--optimizer", self.to_optimizer.address]
+        if self.shards:
+            arguments += ["--shards", ",".join(relay.address for relay in self.to_shards)]
         if self._recorded:
             arguments += ["--record", self.folder / "aggregator.record"]
         again = self._channel is not None

@@ -1,0 +1,235 @@
+"""The optimizer's tensors, spread over an aggregator's shards: each updates its chunks and keeps their rule state.
+
+Orders to a shard are carried out in order. What shards report is put into the order of the layout here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from aggregator.members import Version
+from aggregator.shards.copies import Gathered, scattered
+from aggregator.shards.link import ShardLink
+from aggregator.shards.shards import Shards
+from optimizer import events as ev
+from optimizer.here import broke
+from optimizer.home import HomeEvents, Save, TensorsGone
+from optimizer.tensors import measured
+from protos import shards_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.checkpoints import Checkpoint
+from services.config import JobConfig
+from services.metrics import OptimizerMetrics
+from services.tensors.kernels import Float32Array
+from services.tensors.layout import Layout
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class TensorsInShards:
+    """A `TensorHome`.
+
+    Args:
+        events: takes what is told.
+        shards: where the tensors are.
+        metrics: of the optimizer.
+    """
+
+    def __init__(self, events: HomeEvents, shards: Shards, metrics: OptimizerMetrics) -> None:
+        self._events = events
+        self._shards = shards
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._job = ""
+        self._config: JobConfig | None = None
+        self._elements = 0
+        self._chunks = 0
+        self._opening = 0
+        self._opened: dict[ShardLink, asyncio.Future[None]] = {}
+        self._block_sums: dict[int, NDArray[np.float64]] = {}
+        self._measuring: ev.Measure | None = None
+        self._updating: tuple[ev.Update, float] | None = None  # and when it began
+        self._updated: dict[ShardLink, int] = {}
+        self._told = 0  # chunks of the update that were told of
+        self._made: Version | None = None
+        self._last_copy = 0
+        self._collecting = asyncio.Lock()
+        self._saving: Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        shards.on_lost.append(self._lost)
+        shards.takers.update(
+            {
+                pb.PartOpened: self._part_opened,
+                pb.StagedChunk: self._staged,
+                pb.UpdatedPart: self._part_updated,
+                pb.PartBroke: self._part_broke,
+            }
+        )
+
+    # ---- opening a job ----
+
+    async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
+        """Each shard makes room for its chunks, and is given those of the checkpoint."""
+        if why := self._shards.why_not_ready():
+            raise TensorsGone(why)
+        self._forget()
+        self._job, self._config = job, config
+        self._elements, self._chunks = layout.elements, layout.chunks
+        self._opening += 1
+        opening = self._opening
+        self._opened = {link: self._loop.create_future() for link in self._shards.links}
+        self._shards.order_all(
+            pb.OpenPart(opening=opening, job=job, spec_json=config.to_json(), layout_json=layout.dumps())
+        )
+        await asyncio.gather(*self._opened.values())
+        if checkpoint is not None:
+            await asyncio.gather(
+                *(link.write_part(scattered(checkpoint, link.stripe, opening)) for link in self._shards.links)
+            )
+
+    def _part_opened(self, link: ShardLink, body: pb.PartOpened) -> None:
+        opened = self._opened.get(link)
+        if body.opening == self._opening and opened is not None and not opened.done():
+            opened.set_result(None)
+
+    def drop(self) -> None:
+        """Forget the tensors."""
+        self._forget()
+        self._shards.order_all(pb.DropPart())
+
+    def _lost(self, reason: str) -> None:
+        for opened in self._opened.values():
+            if not opened.done():
+                opened.set_exception(TensorsGone(reason))
+                opened.exception()  # somebody may wait for another one
+        self._forget()
+
+    def _forget(self) -> None:
+        self._job, self._config, self._measuring, self._updating, self._made = "", None, None, None, None
+        self._block_sums.clear()
+
+    def close(self) -> None:
+        """Give up what is being collected."""
+        for task in self._tasks:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def _part_broke(self, link: ShardLink, body: pb.PartBroke) -> None:
+        self._events.tell(ev.Broke(self._job, f"{link}: {body.reason}"))
+
+    # ---- a step ----
+
+    def stage(self, chunk: int, values: Float32Array | None) -> None:
+        """Have the finished sum, which is in its shard, staged there."""
+        self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk))
+
+    def store_initial(self, chunk: int, values: Float32Array | None) -> None:
+        """Have the initial weights, which are in their shard, stored there."""
+        self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk, initial=True))
+
+    def _staged(self, _: ShardLink, body: pb.StagedChunk) -> None:
+        self._block_sums[body.chunk] = np.array(body.block_sums, np.float64)
+        self._measure_if_staged()
+
+    def measure(self, effect: ev.Measure) -> None:
+        """As soon as all shards have said what they measured."""
+        self._measuring = effect
+        self._loop.call_soon(self._measure_if_staged)
+
+    def _measure_if_staged(self) -> None:
+        effect, config = self._measuring, self._config
+        if effect is None or config is None or len(self._block_sums) < self._chunks:
+            return
+        self._measuring = None
+        sums = [self._block_sums[chunk] for chunk in range(self._chunks)]
+        self._block_sums.clear()
+        norm, finite, rate = measured(config, sums, effect.step)
+        self._events.tell(ev.Measured(effect.job, effect.step, norm, finite, rate))
+
+    def update(self, effect: ev.Update, header: ChunkHeader) -> None:
+        """Each shard updates its chunks and makes the messages of them."""
+        self._updating = effect, time.perf_counter()
+        self._updated, self._told = dict.fromkeys(self._shards.links, 0), 0
+        self._made = Version(header.generation, header.step)
+        self._shards.order_all(
+            pb.UpdatePart(
+                job=effect.job,
+                generation=header.generation,
+                step=effect.step,
+                applied=effect.applied,
+                grad_norm=effect.norm,
+                learning_rate=effect.learning_rate,
+            )
+        )
+
+    def _part_updated(self, link: ShardLink, body: pb.UpdatedPart) -> None:
+        """Tell of chunks in the order of the layout."""
+        if self._updating is None or body.step != self._updating[0].step:
+            return
+        effect, began = self._updating
+        self._updated[link] = body.chunks
+        while self._told < self._chunks:
+            holder = self._shards.of_chunk(self._told)
+            if self._updated[holder] <= holder.stripe.local(self._told):
+                return
+            self._told += 1
+            self._events.updated(ev.Updated(effect.job, effect.step, self._told - 1), b"")
+        self._updating = None
+        self._metrics.updated(
+            effect.job,
+            seconds=time.perf_counter() - began,
+            grad_norm=effect.norm,
+            learning_rate=effect.learning_rate,
+        )
+
+    async def message(self, header: ChunkHeader) -> bytes:
+        """Empty: have the messages of the weights of this version made in the shards, unless they are."""
+        version = Version(header.generation, header.step)
+        if self._made != version:
+            self._made = version
+            order = pb.MakeWeights(job=header.job, generation=version.generation, step=version.step)
+            self._shards.order_all(order)
+        return b""
+
+    # ---- checkpoints ----
+
+    def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
+        """Each shard copies its chunks; the copies are put together here, one snapshot after the other."""
+        self._last_copy += 1
+        self._shards.order_all(pb.CopyPart(copy=self._last_copy))
+        self._start(effect.job, self._collect(self._last_copy, self._elements, save))
+
+    def _start(self, job: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(self._guarded(job, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, job: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (TensorsGone, grpc.aio.AioRpcError) as gone:
+            log.info("job %s: a checkpoint is given up: %s", job, gone)
+        except Exception as error:
+            self._events.tell(broke(job, error))
+
+    async def _collect(self, copy: int, elements: int, save: Save) -> None:
+        async with self._collecting:
+            if self._saving is not None:
+                await asyncio.wrap_future(self._saving)
+            gathered = Gathered(elements)
+            await asyncio.gather(*(self._read(link, copy, gathered) for link in self._shards.links))
+            gathered.check()
+            self._saving = save(gathered.weights, gathered.state)
+
+    @staticmethod
+    async def _read(link: ShardLink, copy: int, gathered: Gathered) -> None:
+        async for piece in link.read_part(copy):
+            gathered.take(link.stripe, piece)

@@ -1,0 +1,238 @@
+"""An aggregator's connection to one shard: orders and reports on one TCP connection, checkpoints on another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from aggregator.shards.hold import MESSAGES
+from aggregator.shards.messages import opened, order
+from aggregator.shards.service import BATCH_MESSAGES
+from optimizer.home import TensorsGone
+from protos import cluster_pb2 as cluster
+from protos import shards_pb2 as pb
+from services.errors import Failed, Refused
+from services.plan import PROTOCOL_VERSION
+from services.security import Security
+from services.server import open_channel
+from services.streams import (
+    HELLO_SECONDS,
+    INCARNATION_KEY,
+    Backoff,
+    LinkClosed,
+    Mailbox,
+    raise_status,
+    until_first_ends,
+)
+from services.tensors.stripes import Stripe
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class ShardLink:
+    """One shard, kept up.
+
+    Args:
+        address: `HOST:PORT` of the shard.
+        stripe: which chunks are its.
+        security: certificates to show and to believe.
+        name: of this aggregator.
+        incarnation: of this process.
+        epoch: of this aggregator.
+        came: told when the link is up.
+        went: told when it is down again, after `came`; with why.
+        reported: takes each report.
+
+    Attributes:
+        name: of the shard, once it said so.
+        why_down: why the link is not up; empty while it is.
+        heard_seconds: when the shard last spoke, by the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        stripe: Stripe,
+        *,
+        security: Security,
+        name: str,
+        incarnation: str,
+        epoch: int,
+        came: Callable[[ShardLink], None],
+        went: Callable[[ShardLink, str], None],
+        reported: Callable[[ShardLink, Message], None],
+    ) -> None:
+        self.address = address
+        self.stripe = stripe
+        self.name = ""
+        self.why_down = "not connected yet"
+        self.heard_seconds = 0.0
+        self._security = security
+        self._epoch = epoch
+        self._metadata = ((INCARNATION_KEY, incarnation),)
+        self._hello = cluster.Hello(
+            protocol=PROTOCOL_VERSION,
+            role="aggregator",
+            name=name,
+            incarnation=incarnation,
+            epoch_seen=epoch,
+            shard_index=stripe.index,
+            shard_count=stripe.count,
+        )
+        self._came, self._went, self._reported = came, went, reported
+        self._orders: Mailbox[pb.ShardOrder] = Mailbox(MESSAGES)
+        self._tensors: grpc.aio.Channel | None = None  # while the link is up
+
+    def __str__(self) -> str:
+        return f"shard {self.stripe.index} of {self.stripe.count} ({self.address})"
+
+    @property
+    def up(self) -> bool:
+        """Whether orders reach the shard."""
+        return self._tensors is not None
+
+    def order(self, body: Message) -> None:
+        """Send an order; dropped while the link is down: the shard holds nothing then."""
+        if self.up:
+            self._orders.put(order(body))
+
+    def close(self, reason: str) -> None:
+        """End the connection; it is made anew."""
+        if self.up:
+            self._tensors, self.why_down = None, reason
+            self._orders.close(reason)
+            self._went(self, reason)
+
+    async def keep_up(self) -> None:
+        """Connect, again and again, until cancelled.
+
+        Raises:
+            Failed: the shard obeys a newer aggregator; this one must end.
+        """
+        backoff = Backoff()
+        said = ""
+        while True:
+            try:
+                await self._attend(backoff)
+                reason = "it ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = error.details() or error.code().name
+                if error.code() is grpc.StatusCode.ABORTED:
+                    raise Failed(f"{self}: {reason}") from None
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    reason = "it is no shard; start it with `tiermesh aggregator --shard`"
+            except asyncio.TimeoutError:
+                reason = f"no Hello within {HELLO_SECONDS:g} s"
+            except LinkClosed as closed:
+                reason = str(closed)
+            self.close(reason)
+            self.why_down = reason
+            if reason != said:
+                log.warning("%s: %s; trying again", self, reason)
+                said = reason
+            await backoff.wait()
+
+    async def _attend(self, backoff: Backoff) -> None:
+        control = open_channel(self.address, self._security, own_connection=True)
+        tensors = open_channel(self.address, self._security, own_connection=True)
+        async with control, tensors:
+            attend = control.stream_stream(
+                "/tiermesh.Shard/Attend",
+                request_serializer=pb.ShardOrders.SerializeToString,
+                response_deserializer=pb.ShardReports.FromString,
+            )()
+            await attend.write(pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)]))
+            answer = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
+            first = (
+                opened(answer.reports[0]) if isinstance(answer, pb.ShardReports) and answer.reports else None
+            )
+            if not isinstance(first, cluster.Hello):
+                await raise_status(attend)
+                return
+            self._orders = Mailbox(MESSAGES)
+            self._tensors, self.name, self.why_down = tensors, first.name, ""
+            self.heard_seconds = asyncio.get_running_loop().time()
+            backoff.reset()
+            log.info("%s is %s", self, first.name)
+            self._came(self)
+            await until_first_ends(self._take_reports(attend), self._say(attend))
+
+    async def _take_reports(self, attend: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while isinstance(batch := await attend.read(), pb.ShardReports):
+            self.heard_seconds = loop.time()
+            for sealed in batch.reports:
+                body = opened(sealed)
+                if body is not None:
+                    self._reported(self, body)
+        await raise_status(attend)
+
+    async def _say(self, attend: Any) -> None:
+        while True:
+            orders = await self._orders.take_batch(BATCH_MESSAGES)
+            await attend.write(pb.ShardOrders(epoch=self._epoch, orders=orders))
+
+    # ---- checkpoints ----
+
+    async def read_part(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
+        """The pieces of a copy that CopyPart asked for.
+
+        Raises:
+            TensorsGone: the link went down.
+        """
+        call = self._channel().unary_stream(
+            "/tiermesh.Shard/ReadPart",
+            request_serializer=pb.ReadPartRequest.SerializeToString,
+            response_deserializer=pb.ArrayPiece.FromString,
+        )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
+        channel = self._tensors
+        try:
+            while isinstance(piece := await call.read(), pb.ArrayPiece):
+                yield piece
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            self._gone(error, channel)
+            raise
+        await raise_status(call)
+
+    async def write_part(self, pieces: Iterable[pb.ArrayPiece]) -> None:
+        """Give the shard what a checkpoint holds of its chunks.
+
+        Raises:
+            Refused: it is not of this job's optimizer.
+            TensorsGone: the link went down.
+        """
+        call = self._channel().stream_unary(
+            "/tiermesh.Shard/WritePart",
+            request_serializer=pb.ArrayPiece.SerializeToString,
+            response_deserializer=pb.PartWritten.FromString,
+        )(metadata=self._metadata)
+        channel = self._tensors
+        try:
+            for piece in pieces:
+                await call.write(piece)
+            await call.done_writing()
+            await call
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+            if call.done() and not call.cancelled() and await call.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise Refused(await call.details()) from None
+            self._gone(error, channel)
+            raise
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._tensors is None:
+            raise TensorsGone(f"{self}: {self.why_down}")
+        return self._tensors
+
+    def _gone(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
+        """Say why a stream ended on which all of a job's tensors hang, and let the link end with it."""
+        if self._tensors is not channel:
+            raise TensorsGone(f"{self}: {self.why_down}") from None
+        if isinstance(error, grpc.aio.AioRpcError):
+            reason = f"the stream of a checkpoint ended: {error.details() or error.code().name}"
+            self.close(reason)
+            raise TensorsGone(f"{self}: {reason}") from None

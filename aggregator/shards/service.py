@@ -1,0 +1,245 @@
+"""A shard's gRPC service: one aggregator at a time attends and orders, its workers exchange tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from aggregator.shards.hold import Hold
+from aggregator.shards.messages import opened, report
+from optimizer import rules
+from protos import cluster_pb2 as cluster
+from protos import shards_pb2 as pb
+from services.errors import Refused
+from services.metrics import AggregatorMetrics, OptimizerMetrics
+from services.plan import PROTOCOL_VERSION
+from services.streams import HELLO_SECONDS, INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
+
+log = logging.getLogger("tiermesh.aggregator")
+
+BATCH_MESSAGES = 512
+"""Orders or reports of one message."""
+
+
+class ShardService:
+    """Serves `tiermesh.Shard`, and workers' data streams of `tiermesh.Cluster`."""
+
+    service_names = ("tiermesh.Shard", "tiermesh.Cluster")
+
+    def __init__(self, *, name: str, metrics: AggregatorMetrics, shared_memory: bool = True) -> None:
+        self.name = name
+        self._metrics = metrics
+        self._optimizer_metrics = OptimizerMetrics(metrics.registry)
+        self._shared_memory = shared_memory
+        self._incarnation = uuid.uuid4().hex
+        self._epoch = 0
+        self._hold: Hold | None = None
+        self._failed: asyncio.Future[None]
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Have the update rules ready."""
+        self._failed = asyncio.get_running_loop().create_future()
+        rules.prepare()
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until something that must not fail has failed."""
+        await self._failed
+
+    async def stop(self) -> None:
+        """End all streams."""
+        if self._hold is not None:
+            self._hold.close("the shard stops")
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """For the server; workers' data streams are given and taken as raw messages."""
+        shard = {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                self._attend, pb.ShardOrders.FromString, pb.ShardReports.SerializeToString
+            ),
+            "ReadPart": grpc.unary_stream_rpc_method_handler(
+                self._read_part, pb.ReadPartRequest.FromString, pb.ArrayPiece.SerializeToString
+            ),
+            "WritePart": grpc.stream_unary_rpc_method_handler(
+                self._write_part, pb.ArrayPiece.FromString, pb.PartWritten.SerializeToString
+            ),
+        }
+        workers = {
+            "Attend": grpc.stream_stream_rpc_method_handler(self._turn_away),
+            "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
+        }
+        return [
+            grpc.method_handlers_generic_handler("tiermesh.Shard", shard),
+            grpc.method_handlers_generic_handler("tiermesh.Cluster", workers),
+        ]
+
+    # ---- the aggregator ----
+
+    async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        hello = await self._hello(context)
+        why_not = self._why_not(hello)
+        if why_not:
+            await context.abort(*why_not)
+        if self._hold is not None:
+            newer = hello.epoch_seen > self._epoch
+            text = (
+                f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over from epoch {self._epoch}"
+            )
+            self._hold.close(text if newer else "replaced by a newer connection of the same aggregator")
+        self._epoch = hello.epoch_seen
+        hold = self._hold = Hold(
+            hello,
+            incarnation=self._incarnation,
+            metrics=self._metrics,
+            optimizer_metrics=self._optimizer_metrics,
+            shared_memory=self._shared_memory,
+            failed=self._fail,
+        )
+        hold.reports.put(
+            report(
+                cluster.Hello(
+                    protocol=PROTOCOL_VERSION,
+                    role="aggregator",
+                    name=self.name,
+                    incarnation=self._incarnation,
+                    shard_index=hello.shard_index,
+                    shard_count=hello.shard_count,
+                )
+            )
+        )
+        log.info(
+            "is shard %d of %d of aggregator %s, epoch %d",
+            hello.shard_index,
+            hello.shard_count,
+            hello.name,
+            hello.epoch_seen,
+        )
+        reason = f"aggregator {hello.name} has left"
+        try:
+            await until_first_ends(self._take_orders(hold, context), self._say(hold, context))
+        except LinkClosed as closed:
+            reason = str(closed)
+            await context.abort(closed.code, reason)
+        finally:
+            hold.close(reason)
+            if self._hold is hold:
+                self._hold = None
+            log.info("%s; what was held for it is dropped", reason)
+
+    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> cluster.Hello:
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            first = None
+        hello = opened(first.orders[0]) if isinstance(first, pb.ShardOrders) and first.orders else None
+        if not isinstance(hello, cluster.Hello):
+            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise AssertionError  # abort raises
+        return hello
+
+    def _why_not(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
+        """Why this aggregator is turned away; None if it is welcome."""
+        if hello.protocol != PROTOCOL_VERSION:
+            return grpc.StatusCode.FAILED_PRECONDITION, (
+                f"aggregator {hello.name} speaks protocol {hello.protocol}, this shard {PROTOCOL_VERSION}; "
+                "install the same version of Tiermesh on both"
+            )
+        if hello.role != "aggregator" or not hello.shard_index < hello.shard_count:
+            return grpc.StatusCode.INVALID_ARGUMENT, (
+                f"{hello.name} says that it is a {hello.role!r} and this is shard {hello.shard_index} of "
+                f"{hello.shard_count}; only aggregators attend shards, numbered from 0"
+            )
+        if hello.epoch_seen < self._epoch:
+            return grpc.StatusCode.ABORTED, (
+                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this shard obeys epoch {self._epoch}: a "
+                "newer aggregator has taken over; stop this one"
+            )
+        hold = self._hold
+        if hold is not None and hold.incarnation == hello.incarnation:
+            asked, is_now = hello.shard_index, hold.stripe.index
+            if asked != is_now:
+                return grpc.StatusCode.FAILED_PRECONDITION, (
+                    f"shard {self.name} is shard {is_now} of {hello.shard_count} already, and can't be shard {asked} "
+                    "too; give --shards each process once"
+                )
+        return None
+
+    async def _take_orders(self, hold: Hold, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while isinstance(batch := await context.read(), pb.ShardOrders):
+            if batch.epoch == hold.epoch:
+                hold.carry_out(batch.orders)
+
+    async def _say(self, hold: Hold, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            reports = await hold.reports.take_batch(BATCH_MESSAGES)
+            await context.write(pb.ShardReports(epoch=hold.epoch, reports=reports))
+
+    # ---- workers ----
+
+    async def _turn_away(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        of = f"shard {self._hold.stripe.index} of aggregator {self._hold.name}" if self._hold else "a shard"
+        text = f"{self.name} is {of}; workers attend the aggregator itself: give them its address"
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+    async def _exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        incarnation, number = str(metadata.get(INCARNATION_KEY)), str(metadata.get(SESSION_KEY))
+        hold = self._hold
+        session = await hold.session_of(incarnation, int(number)) if hold and number.isdecimal() else None
+        if hold is None or session is None:
+            text = (
+                f"no worker incarnation {incarnation!r} of session {number} attends this shard's aggregator; attend it "
+                "anew"
+            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        reason = "its data stream ended"
+        try:
+            await hold.exchange.serve(requests, context)
+        finally:
+            session.mailbox.close(reason)
+            try:
+                await session.mailbox.until_closed()  # it is, for the reason that was given first
+            except LinkClosed as closed:
+                reason = str(closed)
+            hold.gone(session, reason)
+
+    # ---- checkpoints ----
+
+    async def _attended(self, context: grpc.aio.ServicerContext[Any, Any]) -> Hold:
+        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        hold = self._hold
+        if hold is None or hold.incarnation != incarnation:
+            text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            raise AssertionError  # abort raises
+        return hold
+
+    async def _read_part(
+        self, request: pb.ReadPartRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ArrayPiece]:
+        hold = await self._attended(context)
+        async for piece in hold.copies.read(request.copy):
+            yield piece
+
+    async def _write_part(
+        self, pieces: AsyncIterator[pb.ArrayPiece], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.PartWritten:
+        hold = await self._attended(context)
+        try:
+            async for piece in pieces:
+                await hold.write(piece)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        return pb.PartWritten()

@@ -1,0 +1,129 @@
+"""An aggregator's shards together: the cluster works while all of them are there, and starts over when one is lost.
+
+Tensors that are spread over shards are lost with one of them. So when a link breaks, all are made anew, and every shard
+drops what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from aggregator.shards.link import ShardLink
+from protos import cluster_pb2 as cluster
+from services.security import Security
+from services.streams import until_first_ends
+from services.tensors.stripes import Stripe
+
+log = logging.getLogger("tiermesh.aggregator")
+
+DEAF_HEARTBEATS = 6
+"""A shard that is silent for that many heartbeats is taken for dead."""
+
+
+class Shards:
+    """All shards of this aggregator.
+
+    Args:
+        addresses: `HOST:PORT` of each, in the order of their numbers.
+        security: certificates to show and to believe.
+        name: of this aggregator.
+        incarnation: of this process.
+        epoch: of this aggregator.
+        heartbeat_seconds: how often both sides speak at least.
+
+    Attributes:
+        links: one each.
+        ready: whether all are up.
+        on_ready: called, one after the other, when the last of them has come up.
+        on_lost: called, after those, when one is lost; with which, and why.
+        takers: who takes a report, by its type; called on the event loop while `ready`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        security: Security,
+        *,
+        name: str,
+        incarnation: str,
+        epoch: int,
+        heartbeat_seconds: float,
+    ) -> None:
+        self.ready = False
+        self.on_ready: list[Callable[[], None]] = []
+        self.on_lost: list[Callable[[str], None]] = []
+        self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
+        self._heartbeat_seconds = heartbeat_seconds
+        self.links = [
+            ShardLink(
+                address,
+                Stripe(index, len(addresses)),
+                security=security,
+                name=name,
+                incarnation=incarnation,
+                epoch=epoch,
+                came=self._came,
+                went=self._went,
+                reported=self._reported,
+            )
+            for index, address in enumerate(addresses)
+        ]
+
+    async def run(self) -> None:
+        """Keep all links up until cancelled.
+
+        Raises:
+            Failed: a shard obeys a newer aggregator; this one must end.
+        """
+        await until_first_ends(self._keep_in_touch(), *(link.keep_up() for link in self.links))
+
+    def of_chunk(self, chunk: int) -> ShardLink:
+        """The link to the shard that holds a chunk of the layout."""
+        return self.links[chunk % len(self.links)]
+
+    def order_all(self, body: Message) -> None:
+        """Send an order to every shard."""
+        for link in self.links:
+            link.order(body)
+
+    def why_not_ready(self) -> str:
+        """The first shard that is waited for, and why; empty if all are up."""
+        return next((f"{link}: {link.why_down}" for link in self.links if not link.up), "")
+
+    def _came(self, link: ShardLink) -> None:
+        if not self.ready and all(each.up for each in self.links):
+            self.ready = True
+            log.info("all %d shards are there", len(self.links))
+            for call in self.on_ready:
+                call()
+
+    def _went(self, link: ShardLink, reason: str) -> None:
+        if not self.ready:
+            return
+        self.ready = False
+        text = f"{link}: {reason}"
+        for other in self.links:
+            if other is not link:
+                other.close(f"{link} is lost: all start over")
+        for call in self.on_lost:
+            call(text)
+
+    def _reported(self, link: ShardLink, body: Message) -> None:
+        taker = self.takers.get(type(body))
+        if self.ready and taker is not None:
+            taker(link, body)
+
+    async def _keep_in_touch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self.order_all(cluster.Heartbeat())
+            for link in self.links:
+                silent = loop.time() - link.heard_seconds
+                if link.up and silent > DEAF_HEARTBEATS * self._heartbeat_seconds:
+                    link.close(f"silent for {silent:.1f} s")

@@ -1,0 +1,305 @@
+from protos import cluster_pb2 as _cluster_pb2
+from protos import tensors_pb2 as _tensors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ShardOrders(_message.Message):
+    __slots__ = ("epoch", "orders")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    orders: _containers.RepeatedCompositeFieldContainer[ShardOrder]
+    def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ShardOrder, _Mapping]]] = ...) -> None: ...
+
+class ShardOrder(_message.Message):
+    __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep", "discard", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ATTENDS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_PART_FIELD_NUMBER: _ClassVar[int]
+    DROP_PART_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
+    DROP_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    DROP_ALL_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    MAKE_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SEND_UP_TO_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    hello: _cluster_pb2.Hello
+    heartbeat: _cluster_pb2.Heartbeat
+    worker_attends: WorkerAttends
+    worker_left: WorkerLeft
+    open_part: OpenPart
+    drop_part: DropPart
+    keep: KeepSum
+    discard: DiscardChunk
+    drop: DropSum
+    merge: MergeSums
+    finish: FinishSum
+    drop_all: DropSums
+    stage: StageChunk
+    update: UpdatePart
+    make_weights: MakeWeights
+    send_up_to: SendUpTo
+    copy: CopyPart
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep: _Optional[_Union[KeepSum, _Mapping]] = ..., discard: _Optional[_Union[DiscardChunk, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ...) -> None: ...
+
+class ShardReports(_message.Message):
+    __slots__ = ("epoch", "reports")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reports: _containers.RepeatedCompositeFieldContainer[ShardReport]
+    def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ShardReport, _Mapping]]] = ...) -> None: ...
+
+class ShardReport(_message.Message):
+    __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EXCHANGES_FIELD_NUMBER: _ClassVar[int]
+    WORKER_GONE_FIELD_NUMBER: _ClassVar[int]
+    PART_OPENED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    BROKE_FIELD_NUMBER: _ClassVar[int]
+    hello: _cluster_pb2.Hello
+    heartbeat: _cluster_pb2.Heartbeat
+    worker_exchanges: WorkerExchanges
+    worker_gone: WorkerGone
+    part_opened: PartOpened
+    arrived: ArrivedChunk
+    staged: StagedChunk
+    updated: UpdatedPart
+    broke: PartBroke
+    def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_exchanges: _Optional[_Union[WorkerExchanges, _Mapping]] = ..., worker_gone: _Optional[_Union[WorkerGone, _Mapping]] = ..., part_opened: _Optional[_Union[PartOpened, _Mapping]] = ..., arrived: _Optional[_Union[ArrivedChunk, _Mapping]] = ..., staged: _Optional[_Union[StagedChunk, _Mapping]] = ..., updated: _Optional[_Union[UpdatedPart, _Mapping]] = ..., broke: _Optional[_Union[PartBroke, _Mapping]] = ...) -> None: ...
+
+class WorkerAttends(_message.Message):
+    __slots__ = ("session", "incarnation", "name")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    incarnation: str
+    name: str
+    def __init__(self, session: _Optional[int] = ..., incarnation: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class WorkerLeft(_message.Message):
+    __slots__ = ("session", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    reason: str
+    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WorkerExchanges(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class WorkerGone(_message.Message):
+    __slots__ = ("session", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    reason: str
+    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class OpenPart(_message.Message):
+    __slots__ = ("opening", "job", "spec_json", "layout_json")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    opening: int
+    job: str
+    spec_json: str
+    layout_json: str
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout_json: _Optional[str] = ...) -> None: ...
+
+class PartOpened(_message.Message):
+    __slots__ = ("opening",)
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    opening: int
+    def __init__(self, opening: _Optional[int] = ...) -> None: ...
+
+class DropPart(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PartBroke(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ArrivedChunk(_message.Message):
+    __slots__ = ("session", "arrival", "header")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    arrival: int
+    header: _tensors_pb2.ChunkHeader
+    def __init__(self, session: _Optional[int] = ..., arrival: _Optional[int] = ..., header: _Optional[_Union[_tensors_pb2.ChunkHeader, _Mapping]] = ...) -> None: ...
+
+class SumNode(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class KeepSum(_message.Message):
+    __slots__ = ("arrival", "node")
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    arrival: int
+    node: SumNode
+    def __init__(self, arrival: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+
+class DiscardChunk(_message.Message):
+    __slots__ = ("arrival",)
+    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    arrival: int
+    def __init__(self, arrival: _Optional[int] = ...) -> None: ...
+
+class DropSum(_message.Message):
+    __slots__ = ("chunk", "node")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    node: SumNode
+    def __init__(self, chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+
+class MergeSums(_message.Message):
+    __slots__ = ("chunk", "left", "right", "parent")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    left: SumNode
+    right: SumNode
+    parent: SumNode
+    def __init__(self, chunk: _Optional[int] = ..., left: _Optional[_Union[SumNode, _Mapping]] = ..., right: _Optional[_Union[SumNode, _Mapping]] = ..., parent: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+
+class FinishSum(_message.Message):
+    __slots__ = ("chunk", "node")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    node: SumNode
+    def __init__(self, chunk: _Optional[int] = ..., node: _Optional[_Union[SumNode, _Mapping]] = ...) -> None: ...
+
+class DropSums(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageChunk(_message.Message):
+    __slots__ = ("chunk", "initial")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    initial: bool
+    def __init__(self, chunk: _Optional[int] = ..., initial: _Optional[bool] = ...) -> None: ...
+
+class StagedChunk(_message.Message):
+    __slots__ = ("chunk", "block_sums")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SUMS_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    block_sums: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, chunk: _Optional[int] = ..., block_sums: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class UpdatePart(_message.Message):
+    __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    step: int
+    applied: bool
+    grad_norm: float
+    learning_rate: float
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+
+class UpdatedPart(_message.Message):
+    __slots__ = ("step", "chunks")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    chunks: int
+    def __init__(self, step: _Optional[int] = ..., chunks: _Optional[int] = ...) -> None: ...
+
+class MakeWeights(_message.Message):
+    __slots__ = ("job", "generation", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    step: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class SendUpTo(_message.Message):
+    __slots__ = ("session", "generation", "step", "limit")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    generation: int
+    step: int
+    limit: int
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class CopyPart(_message.Message):
+    __slots__ = ("copy",)
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    copy: int
+    def __init__(self, copy: _Optional[int] = ...) -> None: ...
+
+class ReadPartRequest(_message.Message):
+    __slots__ = ("copy",)
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    copy: int
+    def __init__(self, copy: _Optional[int] = ...) -> None: ...
+
+class ArrayPiece(_message.Message):
+    __slots__ = ("opening", "array", "dtype", "elements", "offset", "crc32c", "data")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    opening: int
+    array: str
+    dtype: str
+    elements: int
+    offset: int
+    crc32c: int
+    data: bytes
+    def __init__(self, opening: _Optional[int] = ..., array: _Optional[str] = ..., dtype: _Optional[str] = ..., elements: _Optional[int] = ..., offset: _Optional[int] = ..., crc32c: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PartWritten(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

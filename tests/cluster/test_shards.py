@@ -1,0 +1,138 @@
+"""A layout split over shards: the bits are those of an aggregator that holds it alone, whatever dies on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protos import jobs_pb2 as jobs
+from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, llama_config, spec_of
+from tests.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.cluster.test_exactness import OVER_THE_NETWORK, run_with
+
+
+def sums_received(cluster: Cluster, job: str) -> list[float]:
+    """Payload that each process of the aggregator took from workers: the shards', then its own."""
+    return [
+        daemon.metric("tiermesh_received_bytes_total", job=job)
+        for daemon in (*cluster.shards, cluster.aggregator)
+    ]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_any_number_of_shards_gives_the_same_bits(
+    tmp_path: Path, shards: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    """The layout has two chunks: of three shards, one has nothing to hold."""
+    with Cluster(tmp_path, workers=2, shards=shards) as cluster:
+        job = cluster.submit(gpt_spec)
+        assert bits(cluster.finish(job)) == undisturbed
+        *received, own = sums_received(cluster, job)
+        assert all(received[:2])
+        assert not any([*received[2:], own]), "no tensor passes the aggregator, or a shard that has no chunk"
+
+
+def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> None:
+    config = gpt_config(corpus, project_name="wide", max_steps=CHECKPOINT_EVERY)
+    config["transformer_config"]["embedding_dim"] = 256
+    spec = spec_of(tmp_path, config)
+    found: list[Bits] = []
+    for shards in (0, 2, 3):
+        with Cluster(tmp_path / f"over-{shards}", workers=2, shards=shards) as cluster:
+            found.append(bits(cluster.finish(cluster.submit(spec))))
+    assert found[1:] == found[:1] * 2
+
+
+def test_any_arrivals_over_the_network_give_the_same_bits(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    """Each shard is behind a slow network of its own, which shuffles what arrives where first."""
+    with Cluster(tmp_path, workers=3, shards=2, options=OVER_THE_NETWORK, delays=7) as cluster:
+        cluster.wait_workers(3)
+        assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+
+
+def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Path) -> None:
+    spec = spec_of(tmp_path, llama_config(corpus))
+    with Cluster(tmp_path / "alone", options=OVER_THE_NETWORK) as cluster:
+        alone = run_with(cluster, 1, spec, seed=1, steps=CHECKPOINT_EVERY)
+    with Cluster(tmp_path / "sharded", workers=2, shards=2) as cluster:
+        assert bits(cluster.finish(cluster.submit(spec))) == alone
+
+
+def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_workers(2, "ready", "computing")
+        cluster.wait_step(job, 3)
+        cluster.workers[0].kill()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.shards[lost].kill()
+        waits_for = f"shard {lost} of 2"
+        eventually(
+            lambda: waits_for in cluster.status().waiting, f"status to say that it waits for {waits_for}"
+        )
+        cluster.start_shard(lost)
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 2)
+        cluster.workers[0].wait_log(waits_for)
+
+
+def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 2)
+        cluster.shards[0].wait_log("epoch 2")
+
+
+def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    """The control stream, and those of workers, go through the same relay."""
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.to_shards[1].cut()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 2)
+
+
+@pytest.mark.parametrize("then", [0, 3])
+def test_a_job_continues_with_another_number_of_shards(
+    tmp_path: Path, then: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 2)
+        cluster.aggregator.kill()
+        cluster.reshard(then)
+        cluster.start_aggregator()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 2)
+
+
+def test_a_shard_that_was_never_there_is_named(tmp_path: Path, gpt_spec: str) -> None:
+    with Cluster(tmp_path, shards=2) as cluster:
+        cluster.shards[1].kill()
+        cluster.start_worker()
+        cluster.submit(gpt_spec)
+        cluster.workers[0].wait_log("shard 1 of 2")
+        assert "shard 1 of 2" in cluster.status().waiting
+        cluster.start_shard(1)
+        (job,) = cluster.stub.List(jobs.ListRequest(), timeout=LIMIT_SECONDS).jobs
+        assert cluster.finish(job.id).step == STEPS
+        downloaded = tiermesh(
+            "download", job.id, tmp_path / "got", "--aggregator", cluster.to_aggregator.address
+        )
+        assert downloaded.returncode == 0, downloaded.stderr
