@@ -15,8 +15,9 @@ from services import timeline
 from services.errors import Refused
 from services.metrics import AggregatorMetrics
 from services.streams import INCARNATION_KEY, LinkClosed, until_first_ends
-from services.tensors.same_host import AcceptedLink
-from services.tensors.wire import TensorChunk, check, deserialize
+from services.tensors.newest import NewestWeights
+from services.tensors.same_host import MOST_PLACES, AcceptedLink
+from services.tensors.wire import TensorChunk, check, element_bytes
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -42,28 +43,27 @@ class Exchange:
 
     Args:
         core: says what is stale, and what each worker is to be sent.
+        newest: the weights.
         sessions: of the workers that attend.
         metrics: of this aggregator.
         feed: gives the core an input, with the chunk that came if one did.
         room: waits until few enough sums are on their way to the optimizer for workers to send more.
-        shared_memory: whether payloads may go through memory shared with a worker.
-
-    Attributes:
-        weights: messages of the newest weights by chunk.
+        shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
     def __init__(
         self,
         *,
         core: StreamCore,
+        newest: NewestWeights,
         sessions: Sessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
         room: Callable[[], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
-        self.weights: dict[int, bytes] = {}
         self._core = core
+        self._newest = newest
         self._sessions = sessions
         self._metrics = metrics
         self._feed = feed
@@ -87,6 +87,7 @@ class Exchange:
                 enabled=self._shared_memory,
                 count=self._metrics.shared_memory,
             )
+            self._newest.links.append(link)
             await context.send_initial_metadata(link.metadata)
             self._feed(ExchangeOpened(session.number), None)
             await until_first_ends(
@@ -104,6 +105,7 @@ class Exchange:
         finally:
             session.mailbox.close(reason)
             if link is not None:
+                self._newest.links.remove(link)
                 link.close()
 
     async def _receive(
@@ -111,11 +113,15 @@ class Exchange:
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), bytes):
-            stale = self._chunk_arrived(session, link.deserialize(message))
+            stale = self._chunks_arrived(session, link.deserialize(message))
             if stale and stale != said:  # once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk %s", session.name, stale)
                 said = stale
             await self._room()
+
+    def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> str:
+        """Take chunks; why one of them is stale, if one is."""
+        return max([self._chunk_arrived(session, chunk) for chunk in chunks])
 
     def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
         """Take a chunk, or say why it is stale."""
@@ -137,15 +143,24 @@ class Exchange:
     ) -> None:
         while True:
             session.wake.clear()
-            header = self._core.next_weights(session.number)
-            if header is None:
+            headers = self._next_weights(session, MOST_PLACES if link.shares else 1)
+            if not headers:
                 await session.wake.wait()
                 continue
-            message = self.weights[header.index]
             began = timeline.now()
-            slot = await link.free_slot()
-            await context.write(message if slot is None else link.serialize(deserialize(message), slot))
-            timeline.add(
-                f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
-            )
-            self._metrics.sent(header.job, len(message))
+            await self._newest.send(link, [header.index for header in headers], context.write)
+            for header in headers:
+                timeline.add(
+                    f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
+                )
+                self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
+
+    def _next_weights(self, session: WorkerSession, most: int) -> list[ChunkHeader]:
+        """What a worker is to be sent next."""
+        headers: list[ChunkHeader] = []
+        while len(headers) < most:
+            header = self._core.next_weights(session.number)
+            if header is None:
+                break
+            headers.append(header)
+        return headers

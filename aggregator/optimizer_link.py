@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 
@@ -33,10 +33,17 @@ from services.streams import (
     until_first_ends,
 )
 from services.tensors.kernels import Float32Array
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.newest import sequence_of
 from services.tensors.same_host import OfferedLink
-from services.tensors.wire import TensorChunk, pack
+from services.tensors.shared import SharedArray
+from services.tensors.wire import TensorChunk, pack, serialize, with_checksum
 
 log = logging.getLogger("tiermesh.aggregator")
+
+Prepared: TypeAlias = tuple[TensorChunk, SharedArray | None]
+"""A finished sum to be sent, and the array in whose place it lies."""
+_SUM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -46,9 +53,9 @@ class LinkEvents:
     connected: Callable[[str], None]  # the optimizer's name
     lost: Callable[[str], None]  # why
     message: Callable[[OptimizerBody], None]
-    weights: Callable[
-        [bytes], None
-    ]  # a message of the data plane; raises Refused or ValueError if it is damaged
+    # A chunk of weights is there; with the chunk and its message, if it came from elsewhere, when it raises Refused if
+    # that is damaged.
+    weights: Callable[[ChunkHeader, TensorChunk | None, bytes | None], None]
 
 
 class OptimizerLink(Protocol):
@@ -71,8 +78,8 @@ class OptimizerLink(Protocol):
 class SumsLink(OptimizerLink, Protocol):
     """A link that finished sums of this process go through."""
 
-    def prepare(self, header: ChunkHeader, values: Float32Array) -> Any:
-        """Make a chunk ready to be sent; called on the kernel thread."""
+    def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Any:
+        """Make a chunk of a layout of so many elements ready to be sent; called on the kernel thread."""
 
     def send(self, prepared: Any) -> None:
         """Send what `prepare` made; called on the event loop."""
@@ -111,11 +118,11 @@ class LocalOptimizer:
     async def _take_weights(self) -> None:
         while True:
             self._wake.clear()
-            taken = await self._engine.next_weights()
-            if taken is None:
+            header = await self._engine.next_weights()
+            if header is None:
                 await self._wake.wait()
             else:
-                self._events.weights(taken[1])
+                self._events.weights(header, None, None)
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order."""
@@ -125,8 +132,11 @@ class LocalOptimizer:
         self._engine.feed(Ordered(self._epoch, body))
         self._wake.set()
 
-    def prepare(self, header: ChunkHeader, values: Float32Array) -> tuple[ChunkHeader, Float32Array]:
+    def prepare(
+        self, header: ChunkHeader, values: Float32Array, elements: int
+    ) -> tuple[ChunkHeader, Float32Array]:
         """Nothing to do: the engine takes the array as it is."""
+        del elements
         return header, values
 
     def send(self, prepared: tuple[ChunkHeader, Float32Array]) -> None:
@@ -164,7 +174,10 @@ class RemoteOptimizer:
         self._incarnation = incarnation
         self._events = events
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
-        self._chunks: asyncio.Queue[TensorChunk] = asyncio.Queue()
+        self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
+        self._link: OfferedLink | None = None
+        self._array: SharedArray | None = None  # of sums, that an optimizer on this host sees
+        self._array_of = ("", 0)  # job, elements
         self._room = asyncio.Event()
         self._room.set()
         self._up = False
@@ -233,7 +246,7 @@ class RemoteOptimizer:
             )
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._room.set()
-            self._up, self._control = True, control
+            self._up, self._control, self._link = True, control, link
             backoff.reset()
             log.info("optimizer %s at %s", hello.name, self._address)
             self._events.connected(hello.name)
@@ -241,12 +254,12 @@ class RemoteOptimizer:
                 await until_first_ends(
                     self._take_messages(attend),
                     self._send_orders(attend),
-                    link.confirm(exchange),
+                    self._confirm(exchange, link),
                     self._take_weights(exchange, link),
                     self._send_chunks(exchange, link),
                 )
             finally:
-                self._control = None
+                self._control, self._link = None, None
                 link.close()
 
     async def _take_messages(self, attend: Any) -> None:
@@ -260,20 +273,37 @@ class RemoteOptimizer:
         while True:
             await attend.write(await self._orders.take())
 
+    async def _confirm(self, exchange: Any, link: OfferedLink) -> None:
+        await link.confirm(exchange)
+        await asyncio.Event().wait()  # ends with the stream
+
     async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
         while isinstance(message := await exchange.read(), bytes):
-            self._events.weights(link.unshared(message))
+            self._weights_arrived(link, message)
         await raise_status(exchange)
+
+    def _weights_arrived(self, link: OfferedLink, message: bytes) -> None:
+        for chunk in link.deserialize(message):
+            if chunk.memory is None:
+                self._events.weights(chunk.header, chunk, message)
+            else:  # a copy: the optimizer goes on to newer ones
+                self._events.weights(chunk.header, with_checksum(chunk), None)
 
     async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            chunk = await self._chunks.get()
+            chunk, array = await self._chunks.get()
             if self._chunks.qsize() < WINDOW_CHUNKS:
                 self._room.set()
             began = timeline.now()
-            slot = await link.free_slot()
-            await exchange.write(await loop.run_in_executor(None, link.serialize, chunk, slot))
+            if array is not None and link.shares:
+                header = chunk.header
+                message = link.refer(header, array, sequence_of(header), (header.index,))
+            else:
+                if array is not None:  # it was made ready for the link before this one
+                    chunk = with_checksum(chunk)
+                message = await loop.run_in_executor(None, serialize, chunk)
+            await exchange.write(message)
             timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
 
     def tell(self, body: OptimizerOrder) -> None:
@@ -281,12 +311,34 @@ class RemoteOptimizer:
         if self._up:
             self._orders.put(seal(pb.OptimizerCommand, self._epoch, body))
 
-    def prepare(self, header: ChunkHeader, values: Float32Array) -> TensorChunk:
-        """The chunk, its payload still that of `values`, which nobody else holds."""
-        header.incarnation = self._incarnation
-        return pack(header, header.index, values)
+    def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Prepared:
+        """The chunk, in its place of the array that the optimizer sees, if it sees any; else as `values`, which nobody
+        else holds.
 
-    def send(self, prepared: TensorChunk) -> None:
+        What lies in its place from the step before is not needed any more: that step's COMMIT has come.
+        """
+        header.incarnation = self._incarnation
+        array = self._shared(header.job, elements)
+        if array is None:
+            return pack(header, header.index, values), None
+        array.mark(header.index, 0)
+        chunk = pack(header, header.index, values, array.place(header.index))
+        array.mark(header.index, sequence_of(header))
+        return chunk, array
+
+    def _shared(self, job: str, elements: int) -> SharedArray | None:
+        if self._link is None or not self._link.shares:
+            return None
+        if self._array_of != (job, elements):
+            self._array_of = (job, elements)
+            try:
+                self._array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
+            except OSError as error:
+                self._array = None
+                log.warning("sums over gRPC: no shared memory can be made for them here (%s)", error)
+        return self._array
+
+    def send(self, prepared: Prepared) -> None:
         """Send what `prepare` made; dropped while the link is down: the optimizer lists what it misses."""
         if self._up:
             self._chunks.put_nowait(prepared)

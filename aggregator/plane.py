@@ -18,6 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.metrics import AggregatorMetrics
 from services.tensors.kernels import Float32Array
+from services.tensors.newest import NewestWeights
 from services.tensors.wire import TensorChunk
 
 
@@ -42,8 +43,8 @@ class DataPlane(Protocol):
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
         """Carry out effects on payloads, in order; `chunk` just arrived here, if it came here."""
 
-    def store(self, header: ChunkHeader, message: bytes) -> None:
-        """Keep a chunk of the newest weights, as it came here."""
+    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
+        """Keep a chunk of the newest weights, and the message in which it came; None: it came from this process."""
 
     def wake(self) -> None:
         """There may be weights to send."""
@@ -57,6 +58,7 @@ class OwnPlane:
 
     Args:
         core: says what is stale, and what each worker is to be sent.
+        newest: the weights.
         sessions: of the workers that attend.
         metrics: of this aggregator.
         feed: gives the core an input, with the chunk that came if one did.
@@ -69,6 +71,7 @@ class OwnPlane:
         self,
         *,
         core: AggregatorCore,
+        newest: NewestWeights,
         sessions: Sessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
@@ -76,12 +79,15 @@ class OwnPlane:
         failed: Callable[[Exception], None],
         shared_memory: bool,
     ) -> None:
+        self._core = core
+        self._newest = newest
         self._sessions = sessions
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._reduction = Reduction(self._forward, failed)
         self._exchange = Exchange(
             core=core,
+            newest=newest,
             sessions=sessions,
             metrics=metrics,
             feed=feed,
@@ -91,7 +97,10 @@ class OwnPlane:
 
     def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
         """On the kernel thread: a sum is finished."""
-        self._loop.call_soon_threadsafe(self._link.send, self._link.prepare(header, values))
+        elements = self._core.expected_elements(header.job)
+        if elements is not None:  # else its job is over
+            prepared = self._link.prepare(header, values, elements)
+            self._loop.call_soon_threadsafe(self._link.send, prepared)
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
@@ -114,9 +123,10 @@ class OwnPlane:
         """Sums happen on the reduction's kernel thread."""
         self._reduction.submit(effects, chunk)
 
-    def store(self, header: ChunkHeader, message: bytes) -> None:
-        """For workers to be sent."""
-        self._exchange.weights[header.index] = message
+    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
+        """For workers to be sent; an engine in this process has put it there itself."""
+        if chunk is not None:
+            self._newest.keep(chunk, message, elements)
 
     def wake(self) -> None:
         """Have every worker's stream look for weights to send."""

@@ -32,7 +32,7 @@ from optimizer.home import HomeEvents, TensorHome
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
-from protos.tensors_pb2 import WEIGHTS
+from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
@@ -41,7 +41,8 @@ from services.plan import plan_of
 from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
-from services.tensors.wire import TensorChunk, check, deserialize
+from services.tensors.newest import NewestWeights
+from services.tensors.wire import TensorChunk, check
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -84,6 +85,7 @@ class AggregatorService:
         self.link: OptimizerLink
         self._queue: Queue
         self._sessions: Sessions
+        self._newest: NewestWeights
         self._plane: DataPlane
         self.shards: Shards | None = None
 
@@ -122,6 +124,7 @@ class AggregatorService:
             self.link = link
             self._plane = OwnPlane(
                 core=self.core,
+                newest=self._newest,
                 sessions=self._sessions,
                 metrics=self.metrics,
                 feed=self.feed,
@@ -185,6 +188,7 @@ class AggregatorService:
             weights=self._weights_arrived,
         )
         if self._optimizer:
+            self._newest = NewestWeights()
             return RemoteOptimizer(
                 self._optimizer,
                 self._security,
@@ -196,6 +200,7 @@ class AggregatorService:
                 count=self.metrics.shared_memory,
             )
         engine = self._make_engine(OptimizerMetrics(self.metrics.registry))
+        self._newest = engine.newest  # what it updates is what workers are sent
         return LocalOptimizer(engine, name=self.name, epoch=epoch, events=events)
 
     async def run(self) -> None:
@@ -230,13 +235,13 @@ class AggregatorService:
 
     # ---- the core ----
 
-    def feed(self, event: ev.Input, chunk: TensorChunk | None = None, message: bytes = b"") -> None:
+    def feed(self, event: ev.Input, chunk: TensorChunk | None = None, message: bytes | None = None) -> None:
         """Give the core an input and carry out what it decides.
 
         Args:
             event: what happened.
-            chunk: of a gradient or of initial weights, that just arrived.
-            message: of the weights chunk that just arrived, as it came.
+            chunk: that just arrived, from a worker or from an optimizer's process.
+            message: of the weights that just arrived, as they came.
         """
         if self._failed.done():
             return  # whatever comes while the service ends is for its successor
@@ -248,7 +253,7 @@ class AggregatorService:
                     case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
                         sums.append(effect)
                     case ev.StoreWeights():
-                        self._plane.store(effect.header, message)
+                        self._plane.store(chunk, message, effect.elements)
                     case _:
                         self._carry_out(effect, clock)
         except Exception as error:  # a core or disk that failed leaves no state to go on with
@@ -301,14 +306,14 @@ class AggregatorService:
             self.metrics.committed(body.job, applied=body.applied)
         self.feed(ev.FromOptimizer(body))
 
-    def _weights_arrived(self, message: bytes) -> None:
-        chunk = deserialize(message)
-        elements = self.core.expected_elements(chunk.header.job)
-        if elements is None:
-            return  # of a job that is over
-        check(chunk, elements, self.core.wire_type(WEIGHTS))
-        timeline.mark("from optimizer", "weights", chunk.header.step, chunk=chunk.header.index)
-        self.feed(ev.WeightsArrived(chunk.header), message=message)
+    def _weights_arrived(self, header: ChunkHeader, chunk: TensorChunk | None, message: bytes | None) -> None:
+        if chunk is not None:
+            elements = self.core.expected_elements(header.job)
+            if elements is None:
+                return  # of a job that is over
+            check(chunk, elements, self.core.wire_type(WEIGHTS))
+        timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
+        self.feed(ev.WeightsArrived(header), chunk, message)
 
     # ---- workers ----
 

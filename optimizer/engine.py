@@ -35,6 +35,7 @@ from services.plan import plan_of
 from services.record import make_core
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
+from services.tensors.newest import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -94,13 +95,14 @@ class OptimizerEngine:
         self._outlet: Outlet | None = None
         self._config: JobConfig | None = None
         self._opened: _Opened | None = None
-        self._fresh: dict[int, bytes] = {}  # messages made right after an update, for the aggregator of then
-        self._fresh_epoch = 0
+        self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         self._loop = asyncio.get_running_loop()
         events = HomeEvents(self.feed, self._updated)
         self._home: TensorHome = (
-            make_home(events) if make_home else TensorsHere(events, incarnation=incarnation, metrics=metrics)
+            make_home(events)
+            if make_home
+            else TensorsHere(events, self.newest, incarnation=incarnation, metrics=metrics)
         )
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,22 +129,18 @@ class OptimizerEngine:
         """A chunk arrived, [elements] float32; None: in the home of the tensors."""
         self.feed(ev.ChunkArrived(header), values)
 
-    async def next_weights(self) -> tuple[ChunkHeader, bytes] | None:
-        """The next chunk of weights, and its message of the data plane, empty where it doesn't come here.
-
-        None: nothing for now.
-        """
+    async def next_weights(self) -> ChunkHeader | None:
+        """The header of the next chunk of weights, which is in `newest`; None: nothing for now."""
         header = self.core.next_weights()
         if header is None or self._opened is None:
             return None
-        message = self._fresh.pop(header.index, None)
-        if message is not None and self._fresh_epoch == header.epoch:
-            return header, message
-        try:
-            return header, await self._home.message(header)  # asked for anew
-        except Failed as failed:
-            self.feed(broke(header.job, failed))
-            return None
+        if not self.newest.holds(header):
+            try:
+                await self._home.publish(header)  # asked for anew
+            except Failed as failed:
+                self.feed(broke(header.job, failed))
+                return None
+        return header
 
     # ---- the core ----
 
@@ -184,7 +182,7 @@ class OptimizerEngine:
             case ev.DropJob():
                 self._opened, self._config = None, None
                 self._home.drop()
-                self._fresh.clear()
+                self.newest.clear()
 
     # ---- opening a job ----
 
@@ -262,11 +260,9 @@ class OptimizerEngine:
         """What is sent of this update is for the aggregator of now."""
         assert self.core.open_job is not None
         timeline.mark("kernel", "COMMIT", effect.step)
-        self._fresh.clear()
-        self._fresh_epoch = self.core.epoch
         header = ChunkHeader(
             job=effect.job,
-            epoch=self._fresh_epoch,
+            epoch=self.core.epoch,
             generation=self.core.open_job.generation,
             step=effect.step + 1,
             kind=WEIGHTS,
@@ -274,9 +270,7 @@ class OptimizerEngine:
         )
         self._home.update(effect, header)
 
-    def _updated(self, event: ev.Updated, message: bytes) -> None:
-        if self._outlet is not None and message:
-            self._fresh[event.chunk] = message
+    def _updated(self, event: ev.Updated) -> None:
         self.feed(event)
         if self._outlet is not None:
             self._outlet.wake()

@@ -19,12 +19,12 @@ from protos.tensors_pb2 import ChunkHeader
 from services import timeline
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
-from services.errors import Failed, TiermeshError
+from services.errors import TiermeshError
 from services.metrics import OptimizerMetrics
 from services.process import describe
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
-from services.tensors.wire import pack, serialize, too_large
+from services.tensors.newest import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -34,12 +34,16 @@ class TensorsHere:
 
     Args:
         events: takes what is told.
+        newest: is given weights as soon as they are new.
         incarnation: of this process, for the messages of weights.
         metrics: of the optimizer.
     """
 
-    def __init__(self, events: HomeEvents, *, incarnation: str, metrics: OptimizerMetrics) -> None:
+    def __init__(
+        self, events: HomeEvents, newest: NewestWeights, *, incarnation: str, metrics: OptimizerMetrics
+    ) -> None:
         self._events = events
+        self._newest = newest
         self._incarnation = incarnation
         self._metrics = metrics
         self._job = ""
@@ -78,16 +82,14 @@ class TensorsHere:
         self._on_kernel(self._measure, self._tensors, effect)
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
-        """Update all weights, and make the messages of them."""
+        """Update all weights."""
         self._on_kernel(self._update, self._tensors, effect, header)
 
-    async def message(self, header: ChunkHeader) -> bytes:
-        """Made anew, on the kernel thread."""
+    async def publish(self, header: ChunkHeader) -> None:
+        """On the kernel thread."""
         assert self._tensors is not None
         # It comes to this before any later update: the core would have named the later version otherwise.
-        return await self._loop.run_in_executor(
-            self._kernel, self._message, self._tensors, header, header.index
-        )
+        await self._loop.run_in_executor(self._kernel, self._publish, self._tensors, header, header.index)
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
         """Copy, so that the next update need not wait for the disk."""
@@ -123,9 +125,8 @@ class TensorsHere:
             with timeline.span("kernel", "update", effect.step, chunk=chunk):
                 if effect.applied:
                     tensors.update(chunk)
-                message = self._message(tensors, header, chunk)
-            updated = ev.Updated(effect.job, effect.step, chunk)
-            self._loop.call_soon_threadsafe(self._events.updated, updated, message)
+                self._publish(tensors, header, chunk)
+            self._loop.call_soon_threadsafe(self._events.updated, ev.Updated(effect.job, effect.step, chunk))
         self._metrics.updated(
             effect.job,
             seconds=time.perf_counter() - started,
@@ -133,9 +134,9 @@ class TensorsHere:
             learning_rate=effect.learning_rate,
         )
 
-    def _message(self, tensors: Tensors, header: ChunkHeader, chunk: int) -> bytes:
+    def _publish(self, tensors: Tensors, header: ChunkHeader, chunk: int) -> None:
         header.incarnation = self._incarnation
-        return weights_message(header, chunk, tensors.chunk_weights(chunk))
+        self._newest.put(header, chunk, tensors.chunk_weights(chunk), tensors.layout.elements)
 
     def _snapshot(self, tensors: Tensors, save: Save) -> None:
         """It waits for the checkpoint before, so that there is one copy at most however slow the disk is."""
@@ -150,19 +151,6 @@ def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | Non
     if checkpoint is not None:
         tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
     return tensors
-
-
-def weights_message(header: ChunkHeader, index: int, values: Float32Array) -> bytes:
-    """A chunk of weights, [elements] float32, as a message of the data plane.
-
-    Raises:
-        Failed: the wire type can't hold them.
-    """
-    packed = pack(header, index, values)
-    text = too_large(packed)
-    if text:
-        raise Failed(f"weights: {text}")
-    return serialize(packed)
 
 
 def broke(job: str, error: Exception) -> ev.Broke:

@@ -35,11 +35,11 @@ class HomeEvents:
 
     Attributes:
         tell: an input for the optimizer's core: Measured, Broke.
-        updated: a chunk has been updated, and the message of its new weights, empty where they don't come here.
+        updated: a chunk has been updated, and its new weights can be sent.
     """
 
     tell: Callable[[ev.Measured | ev.Broke], None]
-    updated: Callable[[ev.Updated, bytes], None]
+    updated: Callable[[ev.Updated], None]
 
 
 class TensorHome(Protocol):
@@ -66,10 +66,10 @@ class TensorHome(Protocol):
         """Measure the staged gradient, then tell with Measured."""
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
-        """Update all weights, telling of each chunk in order; `header` of the messages made of them."""
+        """Update all weights, telling of each chunk in order, which can then be sent; `header` of what is sent."""
 
-    async def message(self, header: ChunkHeader) -> bytes:
-        """The message of a chunk of the weights as they are, ready to be sent; empty where they don't come here.
+    async def publish(self, header: ChunkHeader) -> None:
+        """Have a chunk of the weights, as they are, ready to be sent.
 
         Raises:
             Failed: the wire type can't hold them.

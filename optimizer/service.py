@@ -23,7 +23,7 @@ from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, Mailbox, until_first_ends
 from services.tensors.same_host import AcceptedLink
-from services.tensors.wire import TensorChunk, check, deserialize
+from services.tensors.wire import TensorChunk, check
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -198,6 +198,7 @@ class OptimizerService:
         try:
             peer = f"aggregator {link.name}"
             tensors = AcceptedLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
+            self.engine.newest.links.append(tensors)
             await context.send_initial_metadata(tensors.metadata)
             await until_first_ends(
                 self._receive(link, context, tensors),
@@ -214,6 +215,7 @@ class OptimizerService:
         finally:
             link.mailbox.close("the data stream ended")
             if tensors is not None:
+                self.engine.newest.links.remove(tensors)
                 tensors.close()
 
     async def _receive(
@@ -221,7 +223,7 @@ class OptimizerService:
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), bytes):
-            stale = self._chunk_arrived(tensors.deserialize(message))
+            stale = max([self._chunk_arrived(chunk) for chunk in tensors.deserialize(message)])
             if stale and stale != said:  # once, not for every chunk of a step
                 log.info("aggregator %s: dropped a chunk %s", link.name, stale)
                 said = stale
@@ -241,13 +243,12 @@ class OptimizerService:
     ) -> None:
         while True:
             link.wake.clear()
-            taken = await self.engine.next_weights()
-            if taken is None:
+            header = await self.engine.next_weights()
+            if header is None:
                 await link.wake.wait()
                 continue
-            _, message = taken
-            slot = await tensors.free_slot()
-            await context.write(message if slot is None else tensors.serialize(deserialize(message), slot))
+            await self.engine.newest.send(tensors, (header.index,), context.write)
+            self.engine.newest.forget(header.index)
 
     async def _read_checkpoint(
         self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]

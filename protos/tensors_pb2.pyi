@@ -59,15 +59,17 @@ class ChunkHeader(_message.Message):
     losses: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ...) -> None: ...
 
-class SharedSlot(_message.Message):
-    __slots__ = ("slot", "sequence", "payload_bytes")
-    SLOT_FIELD_NUMBER: _ClassVar[int]
+class SharedPlaces(_message.Message):
+    __slots__ = ("identity", "descriptor", "sequence", "indices")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    slot: int
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    identity: int
+    descriptor: int
     sequence: int
-    payload_bytes: int
-    def __init__(self, slot: _Optional[int] = ..., sequence: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("header", "shared", "payload")
@@ -75,6 +77,6 @@ class Chunk(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     header: ChunkHeader
-    shared: SharedSlot
+    shared: SharedPlaces
     payload: bytes
-    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., shared: _Optional[_Union[SharedSlot, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[ChunkHeader, _Mapping]] = ..., shared: _Optional[_Union[SharedPlaces, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...

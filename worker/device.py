@@ -26,14 +26,15 @@ from services.metrics import WorkerMetrics
 from services.plan import plan_of
 from services.process import describe
 from services.tensors.kernels import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
-from services.tensors.wire import TensorChunk
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.wire import TensorChunk, element_bytes
 from worker import events as ev
 from worker.incoming import GivenUp, Inbox, Loader
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
 from worker.parallel import axes_of
 from worker.step import TrainingStep
+from worker.sums import LeaseSum, SumMemory
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -51,6 +52,7 @@ class BuiltStep:
         step: TrainingStep,
         mesh: Mesh,
         weights: Loader,
+        wire_bytes: int,
         meter: PerformanceMeter,
         memory: MemoryUsageTracker,
     ) -> None:
@@ -58,6 +60,7 @@ class BuiltStep:
         self.step = step
         self.mesh = mesh
         self.weights = weights
+        self.wire_bytes = wire_bytes  # of an element of a gradient
         self.meter = meter
         self.memory = memory
 
@@ -97,7 +100,8 @@ class DeviceThread:
         self._inbox = Inbox()
         self._performing = 0  # the lease under way
         self._fetching_seconds = 0.0  # of it, until the weights that it needed were on the mesh
-        self._sums: dict[int, Float32Array] = {}
+        self._sums: dict[int, LeaseSum] = {}
+        self._memory = SumMemory()
         self._leases: set[int] = set()  # handed in and not dropped yet
         self._dropped: set[int] = set()
 
@@ -123,13 +127,13 @@ class DeviceThread:
             case ev.DropJob():
                 self._submit(self._drop_job)
 
-    def values(self, lease: int, chunk: int) -> Float32Array | None:
-        """A chunk of a lease's sum, a view; None if the lease has been dropped."""
-        values = self._sums.get(lease)
-        if values is None:
-            return None
-        start, stop = chunk_range(values.size, chunk)
-        return values[start:stop]
+    def share(self, sharing: bool) -> None:
+        """From the next lease on, have sums in memory that an aggregator on this host sees."""
+        self._memory.sharing = sharing
+
+    def sum_of(self, lease: int) -> LeaseSum | None:
+        """A lease's sum; None if the lease has been dropped."""
+        return self._sums.get(lease)
 
     def give_up(self) -> None:
         """Have what is being computed end with the micro-batch under way, or where it waits for weights."""
@@ -174,8 +178,10 @@ class DeviceThread:
         except Exception as error:
             self._tell(ev.BuildFailed(effect.job, _reason(error)))
             return
-        weights = Loader(step, self._fetch)
-        self._built = BuiltStep(effect.job, step, mesh, weights, PerformanceMeter(config), memory)
+        weights = Loader(step, self._fetch, self._memory.committed)
+        wire = plan_of(config).wire
+        wire_bytes = element_bytes(wire.gradients)
+        self._built = BuiltStep(effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config), memory)
         self._tell(
             ev.Built(
                 job=effect.job,
@@ -184,12 +190,13 @@ class DeviceThread:
                 evaluation_batches=step.evaluation_batches,
                 tokens_per_micro_batch=step.tokens_per_micro_batch,
                 fingerprint=step.fingerprint(),
-                wire=plan_of(config).wire,
+                wire=wire,
             )
         )
 
     def _drop_job(self) -> None:
         self._sums.clear()
+        self._memory.clear()
         built, self._built = self._built, None
         if built is not None:
             try:
@@ -245,7 +252,9 @@ class DeviceThread:
         return self._performing in self._dropped
 
     def _forget(self, lease: int) -> None:
-        self._sums.pop(lease, None)
+        used = self._sums.pop(lease, None)
+        if used is not None:
+            self._memory.rest(used)
         self._dropped.discard(lease)
 
     def _perform(self, lease: pb.Lease) -> None:
@@ -268,7 +277,7 @@ class DeviceThread:
             self._tell(ev.LeaseFailed(lease.lease, reason))
 
     def _initialise(self, step: TrainingStep, lease: pb.Lease) -> None:
-        self._sums[lease.lease] = step.initial_weights()
+        self._sums[lease.lease] = LeaseSum(step.initial_weights())
         self._tell(ev.Described(lease.lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, built: BuiltStep, lease: pb.Lease) -> None:
@@ -286,17 +295,14 @@ class DeviceThread:
                 self._tell(ev.NodeReady(lease.lease, chunk))
 
         started = time.perf_counter()
-        total = NodeSum(elements, lease.count, ready)
+        self._sums[lease.lease] = memory = self._memory.take(elements, built.wire_bytes)
+        total = NodeSum(memory.values, lease.count, ready)
         for index in range(lease.first, lease.first + lease.count):
             if lease.lease in self._dropped:
                 return
-            last = index == lease.first + lease.count - 1
 
-            def compute(
-                out: Float32Array, done: Callable[[int], None], index: int = index, last: bool = last
-            ) -> float:
-                if last:
-                    self._sums[lease.lease] = out
+            def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
+                last = index == lease.first + lease.count - 1
                 with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
                     return step.micro_batch(lease.step, index, out, done)
 

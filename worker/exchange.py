@@ -17,13 +17,13 @@ from services import timeline
 from services.errors import Refused
 from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
-from services.tensors.kernels import Float32Array
-from services.tensors.same_host import OfferedLink
+from services.tensors.same_host import MOST_PLACES, OfferedLink
 from services.tensors.stripes import Stripe
-from services.tensors.wire import TensorChunk, check, pack, too_large
+from services.tensors.wire import TensorChunk, check, element_bytes, pack, serialize, too_large
 from worker.core import WorkerCore
 from worker.device import DeviceThread
 from worker.events import WeightsArrived
+from worker.sums import LeaseSum
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -63,6 +63,7 @@ class Exchange:
         self._feed = feed
         self._metrics = metrics
         self._wake = asyncio.Event()
+        self._ahead: ChunkHeader | None = None  # taken from the core, of another lease than those before it
         self._told_too_large = ""  # the job of which it was said that float16 can't hold its gradients
 
     def wake(self) -> None:
@@ -78,30 +79,35 @@ class Exchange:
         """
         sender = ThreadPoolExecutor(1, "send")
         try:
-            await until_first_ends(
-                self._link.confirm(self._stream), self._take_weights(), self._send_chunks(sender)
-            )
+            await until_first_ends(self._confirm(), self._take_weights(), self._send_chunks(sender))
         finally:
             sender.shutdown(wait=False, cancel_futures=True)
+
+    async def _confirm(self) -> None:
+        await self._link.confirm(self._stream)
+        if self._link.shares:
+            self._device.share(True)
+        await asyncio.Event().wait()  # ends with the stream
 
     # ---- down ----
 
     async def _take_weights(self) -> None:
         while isinstance(message := await self._stream.read(), bytes):
             try:
-                self._weights_arrived(self._link.deserialize(message))
+                self._weights_arrived(message)
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
         await raise_status(self._stream)
 
-    def _weights_arrived(self, chunk: TensorChunk) -> None:
-        built = self._core.job.built if self._core.job else None
-        if built is None:
-            return  # of a job that is over
-        check(chunk, built.elements, built.wire.weights)
-        timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
-        self._metrics.received(chunk.header.job, len(chunk.payload))
-        self._feed(WeightsArrived(chunk.header), chunk)
+    def _weights_arrived(self, message: bytes) -> None:
+        for chunk in self._link.deserialize(message):
+            built = self._core.job.built if self._core.job else None
+            if built is None:
+                return  # of a job that is over
+            check(chunk, built.elements, built.wire.weights)
+            timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
+            self._metrics.received(chunk.header.job, len(chunk.payload))
+            self._feed(WeightsArrived(chunk.header), chunk)
 
     # ---- up ----
 
@@ -109,24 +115,53 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            header = self._core.next_chunk(self._stripe.index, self._stripe.count)
-            if header is None:
+            headers = self._next_chunks(MOST_PLACES if self._link.shares else 1)
+            if not headers:
                 await self._wake.wait()
                 continue
-            values = self._device.values(header.lease, header.index)
-            if values is None:
+            node_sum = self._device.sum_of(headers[0].lease)
+            if node_sum is None:
                 continue  # dropped on the device thread before the core was told
             began = timeline.now()
-            slot = await self._link.free_slot()
-            message, payload_bytes = await loop.run_in_executor(sender, self._message, slot, header, values)
-            await self._stream.write(message)
-            timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
-            self._metrics.sent(header.job, payload_bytes)
+            for message in await loop.run_in_executor(sender, self._messages, headers, node_sum):
+                await self._stream.write(message)
+            for header in headers:
+                timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
+                self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
 
-    def _message(self, slot: int | None, header: ChunkHeader, values: Float32Array) -> tuple[bytes, int]:
-        header.incarnation = self._incarnation
-        chunk = pack(header, header.index, values, checksum=slot is None)
-        if header.job != self._told_too_large and (text := too_large(chunk)):
-            self._told_too_large = header.job  # once a job: each such step is skipped, and told of as such
-            log.warning("%s", text)
-        return self._link.serialize(chunk, slot), len(chunk.payload)
+    def _next_chunks(self, most: int) -> list[ChunkHeader]:
+        """Chunks of one lease that may go now."""
+        headers: list[ChunkHeader] = []
+        while len(headers) < most:
+            header, self._ahead = (
+                self._ahead or self._core.next_chunk(self._stripe.index, self._stripe.count),
+                None,
+            )
+            if header is None:
+                break
+            if headers and header.lease != headers[0].lease:
+                self._ahead = header
+                break
+            header.incarnation = self._incarnation
+            headers.append(header)
+        return headers
+
+    def _messages(self, headers: list[ChunkHeader], node_sum: LeaseSum) -> list[bytes]:
+        """On the sender thread: the chunks in the wire type; one message if the aggregator sees their memory."""
+        array = node_sum.shared if self._link.shares else None
+        chunks = []
+        for header in headers:
+            place = array.place(header.index) if array is not None else None
+            chunk = pack(header, header.index, node_sum.chunk(header.index), place)
+            if array is not None:
+                array.mark(header.index, header.lease)
+            if header.job != self._told_too_large and (text := too_large(chunk)):
+                self._told_too_large = header.job  # once a job: each such step is skipped, and told of so
+                log.warning("%s", text)
+            chunks.append(chunk)
+        if array is None:
+            return [serialize(chunk) for chunk in chunks]
+        first = chunks[0].header
+        for chunk in chunks[1:]:
+            first.losses.extend(chunk.header.losses)
+        return [self._link.refer(first, array, first.lease, [each.header.index for each in chunks])]

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from protos.tensors_pb2 import FLOAT32
 from services.errors import TiermeshError
 from services.tensors.kernels import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
+from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
 from services.tensors.wire import TensorChunk
 from worker.step import TrainingStep
 
@@ -57,21 +58,28 @@ class Inbox:
 class Loader:
     """Puts chunks of one version after the other on the mesh, parameter by parameter. Of the device thread.
 
+    Float32 weights in memory that the aggregator shares are read where they lie. It may go on to newer ones meanwhile:
+    then those that were being read are of no use to anybody, and the newer ones are on their way.
+
     Args:
         step: whose parameters they are.
         fetch: called by a pass before it uses a parameter whose value has not been put on the mesh yet, with the index
             of its layout entry; returns when it has.
+        begun: called when the first chunk of a version has come.
 
     Attributes:
         loaded: how many parameters of the newest version are on the mesh: the first ones of the layout.
     """
 
-    def __init__(self, step: TrainingStep, fetch: Callable[[int], None]) -> None:
+    def __init__(self, step: TrainingStep, fetch: Callable[[int], None], begun: Callable[[], None]) -> None:
         self._step = step
         self._fetch = fetch
+        self._begun = begun
         self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
+        self._in_place: dict[int, TensorChunk] = {}  # chunks that lie in shared memory, not in `_weights`
         self._arrived: set[int] = set()
         self._version = (0, 0)
+        self._overtaken = False
         self._complete_to = 0
         self.loaded = 0
 
@@ -80,22 +88,51 @@ class Loader:
         header = chunk.header
         version = (header.generation, header.step)
         if version != self._version:
-            self._version, self.loaded, self._complete_to = version, 0, 0
+            self._version, self._overtaken, self.loaded, self._complete_to = version, False, 0, 0
             self._arrived.clear()
+            self._in_place.clear()
             self._step.expect(self._fetch)
+            self._begun()
+        self._take(chunk)
         layout = self._step.layout
-        start, stop = chunk_range(layout.elements, header.index)
-        self._weights[start:stop] = chunk.values()
-        self._arrived.add(header.index)
         while self._complete_to < layout.elements and self._complete_to // CHUNK_ELEMENTS in self._arrived:
             self._complete_to = chunk_range(layout.elements, self._complete_to // CHUNK_ELEMENTS)[1]
-        while self.loaded < len(layout.entries):
+        while self.loaded < len(layout.entries) and not self._overtaken:
             entry = layout.entries[self.loaded]
             if entry.stop > self._complete_to:
-                return False
-            self._step.load(self.loaded, self._weights[entry.offset : entry.stop])
-            self.loaded += 1
-        return True
+                break
+            chunks = range(entry.offset // CHUNK_ELEMENTS, -(-entry.stop // CHUNK_ELEMENTS))
+            self._step.load(self.loaded, self._values(entry, chunks))
+            self._overtaken = not all(
+                self._in_place[each].intact for each in chunks if each in self._in_place
+            )
+            self.loaded += not self._overtaken
+        complete = self.loaded == len(layout.entries)
+        if complete:
+            self._in_place.clear()  # lets go of the memory
+        return complete
+
+    def _take(self, chunk: TensorChunk) -> None:
+        index = chunk.header.index
+        # Of a shard, whose chunks don't lie side by side, they are put together here.
+        if chunk.memory is not None and chunk.memory.stripe_count == 1 and chunk.header.dtype == FLOAT32:
+            self._in_place[index] = chunk
+        else:
+            start, stop = chunk_range(self._weights.size, index)
+            self._weights[start:stop] = chunk.values()
+            self._overtaken |= not chunk.intact
+        self._arrived.add(index)
+
+    def _values(self, entry: Entry, chunks: range) -> Float32Array:
+        """A parameter, [size] float32: where its chunks lie, if that is one place."""
+        found = [self._in_place[each] for each in chunks if each in self._in_place]
+        memories = [chunk.memory for chunk in found]
+        if len(found) == len(chunks) and all(memory is memories[0] for memory in memories) and memories[0]:
+            return memories[0].payload.view(np.float32)[entry.offset : entry.stop]
+        for chunk in found:
+            start, stop = chunk_range(self._weights.size, chunk.header.index)
+            self._weights[start:stop] = chunk.values()
+        return self._weights[entry.offset : entry.stop]
 
     @property
     def missing_chunk(self) -> int:

@@ -16,19 +16,18 @@ class NodeSum:
     """Sums the leaves of one node, in order.
 
     Args:
-        elements: of the layout.
+        out: [elements of the layout] float32, where the node's sum comes to be.
         leaves: of the node.
         ready: called with an offset when the node's sum is in place from it to the end.
     """
 
-    def __init__(self, elements: int, leaves: int, ready: Callable[[int], None]) -> None:
-        self._elements = elements
+    def __init__(self, out: Float32Array, leaves: int, ready: Callable[[int], None]) -> None:
+        self._out = out
         self._leaves = leaves
         self._ready = ready
         self._subtrees: list[tuple[int, Float32Array]] = []  # finished subtrees, larger ones first
         self._added = 0
-        self._merged_from = elements  # of the last leaf: what is added up already
-        self.values: Float32Array | None = None
+        self._merged_from = out.size  # of the last leaf: what is added up already
 
     def add_leaf(self, compute: Callable[[Float32Array, Callable[[int], None]], float]) -> float:
         """Add the next leaf.
@@ -37,12 +36,11 @@ class NodeSum:
             compute: fills an array, [elements] float32, from its end to its start, calling back with the offset from
                 which it is in place; returns the leaf's loss.
         """
-        leaf = np.empty(self._elements, np.float32)
         self._added += 1
         if self._added == self._leaves:
             # The last leaf completes every subtree that is open: add them up while it is still being computed.
-            self.values = leaf
-            return compute(leaf, self._merge_down_to)
+            return compute(self._out, self._merge_down_to)
+        leaf = np.empty(self._out.size, np.float32)
         loss = compute(leaf, lambda offset: None)
         size = 1
         while self._subtrees and self._subtrees[-1][0] == size:
@@ -53,10 +51,9 @@ class NodeSum:
         return loss
 
     def _merge_down_to(self, offset: int) -> None:
-        assert self.values is not None
         piece = slice(offset, self._merged_from)
         for _, left in reversed(self._subtrees):
-            add(left[piece], self.values[piece], self.values[piece])
+            add(left[piece], self._out[piece], self._out[piece])
         self._merged_from = offset
         if offset == 0:
             self._subtrees.clear()

@@ -128,6 +128,7 @@ class WorkerService:
             self._heartbeat_seconds, self._heard_seconds = welcome.heartbeat_seconds, time.monotonic()
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
+            self._device.share(False)  # until a peer has seen this process's memory
             self._lanes = Lanes(
                 self._aggregator,
                 welcome,

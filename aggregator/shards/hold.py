@@ -29,6 +29,7 @@ from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import WINDOW_SUMS, plan_of
 from services.streams import HELLO_SECONDS, Mailbox
 from services.tensors.layout import Layout
+from services.tensors.newest import NewestWeights
 from services.tensors.stripes import Stripe
 from services.tensors.wire import ChunkRefused, TensorChunk
 
@@ -74,8 +75,10 @@ class Hold:
         self._core = ShardCore(self.epoch, self.stripe)
         self._sessions = Sessions(self.epoch)
         self._attending = asyncio.Event()  # set when a worker is told of
+        self._newest = NewestWeights(self.stripe)
         self.exchange = Exchange(
             core=self._core,
+            newest=self._newest,
             sessions=self._sessions,
             metrics=metrics,
             feed=self._feed,
@@ -241,11 +244,13 @@ class Hold:
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
         self._bench.open(None)  # so that two are never held
+        self._newest.clear()
         self._loop.call_soon_threadsafe(self._core.dropped)
         if isinstance(order, pb.OpenPart):
             part = Part(
                 order,
                 self.stripe,
+                self._newest,
                 epoch=self.epoch,
                 incarnation=self._own_incarnation,
                 metrics=self._optimizer_metrics,
@@ -265,7 +270,6 @@ class Hold:
         header = made.header
         if not self._core.made(header.job, Version(header.generation, header.step), made.chunks):
             return
-        self.exchange.weights[header.index] = made.message
         if updated:
             self._report(pb.UpdatedPart(step=header.step - 1, chunks=made.chunks))
         self._sessions.wake_all()

@@ -155,7 +155,7 @@ class TensorsInShards:
         self._events.tell(ev.Measured(effect.job, effect.step, norm, finite, rate))
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
-        """Each shard updates its chunks and makes the messages of them."""
+        """Each shard updates its chunks, and has them ready to be sent."""
         self._updating = effect, time.perf_counter()
         self._updated, self._told = dict.fromkeys(self._shards.links, 0), 0
         self._made = Version(header.generation, header.step)
@@ -181,7 +181,7 @@ class TensorsInShards:
             if self._updated[holder] <= holder.stripe.local(self._told):
                 return
             self._told += 1
-            self._events.updated(ev.Updated(effect.job, effect.step, self._told - 1), b"")
+            self._events.updated(ev.Updated(effect.job, effect.step, self._told - 1))
         self._updating = None
         self._metrics.updated(
             effect.job,
@@ -190,14 +190,13 @@ class TensorsInShards:
             learning_rate=effect.learning_rate,
         )
 
-    async def message(self, header: ChunkHeader) -> bytes:
-        """Empty: have the messages of the weights of this version made in the shards, unless they are."""
+    async def publish(self, header: ChunkHeader) -> None:
+        """Have the shards make the weights of this version ready to be sent, unless they are."""
         version = Version(header.generation, header.step)
         if self._made != version:
             self._made = version
             order = pb.MakeWeights(job=header.job, generation=version.generation, step=version.step)
             self._shards.order_all(order)
-        return b""
 
     # ---- checkpoints ----
 

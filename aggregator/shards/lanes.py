@@ -157,7 +157,7 @@ class Lanes:
 
     # ---- down ----
 
-    def store(self, header: ChunkHeader, message: bytes) -> None:
+    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
         """The shard has it already."""
 
     def wake(self) -> None:

@@ -79,8 +79,8 @@ class ShardedOptimizer:
     async def _take_weights(self) -> None:
         while True:
             self._wake.clear()
-            while (taken := await self._engine.next_weights()) is not None:
-                self._weights(taken[0])
+            while (header := await self._engine.next_weights()) is not None:
+                self._weights(header)
             await self._wake.wait()
 
     def tell(self, body: OptimizerOrder) -> None:

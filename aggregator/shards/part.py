@@ -13,7 +13,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aggregator.reduction import KeptSums
-from optimizer.here import weights_message
 from optimizer.tensors import Tensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -22,22 +21,21 @@ from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
+from services.tensors.newest import NewestWeights
 from services.tensors.stripes import Stripe
 
 
 @dataclass(frozen=True)
 class MadeWeights:
-    """The message of one chunk of weights, ready to be sent.
+    """A chunk of weights is ready to be sent.
 
     Attributes:
-        header: of the message.
+        header: of its version.
         chunks: how many of the shard's chunks of this version are ready with it.
-        message: of the data plane.
     """
 
     header: ChunkHeader
     chunks: int
-    message: bytes
 
 
 class Part:
@@ -46,16 +44,25 @@ class Part:
     Args:
         order: what job, and which layout.
         stripe: which chunks of it.
+        newest: is given weights as soon as they are new.
         epoch: of the aggregator, for the messages of weights.
         incarnation: of this process, for the same.
         metrics: of the update of this part.
     """
 
     def __init__(
-        self, order: pb.OpenPart, stripe: Stripe, *, epoch: int, incarnation: str, metrics: OptimizerMetrics
+        self,
+        order: pb.OpenPart,
+        stripe: Stripe,
+        newest: NewestWeights,
+        *,
+        epoch: int,
+        incarnation: str,
+        metrics: OptimizerMetrics,
     ) -> None:
         self.job = order.job
         self._stripe = stripe
+        self._newest = newest
         self._epoch = epoch
         self._incarnation = incarnation
         self._metrics = metrics
@@ -79,7 +86,7 @@ class Part:
         self.tensors.store_initial(self._stripe.local(chunk), values)
 
     def update(self, order: pb.UpdatePart, made: Callable[[MadeWeights], None]) -> None:
-        """Update all chunks, and make the messages of them one by one."""
+        """Update all chunks, and have them ready to be sent one by one."""
         started = time.perf_counter()
         if order.applied:
             self.tensors.begin_update(order.grad_norm, order.learning_rate)
@@ -95,7 +102,7 @@ class Part:
         )
 
     def make_weights(self, order: pb.MakeWeights, made: Callable[[MadeWeights], None]) -> None:
-        """Make the messages of the weights as they are."""
+        """Have the weights as they are ready to be sent."""
         for local in range(self.tensors.layout.chunks):
             made(self._weights(local, order.generation, order.step))
 
@@ -107,11 +114,11 @@ class Part:
             step=step,
             incarnation=self._incarnation,
             kind=WEIGHTS,
-            index=self._stripe.whole(local),
             dtype=self._wire.weights,
         )
-        message = weights_message(header, header.index, self.tensors.chunk_weights(local))
-        return MadeWeights(header, local + 1, message)
+        values, elements = self.tensors.chunk_weights(local), self.tensors.layout.elements
+        self._newest.put(header, self._stripe.whole(local), values, elements)
+        return MadeWeights(header, local + 1)
 
 
 class Bench:

@@ -74,15 +74,25 @@ def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
         compiled.scale(_of_size(values, out), np.float32(factor), out)
 
 
-def to_wire(values: Float32Array, dtype: WireDType) -> NDArray[np.float32] | NDArray[np.uint16]:
+def to_wire(
+    values: Float32Array, dtype: WireDType, place: NDArray[np.uint8] | None = None
+) -> NDArray[np.float32] | NDArray[np.uint16]:
     """The payload of `values`, [n] float32: [n] float32 for fp32, else the bits of 16-bit floats, [n] uint16.
 
     Rounded to nearest, ties to even; every NaN becomes one NaN. For fp32 it is `values` itself where that is
-    contiguous, so it must not change until sent.
+    contiguous, so it must not change until sent. With a `place`, bytes as many as the payload has, it is written there
+    (but for values that lie there already).
     """
     if dtype == "fp32":
-        return np.ascontiguousarray(values, STORED["fp32"])
-    out: NDArray[np.uint16] = np.empty(values.size, STORED[dtype])
+        if place is None:
+            return np.ascontiguousarray(values, STORED["fp32"])
+        stored = _of_size(place.view(STORED["fp32"]), values)
+        if not _is(stored, values):
+            np.copyto(stored, values)
+        return stored
+    out: NDArray[np.uint16] = (
+        np.empty(values.size, STORED[dtype]) if place is None else _of_size(place.view(STORED[dtype]), values)
+    )
     compiled = compiler.load(COMPILED)
     if compiled is None:
         wire_types.narrow(values, out, dtype)

@@ -1,170 +1,191 @@
-"""Finds out, when a data stream opens, whether both ends may share memory; if so, payloads go through it.
+"""Finds out, when a data stream opens, whether its ends see each other's memory; if so, payloads stay where they lie.
 
-Whoever connects makes the memory: a memfd, which no folder holds and the kernel takes back when the last process that
-has it open is gone, however it went. Its metadata says where (process id, descriptors) and shows a token that the
-memory holds. The server opens it through /proc, which the kernel allows to processes of the same user alone that see
-each other, holds the token against it, and answers with a second token, which is known from inside the memory alone.
-Anything else, and the payloads stay in the messages.
+Whoever connects shows a page of memory: its metadata says where (process id, descriptor) and a token that the page
+holds. The server opens it through /proc, which the kernel allows to processes of the same user alone that see each
+other, holds the token against it, and answers with a second token, known from inside the page alone, and with a page of
+its own. When the caller has seen that one too, it writes the token from there into its own page. From then on each end
+refers to arrays of its process (shared.py) in place of payloads. Anything else, and payloads stay in the messages.
 """
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import hmac
 import logging
 import mmap
 import os
 import secrets
-import stat
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from protos.tensors_pb2 import Chunk
+from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import wire
-from services.tensors.shared import DOWN_SLOTS, SLOT_BYTES, UP_SLOTS, SlotReceiver, SlotSender
-from services.tensors.wire import TensorChunk
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared import MappedArray, NotShared, SharedArray, make_memory, open_memory
+from services.tensors.wire import TensorChunk, element_bytes
 
 log = logging.getLogger("tiermesh")
 
 SHARED_MEMORY_KEY = "tiermesh-shared-memory"
 """gRPC metadata of a data stream: the caller's offer, and in the initial metadata the answer to it."""
-MEMORY_BYTES = 4096 + (UP_SLOTS + DOWN_SLOTS) * SLOT_BYTES
-"""Of one stream: a page of tokens and counters, the caller's ring, the server's ring."""
-PROC = Path("/proc")
+MOST_PLACES = 64
+"""Chunks that one message may refer to."""
+MAPPED_ARRAYS = 16
+"""Of a peer, the newest ones stay mapped."""
 
-_NAME = "tiermesh"
+_PAGE_BYTES = 4096
 _TOKEN_BYTES = 32
-_COUNTERS_START, _DATA_START = 1024, 4096
+_SHOWN, _ANSWER, _SEEN = (
+    slice(start, start + _TOKEN_BYTES) for start in range(0, 3 * _TOKEN_BYTES, _TOKEN_BYTES)
+)
 _DECLINED = "no"
+_NOTHING = np.empty(0, np.uint8)
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 class TensorLink:
-    """Tensors of one data stream: through shared memory if its ends agreed on it, else in the messages.
-
-    Args:
-        count: called with 1 when payloads begin to go through shared memory, with -1 when that is over.
-
-    Attributes:
-        sender: once the peer is known to see the memory.
-        receiver: once the peer may put payloads into the memory.
-    """
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self.sender: SlotSender | None = None
-        self.receiver: SlotReceiver | None = None
-        self._count = count
-
-    async def free_slot(self) -> int | None:
-        """Where `serialize` shall put the next payload; waits for a slot. None: into the message.
-
-        Raises:
-            LinkClosed: the peer broke the rules of the ring.
-        """
-        return None if self.sender is None else await self.sender.free_slot()
-
-    def serialize(self, chunk: TensorChunk, slot: int | None) -> bytes:
-        """The bytes of a `Chunk` message, after `free_slot`; the only copy of the payload. On any thread."""
-        if self.sender is None or slot is None:
-            return wire.serialize(chunk)
-        return self.sender.put(chunk, slot)
-
-    def deserialize(self, message: bytes) -> TensorChunk:
-        """The chunk of a message; its payload is a view of the message or of the memory.
-
-        Raises:
-            ValueError: the bytes are no `Chunk`.
-            Refused: it refers to memory that isn't shared, or not to a whole payload there.
-        """
-        chunk = wire.deserialize(message)
-        if len(chunk.payload) == 0:
-            shared = Chunk.FromString(message)
-            if shared.HasField("shared"):
-                if self.receiver is None:
-                    raise Refused(
-                        f"chunk {chunk.header.index}: shared memory: none was agreed on; send the payload"
-                    )
-                return self.receiver.take(chunk.header, shared.shared)
-        return chunk
-
-    def unshared(self, message: bytes) -> bytes:
-        """A message as it would have come without shared memory, for those who keep it.
-
-        Raises:
-            ValueError, Refused: as `deserialize`.
-        """
-        chunk = self.deserialize(message)
-        return wire.serialize(wire.with_checksum(chunk)) if chunk.shared else message
-
-    def close(self) -> None:
-        """The stream is over: let go of the memory; the last payload that is viewed frees it."""
-        if self.sender is not None:
-            self._count(-1)
-        for end in (self.sender, self.receiver):
-            if end is not None:
-                end.close()
-        self.sender = self.receiver = None
-
-
-class OfferedLink(TensorLink):
-    """The caller's end. It makes the memory, and says so in `metadata`.
+    """Tensors of one data stream: in memory that both ends see, or in the messages.
 
     Args:
         peer: for the log.
-        enabled: whether memory is to be offered at all.
+        count: called with 1 when payloads begin to stay in memory, with -1 when that is over.
+    """
+
+    def __init__(self, peer: str, count: Callable[[int], None]) -> None:
+        self._peer = peer
+        self._count = count
+        self._process = 0  # of the peer, if its memory may be seen here
+        self._page: mmap.mmap | None = None  # that the caller shows
+        self._descriptor = -1  # of the page that this end shows
+        self._arrays: dict[int, MappedArray | None] = {}  # by identity
+        self._counted = False
+
+    @property
+    def shares(self) -> bool:
+        """Whether the peer sees this process's memory, so that `refer` may be used."""
+        return False
+
+    def refer(self, header: ChunkHeader, array: SharedArray, sequence: int, indices: Sequence[int]) -> bytes:
+        """The bytes of a `Chunk` message for chunks that lie in their places, marked with `sequence`.
+
+        Args:
+            header: of the first of them; the others are alike but for index, offset and elements. Losses are those of
+                chunk 0.
+            array: of this process.
+            sequence: the mark.
+            indices: of at most `MOST_PLACES` chunks.
+        """
+        places = SharedPlaces(
+            identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
+        )
+        return Chunk(header=header, shared=places).SerializeToString()
+
+    def deserialize(self, message: bytes) -> list[TensorChunk]:
+        """The chunks of a message; payloads are views of the message or of the peer's memory.
+
+        Raises:
+            ValueError: the bytes are no `Chunk`.
+            Refused: it refers to memory, but none was agreed on; or to none or too many chunks.
+        """
+        chunk = wire.deserialize(message)
+        if len(chunk.payload) == 0:
+            parsed = Chunk.FromString(message)
+            if parsed.HasField("shared"):
+                return self._find(chunk.header, parsed.shared)
+        return [chunk]
+
+    def _find(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
+        if not self._process:
+            raise Refused(f"chunk {first.index}: shared memory: none was agreed on; send the payload")
+        if not 1 <= len(places.indices) <= MOST_PLACES:
+            raise Refused(
+                f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MOST_PLACES}"
+            )
+        array = self._array(places)
+        size = element_bytes(first.dtype)
+        found = []
+        for index in places.indices:
+            header = ChunkHeader()
+            header.CopyFrom(first)
+            payload = array.place(index) if array is not None else _NOTHING
+            header.index, header.offset, header.elements = index, index * CHUNK_ELEMENTS, payload.size // size
+            if index:
+                del header.losses[:]
+            found.append(TensorChunk(header, payload.data, array, places.sequence))
+        return found
+
+    def _array(self, places: SharedPlaces) -> MappedArray | None:
+        """The array, mapped; None: it can't be. Of a job that is over it may be gone, and nobody wants it."""
+        if places.identity in self._arrays:
+            return self._arrays[places.identity]
+        array = None
+        try:
+            array = MappedArray(self._process, places.descriptor, places.identity)
+        except (OSError, NotShared) as error:
+            log.warning("tensors of %s: an array of its memory can't be seen here (%s)", self._peer, error)
+        if len(self._arrays) == MAPPED_ARRAYS:
+            del self._arrays[next(iter(self._arrays))]
+        self._arrays[places.identity] = array
+        return array
+
+    def _begin(self) -> None:
+        self._counted = True
+        self._count(1)
+        log.info("tensors of %s through shared memory", self._peer)
+
+    def close(self) -> None:
+        """The stream is over: let go of the peer's memory; what is still viewed of it stays."""
+        if self._counted:
+            self._counted = False
+            self._count(-1)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._process = 0
+        self._arrays.clear()
+
+
+class OfferedLink(TensorLink):
+    """The caller's end. It shows its memory, and says so in `metadata`.
+
+    Args:
+        peer: for the log.
+        enabled: whether memory is to be shared at all.
         count: see `TensorLink`.
     """
 
     def __init__(self, peer: str, *, enabled: bool, count: Callable[[int], None]) -> None:
-        super().__init__(count)
-        self._peer = peer
-        self._memory = -1
-        self._offered: SlotSender | None = None
-        self._answer = ""
+        super().__init__(peer, count)
         self.metadata: Metadata = ()
+        self._seen_by_peer = False
         if not enabled:
             log.info("tensors of %s over gRPC: shared memory is switched off", peer)
             return
         try:
-            self.metadata = ((SHARED_MEMORY_KEY, self._make()),)
-        except (OSError, AttributeError) as error:  # full or forbidden; not Linux
+            self._descriptor = make_memory(_PAGE_BYTES)
+        except OSError as error:  # full or forbidden; not Linux
             log.warning("tensors of %s over gRPC: no shared memory can be made here (%s)", peer, error)
-            self.close()
+            return
+        self._page = mmap.mmap(self._descriptor, _PAGE_BYTES)
+        self._page[_SHOWN], self._page[_ANSWER] = (secrets.token_bytes(_TOKEN_BYTES) for _ in range(2))
+        self.metadata = ((SHARED_MEMORY_KEY, f"{os.getpid()} {self._descriptor} {self._page[_SHOWN].hex()}"),)
 
-    def _make(self) -> str:
-        self._memory = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.fchmod(self._memory, 0o600)
-        os.ftruncate(self._memory, MEMORY_BYTES)
-        # Now or never: a page that can't be had later would be a bus error in the middle of a copy.
-        os.posix_fallocate(self._memory, 0, MEMORY_BYTES)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, seals)
-        shown, answer = secrets.token_bytes(_TOKEN_BYTES), secrets.token_bytes(_TOKEN_BYTES)
-        os.pwrite(self._memory, shown + answer, 0)
-        self._answer = answer.hex()
-        (up_slots, up_sequences), (down_slots, down_sequences) = _rings(self._memory)
-        returned, peers = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.close(peers)  # the server opens its own, and its end is then seen
-        self._offered = SlotSender(up_slots, up_sequences, returned)
-        peers, returning = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.close(peers)
-        self.receiver = SlotReceiver(down_slots, down_sequences, returning)
-        return f"{os.getpid()} {self._memory} {returned} {returning} {shown.hex()}"
+    @property
+    def shares(self) -> bool:
+        """Whether the server has seen this process's memory."""
+        return self._seen_by_peer
 
     async def confirm(self, call: Any) -> None:
-        """Take the server's answer from a call's initial metadata, then wait until cancelled: ends with the stream.
+        """Take the server's answer from a call's initial metadata.
 
         Raises:
-            LinkClosed: the server claims to share memory that it has not seen.
+            LinkClosed: the server claims to see memory that it has not seen.
         """
-        if self._offered is not None:
+        if self._page is not None:
             answer = _value(await call.initial_metadata() or ())
             if answer is None or answer == _DECLINED:
                 said = (
@@ -174,31 +195,36 @@ class OfferedLink(TensorLink):
                 )
                 log.info("tensors of %s over gRPC: %s", self._peer, said)
                 self.close()
-            elif not hmac.compare_digest(answer.encode(), self._answer.encode()):
-                raise LinkClosed("shared memory: the peer says that it sees memory which it does not")
             else:
-                log.info("tensors of %s through shared memory", self._peer)
-                self.sender, self._offered = self._offered, None
-                self._count(1)
-                self._forget()
-        await asyncio.Event().wait()
+                self._take(answer)
+
+    def _take(self, answer: str) -> None:
+        assert self._page is not None
+        try:
+            token, process, descriptor = answer.split(" ")
+            numbers = int(process), int(descriptor)
+        except ValueError:
+            token, numbers = "", (0, 0)
+        if not hmac.compare_digest(token.encode(), self._page[_ANSWER].hex().encode()):
+            raise LinkClosed("shared memory: the peer says that it sees memory which it does not")
+        self._seen_by_peer = True
+        self._begin()
+        try:
+            page = _open_page(*numbers)
+        except (OSError, NotShared) as error:
+            log.info("tensors from %s over gRPC: its memory can't be seen here (%s)", self._peer, error)
+            return
+        self._process = numbers[0]
+        self._page[_SEEN] = page[_SHOWN]
 
     def close(self) -> None:
         """The stream is over."""
         super().close()
-        self._forget()
-        if self._offered is not None:
-            self._offered.close()
-            self._offered = None
-
-    def _forget(self) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)  # it stays mapped
-            self._memory = -1
+        self._seen_by_peer = False
 
 
 class AcceptedLink(TensorLink):
-    """The server's end. It opens the memory that the call's metadata offers, if it may; `metadata` is the answer.
+    """The server's end. It opens the page that the call's metadata offers, if it may; `metadata` is the answer.
 
     Args:
         peer: for the log.
@@ -218,92 +244,65 @@ class AcceptedLink(TensorLink):
         enabled: bool,
         count: Callable[[int], None] = lambda _: None,
     ) -> None:
-        super().__init__(count)
+        super().__init__(peer, count)
         self.metadata: Metadata = ((SHARED_MEMORY_KEY, _DECLINED),)
+        self._own_token = secrets.token_bytes(_TOKEN_BYTES)
         offer = _value(invocation_metadata or ())
         if offer is None:
             log.info("tensors of %s over gRPC: it offers no shared memory", peer)
             return
-        numbers, token = _parse(offer)
+        process, descriptor, token = _parse(offer)
         if not enabled:
             log.info("tensors of %s over gRPC: shared memory is switched off", peer)
             return
         try:
-            answer = self._open(*numbers, token)
-        except (OSError, AttributeError, _NotShared) as error:
+            page = _open_page(process, descriptor)
+            if not hmac.compare_digest(page[_SHOWN], token):
+                raise NotShared("another process's memory")
+            self._descriptor = make_memory(_PAGE_BYTES)
+            os.pwrite(self._descriptor, self._own_token, 0)
+        except (OSError, NotShared) as error:
             log.info("tensors of %s over gRPC: its memory can't be seen here (%s)", peer, error)
-            self.close()
             return
-        log.info("tensors of %s through shared memory", peer)
-        self._count(1)
-        self.metadata = ((SHARED_MEMORY_KEY, answer),)
+        self._page, self._process = page, process
+        self.metadata = ((SHARED_MEMORY_KEY, f"{page[_ANSWER].hex()} {os.getpid()} {self._descriptor}"),)
+        self._begin()
 
-    def _open(self, process: int, memory: int, to_caller: int, from_caller: int, token: bytes) -> str:
-        opened = _open_of(process, memory, f"/memfd:{_NAME} ", os.O_RDWR)
-        try:
-            if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise _NotShared("not a memory file")
-            # Whoever could shorten it could make this process read past its end.
-            if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-                raise _NotShared("memory that can be shortened")
-            if os.fstat(opened).st_size != MEMORY_BYTES:
-                raise _NotShared("memory of another size")
-            tokens = os.pread(opened, 2 * _TOKEN_BYTES, 0)
-            if not hmac.compare_digest(tokens[:_TOKEN_BYTES], token):
-                raise _NotShared("another process's memory")
-            (up_slots, up_sequences), (down_slots, down_sequences) = _rings(opened)
-        finally:
-            os.close(opened)
-        self.receiver = SlotReceiver(
-            up_slots, up_sequences, _open_of(process, to_caller, "pipe:", os.O_WRONLY)
-        )
-        self.sender = SlotSender(
-            down_slots, down_sequences, _open_of(process, from_caller, "pipe:", os.O_RDONLY)
-        )
-        return tokens[_TOKEN_BYTES:].hex()
+    @property
+    def shares(self) -> bool:
+        """Whether the caller has seen this process's memory: it says so in its page."""
+        return self._page is not None and self._page[_SEEN] == self._own_token
+
+    def close(self) -> None:
+        """The stream is over."""
+        super().close()
+        self._page = None
 
 
-class _NotShared(Exception):
-    """What was found is not the memory that was offered."""
-
-
-def _open_of(process: int, descriptor: int, kind: str, flags: int) -> int:
-    """Open what another process of this user has open, if it is of that kind."""
-    path = PROC / str(process) / "fd" / str(descriptor)
-    if not str(path.readlink()).startswith(kind):
-        raise _NotShared(f"no {kind.strip()} there")
-    opened = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    if os.fstat(opened).st_uid != os.geteuid():
+def _open_page(process: int, descriptor: int) -> mmap.mmap:
+    opened = open_memory(process, descriptor, os.O_RDWR)
+    try:
+        if os.fstat(opened).st_size != _PAGE_BYTES:
+            raise NotShared("memory of another size")
+        return mmap.mmap(opened, _PAGE_BYTES)
+    finally:
         os.close(opened)
-        raise _NotShared("another user's")
-    return opened
-
-
-def _rings(memory: int) -> list[tuple[Any, Any]]:
-    """Slots and sequence numbers, of the caller's ring and of the server's; the arrays keep the memory mapped."""
-    mapped = mmap.mmap(memory, MEMORY_BYTES)
-    both = UP_SLOTS + DOWN_SLOTS
-    counters = np.frombuffer(mapped, np.uint64, both, _COUNTERS_START)
-    slots = np.frombuffer(mapped, np.uint8, both * SLOT_BYTES, _DATA_START).reshape(both, SLOT_BYTES)
-    return [(slots[:UP_SLOTS], counters[:UP_SLOTS]), (slots[UP_SLOTS:], counters[UP_SLOTS:])]
 
 
 def _value(metadata: Iterable[tuple[str, Any]]) -> str | None:
     return next((str(value) for key, value in metadata if key == SHARED_MEMORY_KEY), None)
 
 
-def _parse(offer: str) -> tuple[tuple[int, int, int, int], bytes]:
+def _parse(offer: str) -> tuple[int, int, bytes]:
     parts = offer.split(" ")
     try:
-        process, memory, to_caller, from_caller = (
-            int(part) for part in parts[:-1] if part.isascii() and part.isdigit()
-        )
+        process, descriptor = (int(part) for part in parts[:-1] if part.isascii() and part.isdigit())
         token = bytes.fromhex(parts[-1])
-        if len(parts) != 5 or len(token) != _TOKEN_BYTES:
+        if len(parts) != 3 or len(token) != _TOKEN_BYTES:
             raise ValueError
     except ValueError:
         raise Refused(
-            f"metadata {SHARED_MEMORY_KEY}: {offer[:100]!r}, expected a process id, three descriptors and a token; "
-            "leave it out to send payloads in the messages"
+            f"metadata {SHARED_MEMORY_KEY}: {offer[:100]!r}, expected a process id, a descriptor and a token; leave "
+            "it out to send payloads in the messages"
         ) from None
-    return (process, memory, to_caller, from_caller), token
+    return process, descriptor, token

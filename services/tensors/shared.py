@@ -1,184 +1,184 @@
-"""Payloads through memory that both ends of a data stream have mapped: one ring of slots per direction.
+"""Arrays of one process that others on the host read where they lie: a place per chunk of the layout.
 
-The sender copies a payload into a free slot and sends a message that refers to it; the receiver views it there and
-gives the slot back, through a pipe, when nobody views it any more. The message, which the kernel carries, is what
-orders the memory: nothing in it is waited for. Slots are 1 MiB, as payloads are, and few: a sender without a free one
-waits.
+The owner writes a chunk into its place, marks the place with a sequence number, and sends a message that refers to it;
+the reader maps the array once, and views the place. Nothing is copied, and nothing is given back: what lies in a place
+stays until the owner, by the step protocol, knows that nobody needs it. Where it can't know (weights that a slow worker
+still reads), the reader looks at the mark again after it has read. The message, which the kernel carries, is what
+orders the memory: nothing in it is waited for.
+
+The memory is a memfd, which no folder holds and the kernel takes back when the last process that has it is gone,
+however it went.
 """
 
 from __future__ import annotations
 
-import asyncio
+import fcntl
+import mmap
 import os
-import threading
+import secrets
 import weakref
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.tensors_pb2 import Chunk, ChunkHeader, SharedSlot
-from services.errors import Refused
-from services.plan import WINDOW_CHUNKS
-from services.streams import LinkClosed
-from services.tensors.layout import CHUNK_ELEMENTS
-from services.tensors.wire import TensorChunk
+MEMORY_NAME = "tiermesh"
+PROC = Path("/proc")
 
-UP_SLOTS = WINDOW_CHUNKS
-"""From whoever connected: an aggregator keeps payloads until their siblings are there, a window of them."""
-DOWN_SLOTS = 8
-"""To whoever connected: weights are taken as they come."""
-SLOT_BYTES = 4 * CHUNK_ELEMENTS
-"""The longest payload: a chunk in float32."""
-FLOWING_SLOTS = 4
-"""Slots of a ring that are not kept by a receiver that keeps payloads (it gets copies), so that no ring can lock up."""
+_HEADER = np.dtype(
+    [(name, "<u8") for name in ("identity", "places", "place_bytes", "payload_bytes", "stripe_count")]
+)
+_PAGE_BYTES = 4096
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class SlotSender:
-    """The sending end of one direction.
+class NotShared(Exception):
+    """What was found is not the memory that was meant, or it can't be seen."""
+
+
+class SharedArray:
+    """Memory of this process that others may map.
 
     Args:
-        slots: [slots, SLOT_BYTES] uint8, shared.
-        sequences: [slots] uint64, shared: of the whole payload in each slot; 0 while it is being written.
-        returned: pipe from the receiver, not blocking: a byte per slot given back. It is closed with this object.
+        payload_bytes: of the whole array.
+        place_bytes: of a chunk's place; the last one may be shorter.
+        stripe_count: 1 for places of all chunks of a layout, else for every so many-th chunk's only.
+
+    Attributes:
+        identity: random; the memory carries it, so that a descriptor used anew is not mistaken for it.
+        descriptor: by which this process has it open.
+        payload: [payload_bytes] uint8, writeable.
+
+    Raises:
+        OSError: there is no such memory (any more), or it is not allowed.
     """
 
-    def __init__(self, slots: NDArray[np.uint8], sequences: NDArray[np.uint64], returned: int) -> None:
-        self._slots = slots
-        self._sequences = sequences
-        self._returned = returned
-        self._free = list(range(len(slots)))
-        self._sequence = 0
+    def __init__(self, payload_bytes: int, place_bytes: int, stripe_count: int = 1) -> None:
+        places = -(-payload_bytes // place_bytes)
+        header_bytes = _header_bytes(places)
+        self.identity = secrets.randbits(64)
+        self.descriptor = make_memory(header_bytes + payload_bytes)
+        # The descriptor is kept for peers to open it; the mapping lives as long as views of it do.
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+        mapped = mmap.mmap(self.descriptor, header_bytes + payload_bytes)
+        header = np.frombuffer(mapped, _HEADER, 1)
+        header[0] = (self.identity, places, place_bytes, payload_bytes, stripe_count)
+        self._place_bytes, self._stripe_count = place_bytes, stripe_count
+        self._marks = np.frombuffer(mapped, np.uint64, places, _HEADER.itemsize)
+        self.payload: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, payload_bytes, header_bytes)
 
-    async def free_slot(self) -> int:
-        """A slot to `put` the next payload into; waits for one.
+    def place(self, chunk: int) -> NDArray[np.uint8]:
+        """Where a chunk lies, a writeable view."""
+        start = chunk // self._stripe_count * self._place_bytes
+        return self.payload[start : start + self._place_bytes]
 
-        Raises:
-            LinkClosed: the receiver gave back what it did not have.
-        """
-        while not self._free:
-            if not self._collect():
-                await self._readable()
-        return self._free.pop()
+    def mark(self, chunk: int, sequence: int) -> None:
+        """Say that a chunk's place holds what this number stands for; 0 while it is being written."""
+        self._marks[chunk // self._stripe_count] = sequence
 
-    def put(self, chunk: TensorChunk, slot: int) -> bytes:
-        """Copy a payload into a slot; returns the bytes of the `Chunk` message that refers to it. On any thread."""
-        payload = np.frombuffer(chunk.payload, np.uint8)
-        self._sequence += 1
-        self._sequences[slot] = 0
-        self._slots[slot, : payload.size] = payload
-        self._sequences[slot] = self._sequence
-        shared = SharedSlot(slot=slot, sequence=self._sequence, payload_bytes=payload.size)
-        return Chunk(header=chunk.header, shared=shared).SerializeToString()
+    def holds(self, chunk: int, sequence: int) -> bool:
+        """Whether a chunk's place holds what this number stands for, now."""
+        return int(self._marks[chunk // self._stripe_count]) == sequence
 
     def close(self) -> None:
-        """Give the pipe back to the system, and let go of the memory."""
-        if self._returned >= 0:
-            os.close(self._returned)
-            self._returned = -1
-        self._slots, self._sequences = self._slots[:0].copy(), self._sequences[:0].copy()
+        """Let nobody open it any more; views of it stay."""
+        self._closing()
 
-    def _collect(self) -> bool:
-        """Take back what has been returned; False if that is nothing."""
-        try:
-            given_back = os.read(self._returned, 256)
-        except BlockingIOError:
-            return False
-        for slot in given_back:
-            if slot >= len(self._slots) or slot in self._free:
-                raise LinkClosed(f"shared memory: the peer gave back slot {slot}, which it does not have")
-            self._free.append(slot)
-        return bool(given_back)
 
-    async def _readable(self) -> None:
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._returned, readable.set)
+class MappedArray:
+    """A `SharedArray` of another process, read-only.
+
+    Args:
+        process: its id.
+        descriptor: by which that process has the memory open.
+        identity: that the memory must carry.
+
+    Attributes:
+        payload: [payload_bytes] uint8, read-only.
+        stripe_count: 1 if it has places for all chunks of a layout, side by side.
+
+    Raises:
+        NotShared, OSError: it can't be seen, or is something else.
+    """
+
+    def __init__(self, process: int, descriptor: int, identity: int) -> None:
+        opened = open_memory(process, descriptor, os.O_RDONLY)
         try:
-            await readable.wait()
+            size_bytes = os.fstat(opened).st_size
+            if size_bytes < _HEADER.itemsize:
+                raise NotShared("memory without a header")
+            mapped = mmap.mmap(opened, size_bytes, prot=mmap.PROT_READ)
         finally:
-            loop.remove_reader(self._returned)
-        if not self._collect():
-            # The peer has closed its end: the stream is about to end too, and says why.
-            await asyncio.Event().wait()
+            os.close(opened)
+        header = np.frombuffer(mapped, _HEADER, 1)[0]
+        places, self._place_bytes = int(header["places"]), int(header["place_bytes"])
+        payload_bytes, self.stripe_count = int(header["payload_bytes"]), int(header["stripe_count"])
+        if int(header["identity"]) != identity:
+            raise NotShared("another process's memory")
+        # What a header says is held against the file: nothing is read beyond its end.
+        if not self._place_bytes or not self.stripe_count or places != -(-payload_bytes // self._place_bytes):
+            raise NotShared("a header that contradicts itself")
+        if size_bytes != _header_bytes(places) + payload_bytes:
+            raise NotShared("memory of another size than its header says")
+        self._marks = np.frombuffer(mapped, np.uint64, places, _HEADER.itemsize)
+        self.payload: NDArray[np.uint8] = np.frombuffer(
+            mapped, np.uint8, payload_bytes, _header_bytes(places)
+        )
+
+    def place(self, chunk: int) -> NDArray[np.uint8]:
+        """Where a chunk lies, a read-only view; empty if there is no such chunk."""
+        start = chunk // self.stripe_count * self._place_bytes
+        return self.payload[start : start + self._place_bytes]
+
+    def holds(self, chunk: int, sequence: int) -> bool:
+        """Whether a chunk's place holds what this number stands for, now."""
+        place = chunk // self.stripe_count
+        return place < self._marks.size and int(self._marks[place]) == sequence != 0
 
 
-class SlotReceiver:
-    """The receiving end of one direction.
+def make_memory(size_bytes: int) -> int:
+    """The descriptor of new memory, all zero, that only this user's processes can open and nobody can resize.
 
-    Args:
-        slots: [slots, SLOT_BYTES] uint8, shared.
-        sequences: [slots] uint64, shared.
-        returning: pipe to the sender, not blocking. It is closed with this object.
+    Raises:
+        OSError: there is no such memory (any more), or it is not allowed.
     """
+    if not hasattr(os, "memfd_create"):
+        raise OSError("this system has no memory without a name")
+    memory = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(memory, 0o600)
+        os.ftruncate(memory, size_bytes)
+        # Now or never: a page that can't be had later would be a bus error in the middle of a copy.
+        os.posix_fallocate(memory, 0, size_bytes)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
 
-    def __init__(self, slots: NDArray[np.uint8], sequences: NDArray[np.uint64], returning: int) -> None:
-        self._slots = slots
-        self._sequences = sequences
-        self._returning = returning
-        self._lent: dict[int, weakref.ref[NDArray[np.uint8]]] = {}
-        self._sequence = 0
-        # Payloads are let go of on any thread; re-entrant, as collecting garbage may let go of one in the middle of
-        # another.
-        self._lock = threading.RLock()
 
-    @property
-    def lent(self) -> int:
-        """Slots whose payloads are still viewed."""
-        return len(self._lent)
+def open_memory(process: int, descriptor: int, flags: int) -> int:
+    """Open what `make_memory` made in another process of this user.
 
-    def take(self, header: ChunkHeader, shared: SharedSlot) -> TensorChunk:
-        """The chunk whose payload lies in a slot; a view of it while few are lent, else a copy.
+    Raises:
+        NotShared, OSError: it can't be seen, or is something else.
+    """
+    path = PROC / str(process) / "fd" / str(descriptor)
+    if not str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME} "):
+        raise NotShared("no memory there")
+    opened = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        if os.fstat(opened).st_uid != os.geteuid():
+            raise NotShared("another user's")
+        # Whoever could shorten it could make this process read past its end.
+        if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
+            raise NotShared("memory that can be shortened")
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
 
-        Raises:
-            Refused: the reference is not to a whole payload, the next one of its sender.
-        """
-        slot, size = shared.slot, shared.payload_bytes
-        with self._lock:
-            wrong = self._what_is_wrong(shared)
-            if wrong:
-                raise Refused(f"chunk {header.index}: shared memory: {wrong}; the sender must start anew")
-            self._sequence += 1
-            view = self._slots[slot, :size]
-            if len(self._lent) >= len(self._slots) - FLOWING_SLOTS:
-                copy = view.tobytes()
-                self._give_back(slot)
-                return TensorChunk(header, copy, shared=True)
-            view.flags.writeable = False
-            self._lent[slot] = weakref.ref(view, lambda _: self._let_go(slot))
-            return TensorChunk(header, view.data, shared=True)
 
-    def _what_is_wrong(self, shared: SharedSlot) -> str:
-        slot = shared.slot
-        if slot >= len(self._slots):
-            return f"slot {slot}, expected one of {len(self._slots)}"
-        if shared.payload_bytes > self._slots.shape[1]:
-            return f"a payload of {shared.payload_bytes} bytes, expected {self._slots.shape[1]} at most"
-        if shared.sequence != self._sequence + 1:
-            return f"payload number {shared.sequence}, expected {self._sequence + 1}"
-        if slot in self._lent:
-            return f"slot {slot}, which has not been given back"
-        written = int(self._sequences[slot])
-        if written != shared.sequence:
-            return f"slot {slot} holds payload number {written}, expected {shared.sequence}: it is not whole"
-        return ""
-
-    def _let_go(self, slot: int) -> None:
-        with self._lock:
-            del self._lent[slot]
-            self._give_back(slot)
-
-    def _give_back(self, slot: int) -> None:
-        if self._returning < 0:
-            return
-        try:
-            os.write(self._returning, bytes((slot,)))
-        except (BrokenPipeError, BlockingIOError):
-            return  # the sender is gone, or reads no slots it is given: its stream ends or stands still
-
-    def close(self) -> None:
-        """Give the pipe back to the system, and let go of the memory; payloads that are still viewed stay."""
-        with self._lock:
-            if self._returning >= 0:
-                os.close(self._returning)
-                self._returning = -1
-            self._slots, self._sequences = self._slots[:0].copy(), self._sequences[:0].copy()
+def _header_bytes(places: int) -> int:
+    """Header and marks, in whole pages."""
+    return -(-(_HEADER.itemsize + 8 * places) // _PAGE_BYTES) * _PAGE_BYTES

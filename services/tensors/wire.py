@@ -13,11 +13,13 @@ from typing import Any
 import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refused
 from services.tensors.kernels import Float32Array, accumulate_wire, from_wire, to_wire
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
+from services.tensors.shared import MappedArray
 from services.tensors.wire_types import STORED, WireDType
 
 _HEADER_TAG = b"\x0a"  # field 1, length-delimited
@@ -26,6 +28,7 @@ _KERNEL_NAMES: dict[int, WireDType] = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT1
 _LARGEST_FLOAT16 = 65504
 _INFINITE_FLOAT16 = 0x7C00
 _LONGEST_JOB = 60
+_OVERTAKEN = "its place in shared memory holds something else: it was overtaken"
 
 
 class ChunkRefused(Refused):
@@ -38,14 +41,22 @@ class TensorChunk:
 
     Attributes:
         header: what the payload is.
-        payload: the elements, little-endian; a view of the received message, or of the array to be sent.
-        shared: whether the payload was received through shared memory, where it has no checksum: no wire and no
-            buffer that could damage it lies between, and whether it is whole its slot tells.
+        payload: the elements, little-endian; a view of the received message, of the array to be sent, or of memory
+            that another process shares.
+        memory: that the payload is a view of, if so. There it has no checksum: no wire and no buffer that could damage
+            it lies between, and whether it is still there its place's mark tells.
+        sequence: that its place in the memory is marked with.
     """
 
     header: ChunkHeader
     payload: bytes | memoryview
-    shared: bool = False
+    memory: MappedArray | None = None
+    sequence: int = 0
+
+    @property
+    def intact(self) -> bool:
+        """Whether the payload is still what was sent: of memory, whose owner goes on to newer weights by itself."""
+        return self.memory is None or self.memory.holds(self.header.index, self.sequence)
 
     def values(self) -> Float32Array:
         """The elements as [elements] float32, for chunks that passed `check`.
@@ -60,27 +71,41 @@ class TensorChunk:
         accumulate_wire(into, self.payload, _KERNEL_NAMES[self.header.dtype])
 
 
-def pack(identity: ChunkHeader, index: int, values: Float32Array, *, checksum: bool = True) -> TensorChunk:
+def pack(
+    identity: ChunkHeader, index: int, values: Float32Array, place: NDArray[np.uint8] | None = None
+) -> TensorChunk:
     """Chunk `index` of the layout from its values, [elements] float32, which must not change until sent.
 
     Of `identity` all fields are taken, among them the dtype that the values are rounded to, but those that describe
-    the payload (index, offset, elements and crc32c). Without `checksum` it is for shared memory alone.
+    the payload (index, offset, elements and crc32c). With a `place`, [payload bytes] uint8 of shared memory, the
+    payload is written there, and has no checksum.
     """
-    wire_values = to_wire(values, _KERNEL_NAMES[identity.dtype]).view(np.uint8)
+    wire_values = to_wire(values, _KERNEL_NAMES[identity.dtype], place).view(np.uint8)
     header = ChunkHeader()
     header.CopyFrom(identity)
     header.index = index
     header.offset = index * CHUNK_ELEMENTS
     header.elements = values.size
-    header.crc32c = google_crc32c.value(wire_values) if checksum else 0
+    header.crc32c = google_crc32c.value(wire_values) if place is None else 0
     return TensorChunk(header, wire_values.data)
 
 
 def with_checksum(chunk: TensorChunk) -> TensorChunk:
-    """A chunk that came through shared memory, ready for the wire; its header is changed."""
-    # The extension takes no memoryview; an array over it costs nothing.
-    chunk.header.crc32c = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
-    return TensorChunk(chunk.header, chunk.payload)
+    """A chunk that came through shared memory, ready for the wire: its payload is copied, its header changed.
+
+    Raises:
+        ChunkRefused: it was not there any more.
+    """
+    payload = bytes(chunk.payload)
+    if not chunk.intact:
+        raise ChunkRefused(f"chunk {chunk.header.index}: {_OVERTAKEN}{_of(chunk.header)}")
+    chunk.header.crc32c = google_crc32c.value(payload)
+    return TensorChunk(chunk.header, payload)
+
+
+def element_bytes(dtype: int) -> int:
+    """Of one element of a payload; 1 for a type that doesn't exist, which `check` refuses."""
+    return STORED[_KERNEL_NAMES[dtype]].itemsize if dtype in _KERNEL_NAMES else 1
 
 
 def too_large(chunk: TensorChunk) -> str:
@@ -150,8 +175,8 @@ def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str
     expected_bytes = header.elements * STORED[_KERNEL_NAMES[dtype]].itemsize
     if payload_bytes != expected_bytes:
         return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
-    if chunk.shared:
-        return ""
+    if chunk.memory is not None:
+        return "" if chunk.intact else _OVERTAKEN
     checksum = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
     if checksum != header.crc32c:
         return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"

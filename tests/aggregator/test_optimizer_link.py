@@ -69,7 +69,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
                 connected=lambda name: connected.set(),
                 lost=lambda reason: lost.set(),
                 message=lambda body: None,
-                weights=lambda message: None,
+                weights=lambda header, chunk, message: None,
             ),
             shared_memory=False,
             count=lambda used: None,
@@ -80,7 +80,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
             await connected.wait()
             values = np.zeros(CHUNK_ELEMENTS, np.float32)
             for index in range(SENT):
-                link.send(link.prepare(chunk(index), values))
+                link.send(link.prepare(chunk(index), values, SENT * CHUNK_ELEMENTS))
             waiting = asyncio.ensure_future(link.room())
             done, _ = await asyncio.wait((waiting,), timeout=0.5)
             assert not done, "a window of sums waits, and no more may come"
@@ -90,7 +90,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
 
             optimizer.reads.clear()
             for index in range(SENT):
-                link.send(link.prepare(chunk(index), values))
+                link.send(link.prepare(chunk(index), values, SENT * CHUNK_ELEMENTS))
             await server.stop(0)
             await lost.wait()
             await link.room()  # what is sent while the link is down is dropped: nobody waits for it

@@ -60,15 +60,17 @@ def losses_of(config: JobConfig) -> list[float]:
         for at in range(STEPS):
             for index, entry in enumerate(step.layout.entries):
                 step.load(index, tensors.weights[entry.offset : entry.stop])
-            total = NodeSum(step.layout.elements, config.micro_batches, lambda offset: None)
+            total = np.empty(step.layout.elements, np.float32)
+            node_sum = NodeSum(total, config.micro_batches, lambda offset: None)
             of_step = [
-                total.add_leaf(lambda out, ready, at=at, index=index: step.micro_batch(at, index, out, ready))
+                node_sum.add_leaf(
+                    lambda out, ready, at=at, index=index: step.micro_batch(at, index, out, ready)
+                )
                 for index in range(config.micro_batches)
             ]
             losses.append(float(np.mean(of_step)))
-            assert total.values is not None
             for chunk in chunks:
-                tensors.stage(chunk, total.values[slice(*chunk_range(step.layout.elements, chunk))])
+                tensors.stage(chunk, total[slice(*chunk_range(step.layout.elements, chunk))])
             norm, finite, rate = tensors.measure(at)
             assert finite
             tensors.begin_update(norm, rate)

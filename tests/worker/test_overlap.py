@@ -70,7 +70,8 @@ class Device:
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
         self.until(ev.Described)
-        parts = [self.thread.values(1, chunk) for chunk in range(self.chunks)]
+        node_sum = self.thread.sum_of(1)
+        parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         self.initial = np.concatenate([part for part in parts if part is not None])
 
     def until(self, kind: Any) -> Any:
@@ -100,7 +101,8 @@ class Device:
     def sum_of(self, lease: int) -> bytes:
         """What a lease gave, when it is computed."""
         assert self.until(ev.LeaseComputed).lease == lease
-        parts = [self.thread.values(lease, chunk) for chunk in range(self.chunks)]
+        node_sum = self.thread.sum_of(lease)
+        parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         return b"".join(part.tobytes() for part in parts if part is not None)
 
 
@@ -245,7 +247,7 @@ def test_a_lease_that_is_dropped_while_it_waits_ends_and_the_next_one_is_right(
     device.perform(4, 2)
     device.give(2, *range(1, device.chunks))
     assert device.sum_of(4) == expected
-    assert device.thread.values(3, 0) is None
+    assert device.thread.sum_of(3) is None
 
 
 def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., Device]) -> None:

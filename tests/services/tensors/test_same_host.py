@@ -6,8 +6,6 @@ import asyncio
 import fcntl
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedSlot
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
 from services.streams import LinkClosed
-from services.tensors import same_host
-from services.tensors.same_host import SHARED_MEMORY_KEY, AcceptedLink, OfferedLink, TensorLink
-from services.tensors.wire import ChunkRefused, TensorChunk, check, deserialize, pack
+from services.tensors import shared
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.same_host import (
+    MAPPED_ARRAYS,
+    MOST_PLACES,
+    SHARED_MEMORY_KEY,
+    AcceptedLink,
+    OfferedLink,
+    TensorLink,
+)
+from services.tensors.shared import SharedArray
+from services.tensors.wire import ChunkRefused, TensorChunk, check, pack, serialize, with_checksum
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -46,15 +53,8 @@ class Counted:
 
 
 def confirm(link: OfferedLink, answer: Metadata) -> None:
-    """Take the server's answer; `confirm` itself waits for the stream's end."""
-
-    async def run() -> None:
-        try:
-            await asyncio.wait_for(link.confirm(Call(answer)), 0.05)
-        except asyncio.TimeoutError:
-            return
-
-    asyncio.run(run())
+    """Take the server's answer."""
+    asyncio.run(link.confirm(Call(answer)))
 
 
 @pytest.fixture
@@ -78,57 +78,115 @@ def accepted(
     return links[-1]  # type: ignore[return-value]
 
 
-def passes(sender: TensorLink, receiver: TensorLink, *, shared: bool) -> None:
-    """Send chunks, more than there are slots."""
-    for index in range(40):
-        slot = asyncio.run(asyncio.wait_for(sender.free_slot(), 5))
-        assert (slot is not None) == shared
-        payload = bytes((index, 1, 2, 3)) * 1000
-        message = sender.serialize(TensorChunk(ChunkHeader(index=index), payload), slot)
-        assert (len(message) < 100) == shared
-        chunk = receiver.deserialize(message)
-        assert (chunk.header.index, bytes(chunk.payload)) == (index, payload)
+def both(links: list[TensorLink]) -> tuple[OfferedLink, AcceptedLink]:
+    """Two ends that see each other."""
+    caller = offered(links)
+    server = accepted(links, caller.metadata)
+    confirm(caller, server.metadata)
+    return caller, server
+
+
+def array_of(chunks: int) -> SharedArray:
+    """An array of float32 chunks, each full of its index."""
+    array = SharedArray(4 * CHUNK_ELEMENTS * chunks, 4 * CHUNK_ELEMENTS)
+    for index in range(chunks):
+        array.place(index).view(np.float32)[:] = index
+        array.mark(index, 9)
+    return array
+
+
+def passes(sender: TensorLink, receiver: TensorLink) -> list[TensorChunk]:
+    """Refer to some chunks of an array; what comes of it."""
+    array = array_of(3)
+    message = sender.refer(ChunkHeader(dtype=FLOAT32, losses=[1.5], index=2), array, 9, (2, 0))
+    assert len(message) < 150
+    return receiver.deserialize(message)
 
 
 def test_two_ends_that_see_each_other_share(links: list[TensorLink]) -> None:
     count = Counted()
     caller = offered(links, count)
     server = accepted(links, caller.metadata, count)
-    passes(server, caller, shared=True)  # the server may begin at once
-    passes(caller, server, shared=False)  # the caller once it knows
+    assert not caller.shares, "it can't know yet"
+    assert not server.shares, "the caller hasn't said yet that it sees the server's memory"
     confirm(caller, server.metadata)
-    passes(caller, server, shared=True)
-    passes(server, caller, shared=True)
+    assert caller.shares
+    assert server.shares
+    for chunks in (passes(caller, server), passes(server, caller)):
+        assert [chunk.header.index for chunk in chunks] == [2, 0]
+        assert [chunk.header.losses for chunk in chunks] == [[], [1.5]], "losses are those of chunk 0"
+        for chunk in chunks:
+            check(chunk, 3 * CHUNK_ELEMENTS, FLOAT32)
+            assert chunk.memory is not None
+            assert np.shares_memory(chunk.values(), chunk.memory.payload)
+            assert set(chunk.values().tolist()) == {chunk.header.index}
     assert count.links == 2
     caller.close()
     server.close()
+    assert not caller.shares
+    assert not server.shares
     assert count.links == 0
 
 
-def test_a_message_to_be_kept_has_its_payload(links: list[TensorLink]) -> None:
-    caller = offered(links)
-    server = accepted(links, caller.metadata)
-    chunk = pack(ChunkHeader(dtype=FLOAT32, generation=3), 0, np.ones(5, np.float32))
-    inline = server.serialize(chunk, None)
-    assert caller.unshared(inline) is inline
-    slot = asyncio.run(server.free_slot())
-    without = pack(chunk.header, 0, np.ones(5, np.float32), checksum=False)
-    assert caller.unshared(server.serialize(without, slot)) == inline, "with a checksum, for the wire"
+def test_what_lies_in_memory_is_held_against_the_layout_and_its_mark(links: list[TensorLink]) -> None:
+    caller, server = both(links)
+    array = array_of(2)
+    (chunk,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32, index=1), array, 9, (1,)))
+    check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
+    with pytest.raises(ChunkRefused, match="elements, expected 1"):
+        check(chunk, CHUNK_ELEMENTS + 1, FLOAT32)
+    (beyond,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (2,)))
+    with pytest.raises(ChunkRefused, match="chunk 2: no such index, the layout has 2 chunks"):
+        check(beyond, 2 * CHUNK_ELEMENTS, FLOAT32)
+    with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
+        check(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
+    array.mark(1, 10)
+    with pytest.raises(ChunkRefused, match="chunk 1: its place in shared memory holds something else"):
+        check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
+    with pytest.raises(ChunkRefused, match="chunk 1: its place in shared memory holds something else"):
+        with_checksum(chunk)
 
 
-def test_what_came_through_memory_is_held_against_the_layout_all_the_same(links: list[TensorLink]) -> None:
-    caller = offered(links)
-    server = accepted(links, caller.metadata)
-    chunk = pack(ChunkHeader(dtype=FLOAT32), 0, np.ones(5, np.float32), checksum=False)
-    received = caller.deserialize(server.serialize(chunk, asyncio.run(server.free_slot())))
-    check(received, 5, FLOAT32)
-    with pytest.raises(ChunkRefused, match="5 elements, expected 6"):
-        check(received, 6, FLOAT32)
-    received.header.elements = 6
-    with pytest.raises(ChunkRefused, match="payload of 20 bytes, expected 24"):
-        check(received, 6, FLOAT32)
-    with pytest.raises(ChunkRefused, match="crc32c"):
-        check(deserialize(server.serialize(chunk, None)), 5, FLOAT32)
+def test_a_copy_for_the_network_has_a_checksum(links: list[TensorLink]) -> None:
+    caller, server = both(links)
+    array = SharedArray(20, 4 * CHUNK_ELEMENTS)
+    version = ChunkHeader(dtype=FLOAT32, generation=3)
+    header = pack(version, 0, np.ones(5, np.float32), array.place(0)).header
+    array.mark(0, 4)
+    (chunk,) = server.deserialize(caller.refer(header, array, 4, (0,)))
+    inline = serialize(pack(version, 0, np.ones(5, np.float32)))
+    assert serialize(with_checksum(chunk)) == inline
+
+
+def test_an_array_that_cannot_be_seen_is_told_of_and_its_chunks_refused(
+    links: list[TensorLink], caplog: pytest.LogCaptureFixture
+) -> None:
+    caller, server = both(links)
+    array = array_of(1)
+    array.close()
+    for _ in range(3):
+        (chunk,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
+        with pytest.raises(ChunkRefused, match=f"chunk 0: 0 elements, expected {CHUNK_ELEMENTS}"):
+            check(chunk, CHUNK_ELEMENTS, FLOAT32)
+    assert caplog.text.count("tensors of peer: an array of its memory can't be seen here") == 1
+
+
+@pytest.mark.parametrize("indices", [(), range(MOST_PLACES + 1)])
+def test_no_message_refers_to_nothing_or_to_everything(links: list[TensorLink], indices: Any) -> None:
+    caller, server = both(links)
+    message = caller.refer(ChunkHeader(dtype=FLOAT32, index=5), array_of(1), 9, indices)
+    with pytest.raises(Refused, match=f"chunk 5: shared memory: {len(indices)} places, expected 1 to 64"):
+        server.deserialize(message)
+
+
+def test_only_the_newest_arrays_of_a_peer_stay_mapped(links: list[TensorLink]) -> None:
+    caller, server = both(links)
+    arrays = [array_of(1) for _ in range(MAPPED_ARRAYS + 5)]
+    before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+    for array in arrays:
+        server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before + MAPPED_ARRAYS
 
 
 @pytest.mark.parametrize("switched_off", ["caller", "server"])
@@ -136,8 +194,8 @@ def test_it_can_be_switched_off(links: list[TensorLink], switched_off: str) -> N
     caller = offered(links, enabled=switched_off != "caller")
     server = accepted(links, caller.metadata, enabled=switched_off != "server")
     confirm(caller, server.metadata)
-    passes(caller, server, shared=False)
-    passes(server, caller, shared=False)
+    assert not caller.shares
+    assert not server.shares
 
 
 @pytest.mark.parametrize("answer", [(), ((SHARED_MEMORY_KEY, "no"),), (("another-key", "x"),)])
@@ -146,19 +204,35 @@ def test_a_server_that_does_not_see_the_memory_gets_payloads(
 ) -> None:
     caller = offered(links)
     confirm(caller, answer)
-    assert asyncio.run(caller.free_slot()) is None
+    assert not caller.shares
 
 
 def test_a_server_in_another_view_of_the_host_gets_payloads(
     links: list[TensorLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(same_host, "PROC", tmp_path)
     caller = offered(links)
-    server = accepted(links, caller.metadata)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(shared, "PROC", tmp_path)
+        server = accepted(links, caller.metadata)
     assert server.metadata == ((SHARED_MEMORY_KEY, "no"),)
     confirm(caller, server.metadata)
-    passes(caller, server, shared=False)
-    passes(server, caller, shared=False)
+    assert not caller.shares
+    assert not server.shares
+
+
+def test_a_caller_that_does_not_see_the_server_is_seen_all_the_same(
+    links: list[TensorLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = offered(links)
+    server = accepted(links, caller.metadata)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(shared, "PROC", tmp_path)
+        confirm(caller, server.metadata)
+    assert caller.shares
+    assert not server.shares
+    assert len(passes(caller, server)) == 2
+    with pytest.raises(Refused, match="none was agreed on"):
+        passes(server, caller)
 
 
 def test_a_server_that_claims_to_see_memory_is_refused(links: list[TensorLink]) -> None:
@@ -168,7 +242,7 @@ def test_a_server_that_claims_to_see_memory_is_refused(links: list[TensorLink]) 
 
 
 def altered(offer: str, **parts: str) -> Metadata:
-    names = ("process", "memory", "to_caller", "from_caller", "token")
+    names = ("process", "memory", "token")
     values = dict(zip(names, offer.split(" "), strict=True))
     return ((SHARED_MEMORY_KEY, " ".join({**values, **parts}.values())),)
 
@@ -186,22 +260,15 @@ def test_an_offer_that_does_not_hold_is_declined(links: list[TensorLink], tmp_pa
             altered(offer, process="4194304999"),
             altered(offer, memory="99999"),
             altered(offer, memory=str(file.fileno())),
-            altered(offer, memory=offer.split(" ")[2]),  # a pipe
             altered(offer, memory=str(short)),  # could be shortened while it is read
-            altered(offer, to_caller=offer.split(" ")[1]),  # a memory file
-            altered(offer, from_caller=str(file.fileno())),
         ):
-            server = accepted(links, metadata)
-            assert server.metadata == ((SHARED_MEMORY_KEY, "no"),)
-            assert asyncio.run(server.free_slot()) is None
+            assert accepted(links, metadata).metadata == ((SHARED_MEMORY_KEY, "no"),)
         fcntl.fcntl(short, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         assert accepted(links, altered(offer, memory=str(short))).metadata == ((SHARED_MEMORY_KEY, "no"),)
         os.close(short)
 
 
-@pytest.mark.parametrize(
-    "offer", ["", "x", "1 2 3 4", "1 2 3 4 zz", "1 2 3 -4 " + "00" * 32, "1 2 3 4 5 " + "00" * 32]
-)
+@pytest.mark.parametrize("offer", ["", "x", "1 2", "1 2 zz", "1 -2 " + "00" * 32, "1 2 3 " + "00" * 32])
 def test_an_offer_that_is_none_is_refused(offer: str) -> None:
     with pytest.raises(Refused, match=r"metadata tiermesh-shared-memory: .*, expected a process id"):
         AcceptedLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
@@ -209,7 +276,7 @@ def test_an_offer_that_is_none_is_refused(offer: str) -> None:
 
 def test_a_reference_on_a_link_that_shares_nothing_is_refused(links: list[TensorLink]) -> None:
     server = accepted(links, ())
-    message = Chunk(header=ChunkHeader(index=5), shared=SharedSlot(sequence=1)).SerializeToString()
+    message = Chunk(header=ChunkHeader(index=5), shared=SharedPlaces(sequence=1)).SerializeToString()
     with pytest.raises(Refused, match="chunk 5: shared memory: none was agreed on; send the payload"):
         server.deserialize(message)
 
@@ -230,49 +297,18 @@ def test_a_host_that_cannot_make_memory_sends_payloads(
 
 
 def test_neither_memory_nor_descriptors_are_left(links: list[TensorLink]) -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
-
     def everything() -> tuple[int, int]:
-        return len(list(Path("/proc/self/fd").iterdir())), mapped()
+        maps = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+        return len(list(Path("/proc/self/fd").iterdir())), maps
 
     gc.collect()
     before = everything()
-    caller = OfferedLink("peer", enabled=True, count=lambda _: None)
-    server = AcceptedLink("peer", caller.metadata, enabled=True)
-    confirm(caller, server.metadata)
-    passes(caller, server, shared=True)
-    assert mapped() > before[1]
+    caller, server = both(links)
+    passes(caller, server)
+    assert everything() > before
+    links.clear()
     caller.close()
     server.close()
     del caller, server
-    assert everything() == before
-
-
-def test_a_caller_that_is_killed_leaves_nothing_but_what_the_server_views(links: list[TensorLink]) -> None:
-    code = (
-        "from services.tensors.same_host import OfferedLink\n"
-        "link = OfferedLink('peer', enabled=True, count=print)\n"
-        "print(link.metadata[0][1], flush=True)\n"
-        "input()\n"
-    )
     gc.collect()
-    before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as caller:
-        assert caller.stdout is not None
-        server = accepted(links, ((SHARED_MEMORY_KEY, caller.stdout.readline().strip()),))
-        assert server.metadata != ((SHARED_MEMORY_KEY, "no"),)
-        caller.kill()
-    # The server notices by its stream; until then it may write, and waits once the ring is full.
-
-    async def fill() -> None:
-        while True:
-            slot = await asyncio.wait_for(server.free_slot(), 0.1)
-            server.serialize(TensorChunk(ChunkHeader(), b"content"), slot)
-
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(fill())
-    server.close()
-    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before
+    assert everything() == before
