@@ -25,6 +25,7 @@ from benchmarks import (  # noqa: E402  # see above
     shared_memory,
     step_over_compute,
     tape_overhead,
+    timeline,
     validation_loss,
 )
 from benchmarks.report import Skipped  # noqa: E402
@@ -43,6 +44,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "aggregator_memory": aggregator_memory.run,
     "exposed": exposed.run,
     "links": links.run,
+    "timeline": timeline.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
     "nanogpt_validation_loss_3_tier": lambda: validation_loss.run(tiers=3),

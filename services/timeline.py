@@ -76,6 +76,7 @@ class Recorder:
 
     def __init__(self, options: TimelineOptions, role: str, name: str) -> None:
         self._options = options
+        self._role = role
         self._title = name if name.startswith(role) else f"{role} {name}"
         self._name = name
         self._events: list[dict[str, Any]] = []
@@ -117,6 +118,8 @@ class Recorder:
         trace = {
             "traceEvents": names + self._events,
             "otherData": {
+                "process": self._title,
+                "role": self._role,
                 "name": self._name,
                 "boot_id": _boot_id(),
                 "unix_seconds_at_zero": time.time() - time.monotonic(),

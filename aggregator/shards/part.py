@@ -16,6 +16,7 @@ from aggregator.reduction import KeptSums
 from optimizer.tensors import Tensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services import timeline
 from services.config import JobConfig
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
@@ -78,7 +79,8 @@ class Part:
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Take a finished sum as part of the step's gradient; its block sums, float64."""
         local = self._stripe.local(chunk)
-        self.tensors.stage(local, values)
+        with timeline.span("kernel", "stage", chunk=chunk):
+            self.tensors.stage(local, values)
         return self.tensors.take_block_sums(local)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
@@ -91,9 +93,11 @@ class Part:
         if order.applied:
             self.tensors.begin_update(order.grad_norm, order.learning_rate)
         for local in range(self.tensors.layout.chunks):
-            if order.applied:
-                self.tensors.update(local)
-            made(self._weights(local, order.generation, order.step + 1))
+            with timeline.span("kernel", "update", order.step, chunk=self._stripe.whole(local)):
+                if order.applied:
+                    self.tensors.update(local)
+                weights = self._weights(local, order.generation, order.step + 1)
+            made(weights)
         self._metrics.updated(
             self.job,
             seconds=time.perf_counter() - started,

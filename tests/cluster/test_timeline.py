@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.step_picture import write
 from services.timeline import TimelineOptions
 from tests.cluster.bits import Bits, bits
 from tests.cluster.harness import Cluster, eventually
@@ -70,4 +71,8 @@ def test_every_activity_of_a_step_is_recorded(
     (commit,) = [each["ts"] for each in optimizer if each["name"] == "COMMIT" and each["args"]["step"] == 5]
     down, there = times(aggregator, "to worker-1", 6), times(worker, "receive", 6)
     assert down.keys() == there.keys() == CHUNKS
+    trace = write(folder, tmp_path / "merged")
+    assert trace.workers == ["worker-1"] and 5 in trace.steps
+    assert 0 < trace.hidden(up=True).share <= 1 and 0 <= trace.hidden(up=False).share <= 1
+    assert (tmp_path / "merged" / "step.svg").exists()
     assert all(arrived[chunk] <= commit <= down[chunk] <= there[chunk] for chunk in CHUNKS), "weights go down"

@@ -1,0 +1,65 @@
+"""docs/timeline.md lists every event that daemons record, and its commands are ones that there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from cli.main import tiermesh
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "timeline.md").read_text()
+
+
+def recorded() -> set[tuple[str, str, str]]:
+    """(daemon, row, event) of each call in the code; a peer's name is in capitals."""
+    found = set()
+    for role in ("worker", "aggregator", "optimizer"):
+        for path in (ROOT / role).rglob("*.py"):
+            for call in ast.walk(ast.parse(path.read_text())):
+                if (
+                    isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Attribute)
+                    and isinstance(call.func.value, ast.Name)
+                    and call.func.value.id == "timeline"
+                    and call.func.attr in ("mark", "span", "add")
+                ):
+                    lane, name = call.args[:2]
+                    assert isinstance(name, ast.Constant)
+                    row = (
+                        ast.literal_eval(lane) if isinstance(lane, ast.Constant) else _prefix(lane) + "WORKER"
+                    )
+                    found.add((role, row, name.value))
+    return found
+
+
+def _prefix(lane: ast.expr) -> str:
+    assert isinstance(lane, ast.JoinedStr) and isinstance(lane.values[0], ast.Constant)
+    return str(lane.values[0].value)
+
+
+def listed() -> set[tuple[str, str, str]]:
+    """The same, of the page's table."""
+    found = set()
+    for line in re.findall(r"^\| (\w+) \| (`.*?`) \| (`.*?`) \|", PAGE, re.MULTILINE):
+        role, row, events = line
+        found |= {(role, row.strip("`"), event) for event in re.findall("`(.*?)`", events)}
+    return found
+
+
+def test_every_event_is_listed() -> None:
+    # Shards, which are aggregators, keep optimizers' tensors.
+    in_shards = {("aggregator", "kernel", name) for name in ("stage", "update")}
+    assert recorded() - in_shards == listed()
+
+
+def test_the_options_are_there() -> None:
+    for command in ("local", "worker", "aggregator", "optimizer"):
+        shown = CliRunner().invoke(tiermesh, [command, "--help"]).output
+        assert "--timeline PATH" in shown and "--timeline-steps FIRST-LAST" in shown, command
+    assert "--timeline build/timeline --timeline-steps 10-12" in PAGE
+    module = re.search(r"-m (benchmarks\.\w+)", PAGE)
+    assert module is not None and (ROOT / (module[1].replace(".", "/") + ".py")).exists()
