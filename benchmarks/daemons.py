@@ -55,6 +55,7 @@ class Daemons(ABC):
         tiers: 2 or 3.
         options: of every daemon.
         hosts: where each daemon runs, by its name; those that it leaves out run here.
+        shards: of the aggregator, `shard-1` and on; 0: it holds the tensors itself.
 
     Attributes:
         idle_bytes: of memory that the aggregator had with all workers there and no job yet.
@@ -72,6 +73,7 @@ class Daemons(ABC):
         tiers: int = 2,
         options: tuple[str, ...] = (),
         hosts: Mapping[str, Host] | None = None,
+        shards: int = 0,
     ) -> None:
         self.folder = BUILD / name
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -80,6 +82,7 @@ class Daemons(ABC):
         self._tiers = tiers
         self._options = options
         self._hosts = hosts or {}
+        self._shards = [f"shard-{number}" for number in range(1, shards + 1)]
         self._exit = ExitStack()
 
     @abstractmethod
@@ -106,6 +109,10 @@ class Daemons(ABC):
                     environment, "optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer")
                 )
                 link = ("--optimizer", self.address("optimizer"))
+            for shard in self._shards:
+                self._start(environment, "aggregator", shard, "--shard")
+            if self._shards:
+                link = ("--shards", ",".join(self.address(shard) for shard in self._shards))
             self._start(
                 environment, "aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link
             )

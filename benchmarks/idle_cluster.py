@@ -40,10 +40,11 @@ class IdleCluster(Daemons):
         settings: tuple[str, ...] = (),
         options: tuple[str, ...] = (),
         hosts: Mapping[str, Host] | None = None,
+        shards: int = 0,
     ) -> None:
         environment = {"TIERMESH_BENCH_ELEMENTS": str(elements), "TIERMESH_BENCH_TENSORS": str(tensors)}
         job = Job(CONFIG, IDLE_WORKER, settings, environment)
-        super().__init__(name, job, workers=workers, tiers=tiers, options=options, hosts=hosts)
+        super().__init__(name, job, workers=workers, tiers=tiers, options=options, hosts=hosts, shards=shards)
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
         self.gate = stack.enter_context(Gate(path, self._workers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from benchmarks import links_step
+from benchmarks import links_sharded, links_step
 from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.hosts import GIGABIT, Hosts
 from benchmarks.idle_cluster import IdleCluster
@@ -21,7 +21,7 @@ LEAST_SHARE = 0.92
 
 def run() -> bool:
     """Report all of them."""
-    return aggregator_link() & links_step.run()
+    return aggregator_link() & links_sharded.run() & links_step.run()
 
 
 def aggregator_link() -> bool:
