@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from benchmarks.hosts import LOOPBACK, Host
+from benchmarks.hosts import LOOPBACK, Host, inner_process
 from benchmarks.setting import BUILD, ROOT
 from services.errors import Failed
 
 READY_SECONDS = 60.0
-NO_SHARED_MEMORY = ("--no-shared-memory",)
-"""Else roles on hosts that are but namespaces of one machine would find out that it works between them."""
 
 Self = TypeVar("Self", bound="Daemons")
 
@@ -59,7 +58,7 @@ class Daemons(ABC):
 
     Attributes:
         idle_bytes: of memory that the aggregator had with all workers there and no job yet.
-        processes: the daemons by name.
+        processes: the daemons by name; on a host of its own, what entered there (`inner_process`).
     """
 
     idle_bytes: int
@@ -146,13 +145,14 @@ class Daemons(ABC):
         tick = os.sysconf("SC_CLK_TCK")
         used = {}
         for name, process in self.processes.items():
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{inner_process(process.pid)}/stat").read_text().rpartition(")")[2].split()
             used[name] = (int(fields[11]) + int(fields[12])) / tick
         return used
 
     def memory_bytes(self, field: str) -> int:
         """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
-        status = Path(f"/proc/{self.processes['aggregator'].pid}/status").read_text()
+        process = inner_process(self.processes["aggregator"].pid)
+        status = Path(f"/proc/{process}/status").read_text()
         return 1024 * next(
             int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")
         )
@@ -200,7 +200,7 @@ class Daemons(ABC):
 
     def _kill(self) -> None:
         for process in self.processes.values():
-            process.kill()
+            os.kill(inner_process(process.pid), signal.SIGKILL)
         for process in self.processes.values():
             process.wait()
             assert process.stdin is not None

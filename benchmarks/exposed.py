@@ -13,7 +13,6 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.held_cluster import HeldCluster
 from benchmarks.report import median, milliseconds, report
 
@@ -24,7 +23,7 @@ PASSES, STEPS = 3, 3
 WARM_UP_STEPS = 3
 BOUND = 0.15
 SETTINGS = ("batch_size=4",)
-CLUSTERS = {"exposed": NO_SHARED_MEMORY, "exposed_same_host": ()}
+CLUSTERS = {"exposed": ("--no-shared-memory",), "exposed_same_host": ()}
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""Hosts of their own on one machine: network namespaces, each with one cable to a switch, both ends of it shaped.
+"""Hosts of their own on one machine: namespaces of network and processes, a cable from each to a switch, shaped.
+
+Of two hosts neither sees the other's processes, so tensors stay in memory on a host, and take the wire between hosts.
 
 A cable is a veth pair between the host's namespace and the switch's, a bridge; each end's queue (tc's tbf) lets out
 what the link carries and no more, so both directions are shaped, and several senders to one host meet at its port, as
@@ -12,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.report import Skipped
+from benchmarks.setting import ROOT
 from services.errors import Failed
 
 GIGABIT = 1e9
@@ -31,6 +35,9 @@ _LEAST_BURST_BYTES = 128 * 1024
 _QUEUE_SECONDS = 0.05
 """What a port's queue holds before it drops: a switch's buffer, 6 MB at 1 Gbit/s."""
 _COMMAND_SECONDS = 20.0
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_FIRST_PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
+_ENTERING = ("nsenter", "unshare")
 
 
 @dataclass(frozen=True)
@@ -39,20 +46,31 @@ class Host:
 
     Attributes:
         address: that others reach it at.
-        namespace: of its network; empty: this machine's own.
+        first_process: id of that which its namespaces are of, and end with; 0: the host is this machine itself.
     """
 
     address: str = "127.0.0.1"
-    namespace: str = ""
+    first_process: int = 0
 
     @property
     def flags(self) -> tuple[str, ...]:
         """What a daemon there must be told besides."""
-        return ("--insecure",) if self.namespace else ()
+        return ("--insecure",) if self.first_process else ()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command that runs there; it becomes the process itself, so a signal reaches it."""
-        return ["ip", "netns", "exec", self.namespace, *command] if self.namespace else list(command)
+        """The command that runs it there; elsewhere than here, as the only child of the process that it starts."""
+        if not self.first_process:
+            return list(command)
+        return [
+            "nsenter",
+            f"--target={self.first_process}",
+            "--net",
+            "--pid",
+            "--mount",
+            "--wd",
+            "--",
+            *command,
+        ]
 
 
 LOOPBACK = Host()
@@ -77,16 +95,16 @@ class Hosts:
         self.bits_per_second = bits_per_second
         stamp = f"{_PREFIX}-{os.getpid()}-{started_ticks(os.getpid())}"
         self._switch = f"{stamp}-switch"
-        self.by_name = {
-            name: Host(f"{_NETWORK}.{number}", f"{stamp}-{name}") for number, name in enumerate(names, 1)
-        }
+        self._spaces = {name: f"{stamp}-{name}" for name in names}
+        self._first: list[subprocess.Popen[str]] = []
+        self.by_name: dict[str, Host] = {}
 
     def __enter__(self) -> Hosts:
         if os.geteuid() != 0:
             raise Skipped("network namespaces need root")
-        for tool in ("ip", "tc"):
+        for tool, package in _TOOLS.items():
             if shutil.which(tool) is None:
-                raise Skipped(f"no {tool} on the PATH: install iproute2")
+                raise Skipped(f"no {tool} on the PATH: install {package}")
         remove_stale()
         try:
             self._make()
@@ -110,14 +128,14 @@ class Hosts:
             Failed: tc did not.
         """
         self.bits_per_second = bits_per_second
-        for number, host in enumerate(self.by_name.values(), 1):
-            _tc("replace", host.namespace, "eth0", bits_per_second)
+        for number, space in enumerate(self._spaces.values(), 1):
+            _tc("replace", space, "eth0", bits_per_second)
             _tc("replace", self._switch, f"port{number}", bits_per_second)
 
     def dropped_packets(self) -> int:
         """How many packets the ports' queues have dropped so far."""
         count = 0
-        for namespace in (self._switch, *(host.namespace for host in self.by_name.values())):
+        for namespace in (self._switch, *self._spaces.values()):
             shown = _run("ip", "netns", "exec", namespace, "tc", "-s", "qdisc", "show")
             count += sum(int(found) for found in re.findall(r"dropped (\d+)", shown))
         return count
@@ -126,23 +144,58 @@ class Hosts:
         _run("ip", "netns", "add", self._switch)
         _run("ip", "-n", self._switch, "link", "add", "bridge0", "type", "bridge")
         _run("ip", "-n", self._switch, "link", "set", "bridge0", "up")
-        for number, host in enumerate(self.by_name.values(), 1):
-            port, space = f"port{number}", host.namespace
+        for number, (name, space) in enumerate(self._spaces.items(), 1):
+            port, address = f"port{number}", f"{_NETWORK}.{number}"
             _run("ip", "netns", "add", space)
             _run(
                 "ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch
             )  # fmt: skip
-            _run("ip", "-n", space, "address", "add", f"{host.address}/24", "dev", "eth0")
+            _run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge0")
             for namespace, device in ((space, "lo"), (space, "eth0"), (self._switch, port)):
                 _run("ip", "-n", namespace, "link", "set", device, "up")
             _tc("add", space, "eth0", self.bits_per_second)
             _tc("add", self._switch, port, self.bits_per_second)
+            self.by_name[name] = Host(address, self._start_first(space))
+
+    def _start_first(self, space: str) -> int:
+        """Start a process namespace in a network's; the id of its first process, which ends with this one."""
+        command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", space, *command, sys.executable, "-c", _FIRST_PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,  # Ctrl-C is for those who clean up
+        )
+        self._first.append(process)
+        assert process.stdout is not None and process.stderr is not None
+        if not process.stdout.readline():
+            words = process.stderr.read().strip().splitlines()
+            raise Failed(f"{' '.join(command)}: {words[-1] if words else 'no process namespace'}")
+        return inner_process(process.pid)
 
     def _remove(self) -> None:
-        for namespace in (*(host.namespace for host in self.by_name.values()), self._switch):
+        for process in self._first:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(
+                    timeout=_COMMAND_SECONDS
+                )  # its input ends, so it does, and all others with it
+            process.kill()
+        for namespace in (*self._spaces.values(), self._switch):
             with suppress(Failed):  # it was not made
                 _run("ip", "netns", "delete", namespace)
+
+
+def inner_process(process: int) -> int:
+    """The id of what runs in a process started by `Host.command`: its own, or its child's if it only entered there."""
+    folder = Path(f"/proc/{process}")
+    if (folder / "comm").read_text().strip() not in _ENTERING:
+        return process
+    children = (folder / "task" / str(process) / "children").read_text().split()
+    return int(children[0]) if children else process
 
 
 def remove_stale() -> None:

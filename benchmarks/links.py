@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from benchmarks import links_sharded, links_step
-from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.hosts import GIGABIT, Hosts
 from benchmarks.idle_cluster import IdleCluster
 from benchmarks.link_meter import LinkMeter, phase_of, raw_share
@@ -44,7 +43,6 @@ def aggregator_link() -> bool:
                 workers=WORKERS,
                 elements=ELEMENTS,
                 tensors=TENSORS,
-                options=NO_SHARED_MEMORY,
                 hosts=hosts,
             )
         )

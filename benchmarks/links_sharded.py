@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.hosts import GIGABIT, Hosts
 from benchmarks.idle_cluster import IdleCluster
 from benchmarks.link_meter import raw_share
@@ -41,7 +40,6 @@ def run() -> bool:
                 workers=WORKERS,
                 elements=ELEMENTS,
                 tensors=TENSORS,
-                options=NO_SHARED_MEMORY,
                 hosts=hosts,
                 shards=WORKERS,
             )

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 from benchmarks import adamw_over_memcpy
 from benchmarks.critical_path import Parts, critical_path
-from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.held_cluster import HeldCluster, LonePass, median_pass
 from benchmarks.hosts import GIGABIT, Hosts
 from benchmarks.link_meter import raw_share
@@ -40,9 +39,7 @@ def run() -> bool:
         network = stack.enter_context(Hosts(names, GIGABIT))
         hosts = network.by_name
         cluster = stack.enter_context(
-            HeldCluster(
-                "links_step", workers=WORKERS, settings=SETTINGS, options=NO_SHARED_MEMORY, hosts=hosts
-            )
+            HeldCluster("links_step", workers=WORKERS, settings=SETTINGS, hosts=hosts)
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
         computing = _lone_pass(cluster).seconds

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from benchmarks import hosts
-from benchmarks.hosts import LOOPBACK, Host, Hosts, started_ticks
+from benchmarks.hosts import LOOPBACK, Host, Hosts, inner_process, started_ticks
 from benchmarks.report import Skipped
 
 PROGRAM = ("python", "-c", "pass")
@@ -32,8 +35,9 @@ def namespaces() -> str:
 def test_a_command_runs_where_its_host_is() -> None:
     assert LOOPBACK.command(PROGRAM) == list(PROGRAM)
     assert LOOPBACK.flags == ()
-    host = Host("10.0.0.1", "elsewhere")
-    assert host.command(PROGRAM) == ["ip", "netns", "exec", "elsewhere", *PROGRAM]
+    host = Host("10.0.0.1", first_process=7)
+    assert host.command(PROGRAM)[0] == "nsenter" and "--target=7" in host.command(PROGRAM)
+    assert host.command(PROGRAM)[-len(PROGRAM) :] == list(PROGRAM)
     assert host.flags == ("--insecure",)
 
 
@@ -57,21 +61,48 @@ def test_without_its_tools_it_is_skipped_with_the_reason(monkeypatch: pytest.Mon
         pass
 
 
-def test_hosts_see_each_other_alone_and_leave_nothing(network: Hosts) -> None:
+def output_of(host: Host, *command: str) -> str:
+    return subprocess.run(host.command(command), capture_output=True, text=True, check=True).stdout
+
+
+@contextmanager
+def cat_on(host: Host) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is up there until its input ends."""
+    command = host.command(["cat"])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"up")
+        assert process.stdout.read(2) == b"up"
+        yield process
+
+
+def test_hosts_have_links_to_each_other_and_processes_of_their_own(network: Hosts) -> None:
     first, second = network.by_name.values()
-    seen = subprocess.run(
-        first.command(["ip", "route", "get", second.address]), capture_output=True, text=True, check=True
-    )
-    assert "dev eth0" in seen.stdout
-    assert first.namespace in namespaces() and second.namespace in namespaces()
+    assert "dev eth0" in output_of(first, "ip", "route", "get", second.address)
+    with cat_on(second) as process:
+        assert "cat" not in output_of(first, "ps", "-A", "-o", "comm").split()
+        assert "cat" in output_of(second, "ps", "-A", "-o", "comm").split()
+        inner = inner_process(process.pid)
+        assert inner != process.pid
+        os.kill(inner, signal.SIGKILL)
+        assert process.wait() != 0
+
+
+def test_links_can_be_shaped_anew(network: Hosts) -> None:
+    first, _ = network.by_name.values()
     assert network.dropped_packets() == 0
     network.shape(1e8)
-    shown = subprocess.run(
-        first.command(["tc", "qdisc", "show", "dev", "eth0"]), capture_output=True, text=True, check=True
-    )
-    assert "rate 100Mbit" in shown.stdout
-    network.__exit__(None, None, None)
-    assert first.namespace not in namespaces() and second.namespace not in namespaces()
+    assert "rate 100Mbit" in output_of(first, "tc", "qdisc", "show", "dev", "eth0")
+
+
+def test_hosts_leave_nothing(network: Hosts) -> None:
+    first, _ = network.by_name.values()
+    assert f"-{os.getpid()}-" in namespaces()
+    with cat_on(first) as process:
+        network.__exit__(None, None, None)
+        assert process.wait() != 0
+    assert f"-{os.getpid()}-" not in namespaces()
+    assert not Path(f"/proc/{first.first_process}").exists()
 
 
 def test_what_a_killed_run_has_left_is_removed(network: Hosts) -> None:
@@ -81,4 +112,4 @@ def test_what_a_killed_run_has_left_is_removed(network: Hosts) -> None:
     subprocess.run(["ip", "netns", "add", left], check=True)
     hosts.remove_stale()
     assert left not in namespaces()
-    assert all(host.namespace in namespaces() for host in network.by_name.values())
+    assert f"-{os.getpid()}-" in namespaces()  # of a run that goes on
