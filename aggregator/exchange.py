@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -12,12 +13,13 @@ from aggregator.events import ChunkArrived, ExchangeOpened
 from aggregator.sessions import Sessions, WorkerSession
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services import timeline
+from services.data_streams import write_message
 from services.errors import Refused
 from services.metrics import AggregatorMetrics
 from services.streams import INCARNATION_KEY, LinkClosed, until_first_ends
 from services.tensors.newest import NewestWeights
 from services.tensors.same_host import MOST_PLACES, AcceptedLink
-from services.tensors.wire import TensorChunk, check, element_bytes
+from services.tensors.wire import Message, TensorChunk, check, element_bytes
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -112,7 +114,7 @@ class Exchange:
         self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
     ) -> None:
         said = ""
-        while isinstance(message := await context.read(), bytes):
+        while isinstance(message := await context.read(), Message):
             stale = self._chunks_arrived(session, link.deserialize(message))
             if stale and stale != said:  # once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk %s", session.name, stale)
@@ -148,7 +150,9 @@ class Exchange:
                 await session.wake.wait()
                 continue
             began = timeline.now()
-            await self._newest.send(link, [header.index for header in headers], context.write)
+            await self._newest.send(
+                link, [header.index for header in headers], partial(write_message, context)
+            )
             for header in headers:
                 timeline.add(
                     f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index

@@ -18,6 +18,7 @@ from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services import timeline
+from services.data_streams import DataStreams, write_message
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
@@ -37,7 +38,7 @@ from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.newest import sequence_of
 from services.tensors.same_host import OfferedLink
 from services.tensors.shared import SharedArray
-from services.tensors.wire import TensorChunk, pack, serialize, with_checksum
+from services.tensors.wire import Message, TensorChunk, pack, parts_of, with_checksum
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -55,7 +56,7 @@ class LinkEvents:
     message: Callable[[OptimizerBody], None]
     # A chunk of weights is there; with the chunk and its message, if it came from elsewhere, when it raises Refused if
     # that is damaged.
-    weights: Callable[[ChunkHeader, TensorChunk | None, bytes | None], None]
+    weights: Callable[[ChunkHeader, TensorChunk | None, Message | None], None]
 
 
 class OptimizerLink(Protocol):
@@ -170,6 +171,7 @@ class RemoteOptimizer:
         self._count = count
         self._address = address
         self._security = security
+        self._streams = DataStreams("/tiermesh.Optimizer/Exchange", security)
         self._epoch = epoch
         self._incarnation = incarnation
         self._events = events
@@ -227,8 +229,7 @@ class RemoteOptimizer:
 
     async def _attend(self, backoff: Backoff) -> None:
         control = open_channel(self._address, self._security, own_connection=True)
-        data = open_channel(self._address, self._security, own_connection=True)
-        async with control, data:
+        async with control:
             attend = control.stream_stream(
                 "/tiermesh.Optimizer/Attend",
                 request_serializer=pb.OptimizerCommand.SerializeToString,
@@ -241,9 +242,6 @@ class RemoteOptimizer:
                 await raise_status(attend)
                 return
             link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
-            exchange = data.stream_stream("/tiermesh.Optimizer/Exchange")(
-                metadata=((INCARNATION_KEY, self._incarnation), *link.metadata)
-            )
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._room.set()
             self._up, self._control, self._link = True, control, link
@@ -254,13 +252,20 @@ class RemoteOptimizer:
                 await until_first_ends(
                     self._take_messages(attend),
                     self._send_orders(attend),
-                    self._confirm(exchange, link),
-                    self._take_weights(exchange, link),
-                    self._send_chunks(exchange, link),
+                    self._exchange(hello.tensor_port, link),
                 )
             finally:
                 self._control, self._link = None, None
                 link.close()
+
+    async def _exchange(self, tensor_port: int, link: OfferedLink) -> None:
+        metadata = ((INCARNATION_KEY, self._incarnation), *link.metadata)
+        async with self._streams.open(self._address, tensor_port, metadata) as exchange:
+            await until_first_ends(
+                self._confirm(exchange, link),
+                self._take_weights(exchange, link),
+                self._send_chunks(exchange, link),
+            )
 
     async def _take_messages(self, attend: Any) -> None:
         while isinstance(message := await attend.read(), pb.OptimizerMessage):
@@ -278,11 +283,11 @@ class RemoteOptimizer:
         await asyncio.Event().wait()  # ends with the stream
 
     async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
-        while isinstance(message := await exchange.read(), bytes):
+        while isinstance(message := await exchange.read(), Message):
             self._weights_arrived(link, message)
         await raise_status(exchange)
 
-    def _weights_arrived(self, link: OfferedLink, message: bytes) -> None:
+    def _weights_arrived(self, link: OfferedLink, message: Message) -> None:
         for chunk in link.deserialize(message):
             if chunk.memory is None:
                 self._events.weights(chunk.header, chunk, message)
@@ -290,7 +295,6 @@ class RemoteOptimizer:
                 self._events.weights(chunk.header, with_checksum(chunk), None)
 
     async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             chunk, array = await self._chunks.get()
             if self._chunks.qsize() < WINDOW_CHUNKS:
@@ -298,12 +302,14 @@ class RemoteOptimizer:
             began = timeline.now()
             if array is not None and link.shares:
                 header = chunk.header
-                message = link.refer(header, array, sequence_of(header), (header.index,))
+                parts: tuple[Message, ...] = (
+                    link.refer(header, array, sequence_of(header), (header.index,)),
+                )
             else:
                 if array is not None:  # it was made ready for the link before this one
                     chunk = with_checksum(chunk)
-                message = await loop.run_in_executor(None, serialize, chunk)
-            await exchange.write(message)
+                parts = parts_of(chunk)
+            await write_message(exchange, *parts)
             timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
 
     def tell(self, body: OptimizerOrder) -> None:

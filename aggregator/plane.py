@@ -19,7 +19,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.metrics import AggregatorMetrics
 from services.tensors.kernels import Float32Array
 from services.tensors.newest import NewestWeights
-from services.tensors.wire import TensorChunk
+from services.tensors.wire import Message, TensorChunk
 
 
 class DataPlane(Protocol):
@@ -43,7 +43,7 @@ class DataPlane(Protocol):
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
         """Carry out effects on payloads, in order; `chunk` just arrived here, if it came here."""
 
-    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
+    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """Keep a chunk of the newest weights, and the message in which it came; None: it came from this process."""
 
     def wake(self) -> None:
@@ -123,7 +123,7 @@ class OwnPlane:
         """Sums happen on the reduction's kernel thread."""
         self._reduction.submit(effects, chunk)
 
-    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
+    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """For workers to be sent; an engine in this process has put it there itself."""
         if chunk is not None:
             self._newest.keep(chunk, message, elements)

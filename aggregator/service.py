@@ -36,13 +36,14 @@ from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
 from services.config import JobConfig
 from services.envelope import OptimizerBody, unseal
+from services.http2.server import Handler
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
 from services.record import make_core
 from services.security import Security
 from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
 from services.tensors.newest import NewestWeights
-from services.tensors.wire import TensorChunk, check
+from services.tensors.wire import Message, TensorChunk, check
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -67,6 +68,7 @@ class AggregatorService:
     ) -> None:
         self.name = name
         self.metrics = metrics
+        self.tensor_port = 0
         self._state_dir = state_dir
         self._optimizer = optimizer
         self._shard_addresses = tuple(shards)
@@ -235,7 +237,7 @@ class AggregatorService:
 
     # ---- the core ----
 
-    def feed(self, event: ev.Input, chunk: TensorChunk | None = None, message: bytes | None = None) -> None:
+    def feed(self, event: ev.Input, chunk: TensorChunk | None = None, message: Message | None = None) -> None:
         """Give the core an input and carry out what it decides.
 
         Args:
@@ -270,6 +272,7 @@ class AggregatorService:
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     if isinstance(effect.body, pb.Welcome):
+                        effect.body.tensor_port = self.tensor_port
                         self._plane.invite(effect.session, effect.body)
                     session.tell(effect.body)
             case ev.ToOptimizer():
@@ -306,7 +309,9 @@ class AggregatorService:
             self.metrics.committed(body.job, applied=body.applied)
         self.feed(ev.FromOptimizer(body))
 
-    def _weights_arrived(self, header: ChunkHeader, chunk: TensorChunk | None, message: bytes | None) -> None:
+    def _weights_arrived(
+        self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
+    ) -> None:
         if chunk is not None:
             elements = self.core.expected_elements(header.job)
             if elements is None:
@@ -331,6 +336,10 @@ class AggregatorService:
         collected = _Handlers()
         add_JobsServicer_to_server(JobsServicer(self), collected)  # type: ignore[no-untyped-call]  # generated
         return [cluster, *collected.handlers]
+
+    def tensor_methods(self) -> dict[str, Handler]:
+        """For the tensor port."""
+        return {"/tiermesh.Cluster/Exchange": lambda stream: self._serve_exchange(None, stream)}
 
     async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._plane.serve(requests, context)

@@ -121,6 +121,12 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
         @option("--exit-with-parent", is_flag=True, help="Stop when standard input ends.")
         @option("--no-shared-memory", is_flag=True, help="Send tensors over gRPC to roles on this host too.")
         @timeline_options
+        @option(
+            "--tensor-port",
+            type=click.IntRange(0, 65535),
+            default=0,
+            help="Tensors have this port, on the host of --listen; 0: any free one. A worker needs none.",
+        )
         @config_option
         @functools.wraps(command)
         def with_daemon(
@@ -138,6 +144,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             exit_with_parent: bool,
             no_shared_memory: bool,
             timeline: TimelineOptions | None,
+            tensor_port: int,
             **rest: Any,
         ) -> Any:
             from services.security import Security
@@ -153,6 +160,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
                 "exit_with_parent": exit_with_parent,
                 "shared_memory": not no_shared_memory,
                 "timeline": timeline,
+                "tensor_port": tensor_port,
             }
             return command(*arguments, daemon=daemon, **rest)
 

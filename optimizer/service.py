@@ -7,6 +7,7 @@ import fcntl
 import logging
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
+from services.data_streams import write_message
 from services.envelope import seal, unseal
 from services.errors import Refused
+from services.http2.server import Handler
 from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, Mailbox, until_first_ends
 from services.tensors.same_host import AcceptedLink
-from services.tensors.wire import TensorChunk, check
+from services.tensors.wire import Message, TensorChunk, check
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -69,6 +72,7 @@ class OptimizerService:
         shared_memory: bool = True,
     ) -> None:
         self.name = name
+        self.tensor_port = 0
         self._shared_memory = shared_memory
         self._state_dir = state_dir
         self._metrics = metrics
@@ -128,6 +132,10 @@ class OptimizerService:
             )
         ]
 
+    def tensor_methods(self) -> dict[str, Handler]:
+        """For the tensor port."""
+        return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
+
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = await self._hello(context)
         reason = self.engine.core.why_not(hello)
@@ -144,6 +152,7 @@ class OptimizerService:
             name=self.name,
             incarnation=self._incarnation,
             shard_count=1,
+            tensor_port=self.tensor_port,
         )
         link.mailbox.put(seal(pb.OptimizerMessage, hello.epoch_seen, answer))
         self._link = link
@@ -222,7 +231,7 @@ class OptimizerService:
         self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
     ) -> None:
         said = ""
-        while isinstance(message := await context.read(), bytes):
+        while isinstance(message := await context.read(), Message):
             stale = max([self._chunk_arrived(chunk) for chunk in tensors.deserialize(message)])
             if stale and stale != said:  # once, not for every chunk of a step
                 log.info("aggregator %s: dropped a chunk %s", link.name, stale)
@@ -247,7 +256,7 @@ class OptimizerService:
             if header is None:
                 await link.wake.wait()
                 continue
-            await self.engine.newest.send(tensors, (header.index,), context.write)
+            await self.engine.newest.send(tensors, (header.index,), partial(write_message, context))
             self.engine.newest.forget(header.index)
 
     async def _read_checkpoint(

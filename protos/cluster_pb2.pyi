@@ -28,7 +28,7 @@ class Range(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint")
+    __slots__ = ("protocol", "role", "name", "incarnation", "epoch_seen", "layout_hash", "shard_index", "shard_count", "fingerprint", "tensor_port")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Hello(_message.Message):
     SHARD_INDEX_FIELD_NUMBER: _ClassVar[int]
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PORT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     role: str
     name: str
@@ -54,7 +55,8 @@ class Hello(_message.Message):
     shard_index: int
     shard_count: int
     fingerprint: _containers.ScalarMap[str, str]
-    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    tensor_port: int
+    def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "holding", "computed", "evaluated", "unable")
@@ -105,16 +107,20 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("name", "heartbeat_seconds", "session", "shards")
+    __slots__ = ("name", "heartbeat_seconds", "session", "shards", "tensor_port", "shard_tensor_ports")
     NAME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_PORT_FIELD_NUMBER: _ClassVar[int]
+    SHARD_TENSOR_PORTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     heartbeat_seconds: float
     session: int
     shards: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ...) -> None: ...
+    tensor_port: int
+    shard_tensor_ports: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("job", "spec_json")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import grpc
 from prometheus_client import CollectorRegistry
 
 from services import logs, process, timeline
+from services.http2.server import Handler, StreamServer
 from services.metrics import start_metrics
-from services.security import Security
+from services.security import Security, join_address, split_address
 from services.server import start_server
 from services.timeline import TimelineOptions
 
@@ -37,6 +38,7 @@ class DaemonOptions:
         log_format: text, or json for one object a line.
         ready_file: where to write, as JSON, name, process id and ports once it serves.
         exit_with_parent: stop when standard input ends.
+        tensor_port: that data streams have of their own, on the host of `listen`; 0 for any free one.
         shared_memory: whether tensors may go through shared memory to peers that see this process's.
         timeline: which steps to record what happens when of, and where to; None: none.
     """
@@ -51,6 +53,7 @@ class DaemonOptions:
     exit_with_parent: bool = False
     shared_memory: bool = True
     timeline: TimelineOptions | None = None
+    tensor_port: int = 0
 
 
 class Service(Protocol):
@@ -71,6 +74,20 @@ class Service(Protocol):
 
     async def stop(self) -> None:
         """Finish what is under way, tell peers, close files."""
+
+
+@runtime_checkable
+class ServesTensors(Protocol):
+    """A service whose data streams have a port of their own.
+
+    Attributes:
+        tensor_port: set before `start`; peers are told of it.
+    """
+
+    tensor_port: int
+
+    def tensor_methods(self) -> Mapping[str, Handler]:
+        """What is served there."""
 
 
 def run_role(
@@ -103,16 +120,20 @@ def run_role(
         server = await start_server(
             options.listen, options.security, service.handlers(), service.service_names
         )
+        tensors: StreamServer | None = None
         try:
+            if isinstance(service, ServesTensors):
+                tensors = await _start_tensors(options, service)
             metrics_port = start_metrics(options.metrics_listen, registry, options.security)
             await service.start()
             try:
                 server.set_serving(True)
                 log.info(
-                    "%s %s serves on port %d, metrics on port %d",
+                    "%s %s serves on port %d%s, metrics on port %d",
                     role,
                     options.name,
                     server.port,
+                    f", tensors on port {tensors.port}" if tensors else "",
                     metrics_port,
                 )
                 if options.ready_file:
@@ -121,6 +142,7 @@ def run_role(
                         "name": options.name,
                         "pid": os.getpid(),
                         "port": server.port,
+                        "tensor_port": tensors.port if tensors else 0,
                         "metrics_port": metrics_port,
                     }
                     process.write_ready_file(options.ready_file, ready)
@@ -130,6 +152,16 @@ def run_role(
                 await service.stop()
         finally:
             timeline.stop()
+            if tensors is not None:
+                await tensors.stop(GRACE_SECONDS)
             await server.stop(GRACE_SECONDS)
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
+
+
+async def _start_tensors(options: DaemonOptions, service: ServesTensors) -> StreamServer:
+    host, _ = split_address("listen address", options.listen)
+    address = join_address(host, options.tensor_port)
+    tensors = await StreamServer.start(address, options.security, service.tensor_methods())
+    service.tensor_port = tensors.port
+    return tensors

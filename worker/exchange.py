@@ -14,12 +14,13 @@ from typing import Any
 
 from protos.tensors_pb2 import ChunkHeader
 from services import timeline
+from services.data_streams import write_message
 from services.errors import Refused
 from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
 from services.tensors.same_host import MOST_PLACES, OfferedLink
 from services.tensors.stripes import Stripe
-from services.tensors.wire import TensorChunk, check, element_bytes, pack, serialize, too_large
+from services.tensors.wire import Message, TensorChunk, check, element_bytes, pack, parts_of, too_large
 from worker.core import WorkerCore
 from worker.device import DeviceThread
 from worker.events import WeightsArrived
@@ -92,14 +93,14 @@ class Exchange:
     # ---- down ----
 
     async def _take_weights(self) -> None:
-        while isinstance(message := await self._stream.read(), bytes):
+        while isinstance(message := await self._stream.read(), Message):
             try:
                 self._weights_arrived(message)
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
         await raise_status(self._stream)
 
-    def _weights_arrived(self, message: bytes) -> None:
+    def _weights_arrived(self, message: Message) -> None:
         for chunk in self._link.deserialize(message):
             built = self._core.job.built if self._core.job else None
             if built is None:
@@ -123,8 +124,8 @@ class Exchange:
             if node_sum is None:
                 continue  # dropped on the device thread before the core was told
             began = timeline.now()
-            for message in await loop.run_in_executor(sender, self._messages, headers, node_sum):
-                await self._stream.write(message)
+            for parts in await loop.run_in_executor(sender, self._messages, headers, node_sum):
+                await write_message(self._stream, *parts)
             for header in headers:
                 timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
                 self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
@@ -146,7 +147,7 @@ class Exchange:
             headers.append(header)
         return headers
 
-    def _messages(self, headers: list[ChunkHeader], node_sum: LeaseSum) -> list[bytes]:
+    def _messages(self, headers: list[ChunkHeader], node_sum: LeaseSum) -> list[tuple[Message, ...]]:
         """On the sender thread: the chunks in the wire type; one message if the aggregator sees their memory."""
         array = node_sum.shared if self._link.shares else None
         chunks = []
@@ -160,8 +161,8 @@ class Exchange:
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:
-            return [serialize(chunk) for chunk in chunks]
+            return [parts_of(chunk) for chunk in chunks]
         first = chunks[0].header
         for chunk in chunks[1:]:
             first.losses.extend(chunk.header.losses)
-        return [self._link.refer(first, array, first.lease, [each.header.index for each in chunks])]
+        return [(self._link.refer(first, array, first.lease, [each.header.index for each in chunks]),)]

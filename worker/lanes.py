@@ -9,9 +9,8 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2 as pb
+from services.data_streams import DataStreams
 from services.metrics import WorkerMetrics
-from services.security import Security
-from services.server import open_channel
 from services.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
 from services.tensors.same_host import OfferedLink
 from services.tensors.stripes import Stripe
@@ -30,7 +29,7 @@ class Lanes:
     Args:
         aggregator: `HOST:PORT` of it.
         welcome: its answer to Hello, which names its shards.
-        security: certificates to show and to believe.
+        streams: opens them.
         shared_memory: whether payloads may go through memory shared with a peer.
         core: decides what is sent, and takes what comes.
         device: holds the sums.
@@ -45,7 +44,7 @@ class Lanes:
         aggregator: str,
         welcome: pb.Welcome,
         *,
-        security: Security,
+        streams: DataStreams,
         shared_memory: bool,
         core: WorkerCore,
         device: DeviceThread,
@@ -56,13 +55,14 @@ class Lanes:
     ) -> None:
         shards = list(welcome.shards)
         count = len(shards)
+        ports = [*welcome.shard_tensor_ports, *([0] * count)]
         self._sharded = count > 0
         self._peers = {
-            Stripe(index, count): (f"shard {index} of {count} ({address})", address)
+            Stripe(index, count): (f"shard {index} of {count} ({address})", address, ports[index])
             for index, address in enumerate(shards)
-        } or {Stripe(): (f"aggregator {welcome.name}", aggregator)}
+        } or {Stripe(): (f"aggregator {welcome.name}", aggregator, welcome.tensor_port)}
         self._metadata = ((INCARNATION_KEY, incarnation), (SESSION_KEY, str(welcome.session)))
-        self._security = security
+        self._streams = streams
         self._shared_memory = shared_memory
         self._core = core
         self._device = device
@@ -86,33 +86,33 @@ class Lanes:
         """
         await until_first_ends(*(self._run(stripe, *peer) for stripe, peer in self._peers.items()))
 
-    async def _run(self, stripe: Stripe, peer: str, address: str) -> None:
-        async with open_channel(address, self._security, own_connection=True) as channel:
-            link = OfferedLink(peer, enabled=self._shared_memory, count=self._metrics.shared_memory)
-            stream = channel.stream_stream("/tiermesh.Cluster/Exchange")(
-                metadata=(*self._metadata, *link.metadata)
-            )
-            exchange = Exchange(
-                stream,
-                link,
-                stripe=stripe,
-                core=self._core,
-                device=self._device,
-                incarnation=self._incarnation,
-                feed=self._feed,
-                metrics=self._metrics,
-            )
-            self._exchanges.append(exchange)
-            try:
-                await until_first_ends(exchange.run(), self._note_up(stream))
-            except (grpc.aio.AioRpcError, LinkClosed) as error:
-                if not self._sharded:
-                    raise
-                reason = error.details() or error.code().name if isinstance(error, grpc.RpcError) else error
-                raise LinkClosed(f"{peer}: {reason}") from None
-            finally:
-                self._exchanges.remove(exchange)
-                link.close()
+    async def _run(self, stripe: Stripe, peer: str, address: str, tensor_port: int) -> None:
+        link = OfferedLink(peer, enabled=self._shared_memory, count=self._metrics.shared_memory)
+        metadata = (*self._metadata, *link.metadata)
+        try:
+            async with self._streams.open(address, tensor_port, metadata) as stream:
+                exchange = Exchange(
+                    stream,
+                    link,
+                    stripe=stripe,
+                    core=self._core,
+                    device=self._device,
+                    incarnation=self._incarnation,
+                    feed=self._feed,
+                    metrics=self._metrics,
+                )
+                self._exchanges.append(exchange)
+                try:
+                    await until_first_ends(exchange.run(), self._note_up(stream))
+                finally:
+                    self._exchanges.remove(exchange)
+        except (grpc.aio.AioRpcError, LinkClosed) as error:
+            if not self._sharded:
+                raise
+            reason = error.details() or error.code().name if isinstance(error, grpc.RpcError) else error
+            raise LinkClosed(f"{peer}: {reason}") from None
+        finally:
+            link.close()
 
     async def _note_up(self, stream: Any) -> None:
         await stream.initial_metadata()

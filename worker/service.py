@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2 as pb
+from services.data_streams import DataStreams
 from services.envelope import seal, unseal
 from services.metrics import WorkerMetrics
 from services.security import Security
@@ -59,6 +60,7 @@ class WorkerService:
         self.name = name
         self._shared_memory = shared_memory
         self._aggregator = aggregator
+        self._streams = DataStreams("/tiermesh.Cluster/Exchange", security)
         self._security = security
         self._data_dir = data_dir
         self._allowed_models = allowed_models
@@ -132,7 +134,7 @@ class WorkerService:
             self._lanes = Lanes(
                 self._aggregator,
                 welcome,
-                security=self._security,
+                streams=self._streams,
                 shared_memory=self._shared_memory,
                 core=self._core,
                 device=self._device,

@@ -22,7 +22,7 @@ from aggregator.shards.shards import Shards
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.tensors.wire import TensorChunk
+from services.tensors.wire import Message, TensorChunk
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -98,6 +98,7 @@ class Lanes:
         """Say where the shards are."""
         welcome.session = session
         welcome.shards.extend(link.address for link in self._shards.links)
+        welcome.shard_tensor_ports.extend(link.tensor_port for link in self._shards.links)
 
     def left(self, session: WorkerSession, reason: str) -> None:
         """Its streams to the shards end too."""
@@ -157,7 +158,7 @@ class Lanes:
 
     # ---- down ----
 
-    def store(self, chunk: TensorChunk | None, message: bytes | None, elements: int) -> None:
+    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """The shard has it already."""
 
     def wake(self) -> None:

@@ -50,6 +50,7 @@ class ShardLink:
 
     Attributes:
         name: of the shard, once it said so.
+        tensor_port: where it serves data streams, as it said.
         why_down: why the link is not up; empty while it is.
         heard_seconds: when the shard last spoke, by the event loop's clock.
     """
@@ -70,6 +71,7 @@ class ShardLink:
         self.address = address
         self.stripe = stripe
         self.name = ""
+        self.tensor_port = 0
         self.why_down = "not connected yet"
         self.heard_seconds = 0.0
         self._security = security
@@ -156,6 +158,7 @@ class ShardLink:
                 return
             self._orders = Mailbox(MESSAGES)
             self._tensors, self.name, self.why_down = tensors, first.name, ""
+            self.tensor_port = first.tensor_port
             self.heard_seconds = asyncio.get_running_loop().time()
             backoff.reset()
             log.info("%s is %s", self, first.name)

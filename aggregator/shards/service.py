@@ -16,6 +16,7 @@ from optimizer import rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
+from services.http2.server import Handler
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import HELLO_SECONDS, INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
@@ -33,6 +34,7 @@ class ShardService:
 
     def __init__(self, *, name: str, metrics: AggregatorMetrics, shared_memory: bool = True) -> None:
         self.name = name
+        self.tensor_port = 0
         self._metrics = metrics
         self._optimizer_metrics = OptimizerMetrics(metrics.registry)
         self._shared_memory = shared_memory
@@ -83,6 +85,10 @@ class ShardService:
             grpc.method_handlers_generic_handler("tiermesh.Cluster", workers),
         ]
 
+    def tensor_methods(self) -> dict[str, Handler]:
+        """For the tensor port."""
+        return {"/tiermesh.Cluster/Exchange": lambda stream: self._exchange(None, stream)}
+
     # ---- the aggregator ----
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -114,6 +120,7 @@ class ShardService:
                     incarnation=self._incarnation,
                     shard_index=hello.shard_index,
                     shard_count=hello.shard_count,
+                    tensor_port=self.tensor_port,
                 )
             )
         )

@@ -14,6 +14,7 @@ PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
 _SMALL_BYTES = 4096
+_ALIGNMENT_BYTES = 64
 _RUN_BYTES = 64 * 1024
 
 
@@ -149,7 +150,14 @@ class Assembler:
             text = f"a message of {length} bytes: longer than the {self._limit_bytes} that are taken; send smaller ones"
             raise MessageRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if length:
-            self._body = np.empty(length, np.uint8).data  # not zeroed, unlike a bytearray
+            self._body = _aligned_at_its_end(length)
             self._filled = 0
         else:
             self._inbox.put(memoryview(b""))
+
+
+def _aligned_at_its_end(length: int) -> memoryview:
+    """New memory, not zeroed, unlike a bytearray's: an array that comes last in a message lies as kernels like it."""
+    memory = np.empty(length + _ALIGNMENT_BYTES, np.uint8)
+    start = -(memory.ctypes.data + length) % _ALIGNMENT_BYTES
+    return memory[start : start + length].data

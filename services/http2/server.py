@@ -231,10 +231,10 @@ class StreamServer:
 
     @classmethod
     async def start(cls, address: str, security: Security, handlers: Mapping[str, Handler]) -> StreamServer:
-        """Serve `handlers`, by `/package.Service/Method`, on `HOST:PORT`.
+        """Serve `handlers`, by `/package.Service/Method`, on `HOST:PORT`, which `Security.check_listen` has passed.
 
         Raises:
-            Refused: the address is wrong, in use, or not allowed without TLS.
+            Refused: the address is wrong or in use.
         """
         host, port = split_address("tensor address", address)
         server = cls(handlers)
@@ -277,7 +277,8 @@ def _listen(host: str, port: int) -> socket.socket:
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        text = (error.strerror or os.strerror(error.errno or 0)).lower()
+        code = error.errno or 0
+        text = os.strerror(code).lower() if code > 0 else error.strerror or str(error)
         raise Refused(
             f"tensor port {join_address(host, port)}: {text}; choose another by --tensor-port, or 0 for any free one"
         ) from None

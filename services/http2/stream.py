@@ -80,7 +80,7 @@ class Stream:
             await self._readable.wait()
         message = self._inbox.take()
         self._grant()
-        return message
+        return message.toreadonly()
 
     async def write(self, *parts: Part) -> None:
         """Send one message: these parts, one after the other. They may be changed once this returns.

@@ -21,7 +21,15 @@ from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.same_host import TensorLink
 from services.tensors.shared import SharedArray
 from services.tensors.stripes import Stripe
-from services.tensors.wire import TensorChunk, element_bytes, pack, serialize, too_large, with_checksum
+from services.tensors.wire import (
+    Message,
+    TensorChunk,
+    element_bytes,
+    pack,
+    serialize,
+    too_large,
+    with_checksum,
+)
 
 log = logging.getLogger("tiermesh")
 
@@ -42,7 +50,7 @@ class Stored:
     """
 
     header: ChunkHeader
-    message: bytes | None
+    message: Message | None
     array: SharedArray | None
 
 
@@ -99,7 +107,7 @@ class NewestWeights:
             raise Failed(f"weights: {text}")
         self._stored[index] = Stored(chunk.header, message, array)
 
-    def keep(self, chunk: TensorChunk, message: bytes | None, elements: int) -> None:
+    def keep(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
         """Take a chunk that another role sent, whose payload stays as it is, and the message in which it came."""
         header = chunk.header
         array, for_network = self._wanted(header, elements)
@@ -143,7 +151,7 @@ class NewestWeights:
             del self._stored[index]
 
     async def send(
-        self, link: TensorLink, indices: Sequence[int], write: Callable[[bytes], Awaitable[None]]
+        self, link: TensorLink, indices: Sequence[int], write: Callable[[Message], Awaitable[None]]
     ) -> None:
         """Send chunks, whatever their versions are now; those that a job took with it are left out."""
         waiting = [self._stored[index] for index in indices if index in self._stored]
@@ -160,7 +168,7 @@ class NewestWeights:
                     await write(message)
             waiting = waiting[len(run) :]
 
-    async def _message_of(self, index: int) -> bytes | None:
+    async def _message_of(self, index: int) -> Message | None:
         """A message for the network of a chunk that was made for peers on this host alone."""
         while True:
             stored = self._stored.get(index)

@@ -25,7 +25,7 @@ from services.streams import LinkClosed
 from services.tensors import wire
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared import MappedArray, NotShared, SharedArray, make_memory, open_memory
-from services.tensors.wire import TensorChunk, element_bytes
+from services.tensors.wire import Message, TensorChunk, element_bytes
 
 log = logging.getLogger("tiermesh")
 
@@ -84,7 +84,7 @@ class TensorLink:
         )
         return Chunk(header=header, shared=places).SerializeToString()
 
-    def deserialize(self, message: bytes) -> list[TensorChunk]:
+    def deserialize(self, message: Message) -> list[TensorChunk]:
         """The chunks of a message; payloads are views of the message or of the peer's memory.
 
         Raises:
@@ -93,7 +93,7 @@ class TensorLink:
         """
         chunk = wire.deserialize(message)
         if len(chunk.payload) == 0:
-            parsed = Chunk.FromString(message)
+            parsed = Chunk.FromString(bytes(message))
             if parsed.HasField("shared"):
                 return self._find(chunk.header, parsed.shared)
         return [chunk]

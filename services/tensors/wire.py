@@ -1,8 +1,8 @@
 """Chunks on the wire: the bytes of protobuf's `Chunk`, written and read without copying the payload twice.
 
-gRPC's Python takes and gives whole messages as `bytes`, and protobuf's `bytes` fields cost one more copy on
-each side. So two functions here stand in for the generated (de)serializers: they write the payload as the
-last field by one join, and read it as a view of the message. Any other valid encoding goes through protobuf.
+protobuf's `bytes` fields cost a copy on each side. So functions here stand in for the generated (de)serializers: they
+put the payload last, as a part of its own that is sent from where it lies, and read it as a view of the message. Any
+other valid encoding goes through protobuf.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from services.tensors.kernels import Float32Array, accumulate_wire, from_wire, t
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
 from services.tensors.shared import MappedArray
 from services.tensors.wire_types import STORED, WireDType
+
+Message = bytes | memoryview
+"""One whole message of a data stream, as it is received."""
 
 _HEADER_TAG = b"\x0a"  # field 1, length-delimited
 _PAYLOAD_TAG = b"\x7a"  # field 15, length-delimited
@@ -122,16 +125,20 @@ def too_large(chunk: TensorChunk) -> str:
     )
 
 
-def serialize(chunk: TensorChunk) -> bytes:
-    """The bytes of a `Chunk` message; the only copy of the payload on the way to gRPC."""
+def parts_of(chunk: TensorChunk) -> tuple[bytes, Message]:
+    """The bytes of a `Chunk` message, in two parts: what comes before the payload, and the payload itself."""
     header = chunk.header.SerializeToString()
     payload_bytes = memoryview(chunk.payload).nbytes
-    return b"".join(
-        (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes), chunk.payload)
-    )
+    before = (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes))
+    return b"".join(before), chunk.payload
 
 
-def deserialize(message: bytes) -> TensorChunk:
+def serialize(chunk: TensorChunk) -> bytes:
+    """The bytes of a `Chunk` message, for those who keep it: a copy of the payload."""
+    return b"".join(parts_of(chunk))
+
+
+def deserialize(message: Message) -> TensorChunk:
     """The chunk of a `Chunk` message in any valid encoding; the payload is a view where it is the last field.
 
     Raises:
@@ -140,10 +147,10 @@ def deserialize(message: bytes) -> TensorChunk:
     try:
         bounds = _header_then_payload(message)
         if bounds is None:
-            chunk = Chunk.FromString(message)
+            chunk = Chunk.FromString(bytes(message))
             return TensorChunk(chunk.header, chunk.payload)
         header_start, header_stop, payload_start = bounds
-        header = ChunkHeader.FromString(message[header_start:header_stop])
+        header = ChunkHeader.FromString(bytes(message[header_start:header_stop]))
     except DecodeError as error:
         raise ValueError(f"a message of {len(message)} bytes is not a Chunk: {error}") from None
     return TensorChunk(header, memoryview(message)[payload_start:])
@@ -196,7 +203,7 @@ def _name(enumeration: Any, value: int) -> str:
     return str(enumeration.Name(value)) if value in enumeration.values() else str(value)
 
 
-def _header_then_payload(message: bytes) -> tuple[int, int, int] | None:
+def _header_then_payload(message: Message) -> tuple[int, int, int] | None:
     """Where header and payload start and the header ends, if the message is just these two, in this order."""
     if message[:1] != _HEADER_TAG:
         return None
@@ -219,7 +226,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, start: int) -> tuple[int, int]:
+def _read_varint(message: Message, start: int) -> tuple[int, int]:
     """A length at `start` and what follows it starts; (-1, start), which fits no message, if it is none."""
     value = 0
     for position, byte in enumerate(message[start : start + 5]):

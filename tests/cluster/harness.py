@@ -19,7 +19,7 @@ import grpc
 
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
-from tests.cluster.relay import Relay
+from tests.cluster.relay import Relay, Target
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 60.0
@@ -105,6 +105,11 @@ class Daemon:
         return self._ready["port"]
 
     @property
+    def tensor_port(self) -> int:
+        """Where it takes data streams; 0: on its main port alone."""
+        return self._ready["tensor_port"]
+
+    @property
     def address(self) -> str:
         """Of its gRPC server."""
         return f"127.0.0.1:{self.port}"
@@ -177,6 +182,7 @@ class Cluster:
         shards: how many of the aggregator's to start, named shard-0, shard-1, ...; 0: it has none.
         delays: seed of the random delays between them and whoever calls them; None: none.
         options: for every daemon.
+        aggregator_options: for the aggregator alone.
         heartbeat_seconds: of the aggregator.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: of every daemon, as TIERMESH_KERNELS has them.
@@ -193,6 +199,7 @@ class Cluster:
         shards: int = 0,
         delays: int | None = None,
         options: tuple[object, ...] = (),
+        aggregator_options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
         kernels: str = "numpy",
@@ -211,6 +218,7 @@ class Cluster:
         self.optimizer: Daemon | None = None
         self.aggregator: Daemon
         self._options = options
+        self._aggregator_options = aggregator_options
         self._heartbeat_seconds = heartbeat_seconds
         self._recorded = recorded
         self._number_of_workers = workers
@@ -256,7 +264,7 @@ class Cluster:
         self.daemons.append(daemon)
         return daemon
 
-    def relay(self, target: int, **settings: object) -> Relay:
+    def relay(self, target: Target, **settings: object) -> Relay:
         """A relay that is closed with the cluster."""
         relay = Relay(target, **settings)  # type: ignore[arg-type]
         self.relays.append(relay)
@@ -269,9 +277,9 @@ class Cluster:
         record = ["--record", self.folder / "optimizer.record"] if self._recorded else []
         self.optimizer = self._start("optimizer", "optimizer", "--state-dir", state, *record).ready()
         if again:
-            self.to_optimizer.target = self.optimizer.port
+            self.to_optimizer.aim(self.optimizer)
         else:
-            self.to_optimizer = self.relay(self.optimizer.port)
+            self.to_optimizer = self.relay(self.optimizer)
         return self.optimizer
 
     def start_shard(self, number: int) -> Daemon:
@@ -279,11 +287,11 @@ class Cluster:
         shard = self._start("aggregator", f"shard-{number}", "--shard").ready()
         if number < len(self.shards):
             self.shards[number] = shard
-            self.to_shards[number].target = shard.port
+            self.to_shards[number].aim(shard)
         else:
             self.shards.append(shard)
             seed = None if self._delays is None else self._delays + number
-            self.to_shards.append(self.relay(shard.port, seed=seed))
+            self.to_shards.append(self.relay(shard, seed=seed))
         return shard
 
     def reshard(self, number: int) -> None:
@@ -297,7 +305,7 @@ class Cluster:
     def start_aggregator(self) -> Daemon:
         """Start the aggregator, or start it again on the same state."""
         arguments: list[object] = ["--state-dir", self.folder / "aggregator-state"]
-        arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
+        arguments += ["--heartbeat-seconds", self._heartbeat_seconds, *self._aggregator_options]
         if self.optimizer is not None:
             arguments += ["--optimizer", self.to_optimizer.address]
         if self.shards:
@@ -307,9 +315,9 @@ class Cluster:
         again = self._channel is not None
         self.aggregator = self._start("aggregator", "aggregator", *arguments).ready()
         if again:
-            self.to_aggregator.target = self.aggregator.port
+            self.to_aggregator.aim(self.aggregator)
         else:
-            self.to_aggregator = self.relay(self.aggregator.port)
+            self.to_aggregator = self.relay(self.aggregator)
             self.connect()
         return self.aggregator
 

@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import threading
 from types import TracebackType
+from typing import Protocol
+
+from tests.services.certificates import LOOPBACK_HOSTS
 
 PIECE_BYTES = 64 * 1024
 GATED_BYTES = 64 * 1024
 """What passes a closed gate per connection: orders do, weights don't."""
 
 
+_numbers = itertools.count()
+
+
+class Target(Protocol):
+    """Whom a relay stands for: a daemon, or another relay."""
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` of its main port."""
+
+    @property
+    def tensor_port(self) -> int:
+        """Of the same host; 0: it has none."""
+
+
 class Relay:
-    """Forwards connections from a port of its own to `target` on loopback.
+    """Forwards connections to `target`, from a loopback address of its own: all 127.x.x.x are this host's on Linux.
+
+    So its tensor port can have the number that the target tells its peers, whose connections then come here too.
 
     Args:
-        target: port; may be changed at any time, which concerns new connections.
+        target: whom to stand for; `aim` changes it, which concerns new connections.
         seed: of random delays before each piece, both ways; None: no delays.
         most_delay_seconds: longest of them.
         gate_closed: hold what comes from the target, after the first `GATED_BYTES` of a connection, until `open_gate`,
@@ -26,13 +47,13 @@ class Relay:
 
     def __init__(
         self,
-        target: int,
+        target: Target,
         *,
         seed: int | None = None,
         most_delay_seconds: float = 0.004,
         gate_closed: bool = False,
     ) -> None:
-        self.target = target
+        self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
         self._random = None if seed is None else random.Random(seed)
         self._most_delay_seconds = most_delay_seconds
         self._loop = asyncio.new_event_loop()
@@ -42,10 +63,13 @@ class Relay:
         if not gate_closed:
             self._gate.set()
         self._open: set[asyncio.StreamWriter] = set()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._servers: dict[int, asyncio.Server] = {}
+        self._target = ("", 0)
+        self.tensor_port = 0
+        self.port = self._loop.run_until_complete(self._listen(0))
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"relay-{self.port}", daemon=True)
         self._thread.start()
+        self.aim(target)
 
     def __enter__(self) -> Relay:
         return self
@@ -58,7 +82,15 @@ class Relay:
     @property
     def address(self) -> str:
         """Where to connect."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
+
+    def aim(self, target: Target) -> None:
+        """Stand for another target from now on."""
+        host, _, port = target.address.rpartition(":")
+        self._target = (host, int(port))
+        self.tensor_port = target.tensor_port
+        if self.tensor_port and self.tensor_port not in self._servers:
+            asyncio.run_coroutine_threadsafe(self._listen(self.tensor_port), self._loop).result(10)
 
     def open_gate(self) -> None:
         """Let everything pass from now on."""
@@ -100,8 +132,15 @@ class Relay:
         for writer in self._open:
             writer.transport.abort()
 
+    async def _listen(self, port: int) -> int:
+        server = await asyncio.start_server(self._serve, self.host, port)
+        bound: int = server.sockets[0].getsockname()[1]
+        self._servers[bound] = server
+        return bound
+
     async def _close(self) -> None:
-        self._server.close()
+        for server in self._servers.values():
+            server.close()
         self._cut()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -112,7 +151,11 @@ class Relay:
         self._open.add(writer)
         try:
             with contextlib.suppress(OSError):
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+                host, port = self._target
+                here = writer.get_extra_info("sockname")[1]
+                far_reader, far_writer = await asyncio.open_connection(
+                    host, port if here == self.port else here
+                )
                 self._open.add(far_writer)
                 try:
                     await asyncio.gather(

@@ -21,7 +21,7 @@ def waiting_for_weights(cluster: Cluster, spec: str) -> tuple[str, Relay, Relay]
     Returns:
         The job, and the relays of both workers.
     """
-    slow, other = (cluster.relay(cluster.to_aggregator.port, gate_closed=True) for _ in range(2))
+    slow, other = (cluster.relay(cluster.to_aggregator, gate_closed=True) for _ in range(2))
     for name, relay in (("slow", slow), ("other", other)):
         cluster.start_worker(name=name, aggregator=relay.address, wait=False)
     cluster.wait_workers(2)

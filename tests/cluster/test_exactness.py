@@ -30,7 +30,7 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     No worker gets weights before all have built the job, so that all take part from the first steps on.
     """
     relays = [
-        cluster.relay(cluster.aggregator.port, seed=100 * seed + number, gate_closed=True)
+        cluster.relay(cluster.aggregator, seed=100 * seed + number, gate_closed=True)
         for number in range(workers)
     ]
     started: list[Daemon] = [

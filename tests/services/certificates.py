@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-EXTENSIONS = "subjectAltName=DNS:localhost,IP:127.0.0.1\n"
+LOOPBACK_HOSTS = 60
+EXTENSIONS = (
+    "subjectAltName=DNS:localhost," + ",".join(f"IP:127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS)) + "\n"
+)
+"""For the relays of tests/cluster too, each of which has a loopback address of its own."""
 
 
 def make_authority(folder: Path, name: str) -> Path:
@@ -21,7 +25,7 @@ def make_authority(folder: Path, name: str) -> Path:
 
 
 def make_certificate(folder: Path, name: str, authority: Path) -> tuple[Path, Path]:
-    """A certificate for localhost, signed by `authority`, and its key."""
+    """A certificate for loopback addresses, signed by `authority`, and its key."""
     cert, key, request = folder / f"{name}.pem", folder / f"{name}.key", folder / f"{name}.csr"
     extensions = folder / "extensions"
     extensions.write_text(EXTENSIONS)

@@ -382,9 +382,9 @@ def test_tls_lets_no_stranger_in_and_believes_none(files: Path) -> None:
                             await within(opened.read())
                     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         # A right certificate for another name.
-        async with serving(echo, ours, "127.0.0.2") as served:
-            with pytest.raises(grpc.aio.AioRpcError, match=r"is not believed: .*127\.0\.0\.2"):
-                await open_stream(f"127.0.0.2:{served.port}", ours, PATH)
+        async with serving(echo, ours, "127.0.0.200") as served:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"is not believed: .*127\.0\.0\.200"):
+                await open_stream(f"127.0.0.200:{served.port}", ours, PATH)
 
     asyncio.run(run())
 

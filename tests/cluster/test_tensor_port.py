@@ -1,0 +1,82 @@
+"""Tensors have a port of their own; where that can't be reached they go to the main one, which is told of."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.bits import Bits, bits
+from tests.cluster.harness import Cluster
+
+OVER_THE_NETWORK = ("--no-shared-memory",)
+WARNING = "tensors go to the main port"
+
+
+@dataclass
+class MainPortOnly:
+    """A target whose tensor port a relay doesn't know, as if a firewall were between."""
+
+    address: str
+    tensor_port: int = 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_tensors_go_there(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=2, options=OVER_THE_NETWORK) as cluster:
+        assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+        here = f"tensors go to {cluster.to_aggregator.host}:{cluster.aggregator.tensor_port}"
+        for worker in cluster.workers:
+            assert here in worker.log_text()
+        assert f"tensors on port {cluster.aggregator.tensor_port}" in cluster.aggregator.log_text()
+        if cluster.optimizer is not None:
+            there = f"tensors go to {cluster.to_optimizer.host}:{cluster.optimizer.tensor_port}"
+            assert there in cluster.aggregator.log_text()
+        assert not any(WARNING in each.log_text() for each in cluster.daemons)
+
+
+def test_shards_have_their_own(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, workers=2, shards=2, options=OVER_THE_NETWORK) as cluster:
+        assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
+        for worker in cluster.workers:
+            for relay, shard in zip(cluster.to_shards, cluster.shards, strict=True):
+                assert f"tensors go to {relay.host}:{shard.tensor_port}" in worker.log_text()
+
+
+def test_one_that_cannot_be_reached_is_done_without(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    port = free_port()
+    with Cluster(tmp_path, options=OVER_THE_NETWORK, aggregator_options=("--tensor-port", port)) as cluster:
+        assert cluster.aggregator.tensor_port == port
+        relay = cluster.relay(MainPortOnly(cluster.aggregator.address))
+        worker = cluster.start_worker(aggregator=relay.address)
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 2)
+        relay.cut()
+        assert bits(cluster.finish(job)) == undisturbed
+        told = [line for line in worker.log_text().splitlines() if WARNING in line]
+        assert len(told) == 1, "once, not for every connection"
+        assert f"main port {relay.address}" in told[0]
+        assert f"{relay.host}:{port}: can't be reached (connection refused)" in told[0]
+        assert "--tensor-port" in told[0]
+
+
+def test_one_that_is_taken_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = Cluster(tmp_path, aggregator_options=("--tensor-port", port))
+        with (
+            pytest.raises(
+                AssertionError,
+                match=rf"(?s)exit code 2: .*tensor port 127.0.0.1:{port}: address already in use;",
+            ),
+            cluster,
+        ):
+            pass
