@@ -24,6 +24,8 @@ FIRST_BYTES = 64 * 1024
 RAW_LINK = Path(__file__).parent / "peers" / "raw_link.py"
 RAW_BYTES = 64 * 1024 * 1024
 """That plain sockets send, each."""
+RAW_TRIES = 3
+"""The best of them counts: a sender that starts late leaves the link idle."""
 _RAW_SECONDS = 60.0
 
 
@@ -143,11 +145,15 @@ def raw_share(flows: Sequence[tuple[Host, Host]], bits_per_second: float) -> flo
         bits_per_second: of each link.
 
     Returns:
-        That of the receiver that got the least.
+        That of the receiver that got the least, at the best of a few tries.
 
     Raises:
         Failed: a transfer did.
     """
+    return max(_raw_share(flows, bits_per_second) for _ in range(RAW_TRIES))
+
+
+def _raw_share(flows: Sequence[tuple[Host, Host]], bits_per_second: float) -> float:
     senders: dict[Host, list[Host]] = {}
     for sender, receiver in flows:
         senders.setdefault(receiver, []).append(sender)
