@@ -101,7 +101,10 @@ class JobsServicer(GeneratedServicer):
 
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """The cluster as it is now."""
-        return self._service.core.status(time.monotonic())
+        status = self._service.core.status(time.monotonic())
+        if self._service.shards is not None:
+            status.shards.extend(self._service.shards.status())
+        return status
 
     async def _job(self, job: str, context: Context) -> jobs.Job:
         record = self._service.core.records.get(job)

@@ -32,6 +32,7 @@ from services.streams import (
     Mailbox,
     raise_status,
     until_first_ends,
+    write,
 )
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -276,7 +277,7 @@ class RemoteOptimizer:
 
     async def _send_orders(self, attend: Any) -> None:
         while True:
-            await attend.write(await self._orders.take())
+            await write(attend, await self._orders.take())
 
     async def _confirm(self, exchange: Any, link: OfferedLink) -> None:
         await link.confirm(exchange)

@@ -39,7 +39,16 @@ def job_config(command: Command) -> Command:
 @job_config
 @option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
 @option(
-    "--tiers", type=click.Choice(["2", "3"]), default="3", help="2: the optimizer runs inside the aggregator."
+    "--tiers",
+    type=click.Choice(["2", "3"]),
+    show_default="3, with --shards 2",
+    help="2: the optimizer runs inside the aggregator.",
+)
+@option(
+    "--shards",
+    type=click.IntRange(min=0, max=64),
+    default=0,
+    help="Processes that tensors are split over, in 2 tiers; 0: they are not.",
 )
 @path_option("--state-dir", default=Path(".tiermesh/local"), help="Queue, checkpoints and logs.")
 @option("--resume", is_flag=True, help="Continue the unfinished job of the state dir, as it was submitted.")
@@ -55,7 +64,8 @@ def local(
     path: Path,
     overrides: tuple[str, ...],
     workers: int,
-    tiers: str,
+    tiers: str | None,
+    shards: int,
     state_dir: Path,
     resume: bool,
     sample_tokens: int,
@@ -72,7 +82,8 @@ def local(
             job=path,
             overrides=overrides,
             workers=workers,
-            tiers=int(tiers),
+            tiers=int(tiers or (2 if shards else 3)),
+            shards=shards,
             state_dir=state_dir,
             resume=resume,
             sample_tokens=sample_tokens,

@@ -127,6 +127,14 @@ async def cluster_status(target: Target, output: Output) -> None:
     output.say(
         f"running: {status.running_job or 'no job'}" + (f", {status.waiting}" if status.waiting else "")
     )
+    for shard in status.shards:
+        name = f" {shard.name}" if shard.name else ""
+        state = (
+            f"not connected: {shard.detail}"
+            if shard.detail
+            else f"heard {shard.seconds_since_heard:.1f} s ago"
+        )
+        output.say(f"shard {shard.index} of {len(status.shards)}{name} at {shard.address}: {state}")
     for worker in status.workers:
         output.say(
             f"worker {worker.name}: {worker.state}{f' ({worker.detail})' if worker.detail else ''}, weights of step "
@@ -142,6 +150,16 @@ async def cluster_status(target: Target, output: Output) -> None:
             "optimizer": status.optimizer,
             "running_job": status.running_job or None,
             "waiting": status.waiting or None,
+            "shards": [
+                {
+                    "name": shard.name or None,
+                    "address": shard.address,
+                    "connected": not shard.detail,
+                    "detail": shard.detail or None,
+                    "seconds_since_heard": None if shard.detail else shard.seconds_since_heard,
+                }
+                for shard in status.shards
+            ],
             "workers": [
                 {
                     "name": worker.name,

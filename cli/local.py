@@ -35,6 +35,7 @@ class LocalOptions:
         overrides: `key=value` settings on top of it.
         workers: number of worker daemons; how they share a step does not change its result.
         tiers: 2: the optimizer runs inside the aggregator; 3: as a daemon of its own.
+        shards: processes that tensors are split over in 2 tiers; 0: they are in the aggregator.
         state_dir: queue, checkpoints, logs.
         resume: continue the unfinished job of `state_dir` instead of submitting one.
         sample_tokens: length of the sample of generated text at the end; 0 for none.
@@ -47,6 +48,7 @@ class LocalOptions:
     overrides: tuple[str, ...]
     workers: int
     tiers: int
+    shards: int
     state_dir: Path
     resume: bool
     sample_tokens: int
@@ -59,9 +61,13 @@ def run(options: LocalOptions, output: Output) -> None:
     """Run the job to its end and print how it ended.
 
     Raises:
-        Refused: the config is wrong, or the state dir is in use or has an unfinished job.
+        Refused: the config is wrong, the state dir is in use or has an unfinished job, or shards are wanted in 3 tiers.
         Failed: the job failed or was cancelled, a daemon that it needs ended, or it was interrupted.
     """
+    if options.shards and options.tiers == 3:
+        raise Refused(
+            f"--shards {options.shards} and --tiers 3: the optimizer's tensors are in the shards; give --tiers 2"
+        )
     config = None if options.resume else read_job(options.job, options.overrides, output)
     logs = options.state_dir / "logs"
     try:
@@ -122,12 +128,16 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
         return daemon
 
     try:
-        to_optimizer: list[str] = []
+        others: list[str] = []
         if options.tiers == 3:
             optimizer = await start("optimizer", "optimizer", "--state-dir", str(state))
             await optimizer.ready()
-            to_optimizer = ["--optimizer", optimizer.address]
-        aggregator = await start("aggregator", "aggregator", "--state-dir", str(state), *to_optimizer)
+            others = ["--optimizer", optimizer.address]
+        shards = [await start("aggregator", f"shard-{number}", "--shard") for number in range(options.shards)]
+        await asyncio.gather(*(shard.ready() for shard in shards))
+        if shards:
+            others = ["--shards", ",".join(shard.address for shard in shards)]
+        aggregator = await start("aggregator", "aggregator", "--state-dir", str(state), *others)
         await aggregator.ready()
         allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
         workers = [
@@ -216,5 +226,7 @@ def _locked(state_dir: Path) -> Iterator[None]:
 def _resume_command(options: LocalOptions) -> str:
     return (
         f"tiermesh local {options.job} --resume --state-dir {options.state_dir} --tiers {options.tiers} "
-        f"--workers {options.workers}" + "".join(f" --allow-models {name}" for name in options.allowed_models)
+        f"--workers {options.workers}"
+        + (f" --shards {options.shards}" if options.shards else "")
+        + "".join(f" --allow-models {name}" for name in options.allowed_models)
     )

@@ -125,6 +125,20 @@ class Backoff:
         await asyncio.sleep(seconds)
 
 
+async def write(call: Any, message: Any) -> None:
+    """Send a message on a client's stream.
+
+    Raises:
+        grpc.aio.AioRpcError: the stream ended badly.
+        LinkClosed: it ended, well or before.
+    """
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:  # gRPC's word for a stream that had ended before
+        await raise_status(call)
+        raise LinkClosed("it ended the stream") from None
+
+
 async def raise_status(call: Any) -> None:
     """Raise how a client's stream ended (AioRpcError), unless it ended well."""
     code = await call.code()

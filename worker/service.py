@@ -28,6 +28,7 @@ from services.streams import (
     Mailbox,
     raise_status,
     until_first_ends,
+    write,
 )
 from services.tensors.wire import TensorChunk
 from worker import events as ev
@@ -184,7 +185,7 @@ class WorkerService:
 
     async def _say(self, attend: Any) -> None:
         while True:
-            await attend.write(await self._mailbox.take())
+            await write(attend, await self._mailbox.take())
 
     async def _keep_in_touch(self) -> None:
         while True:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aggregator.members import Version
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader, ChunkKind, DType
 from services.plan import WireTypes
+from services.tensors.layout import chunk_range
 from services.tensors.stripes import Stripe
 
 
@@ -96,13 +97,18 @@ class ShardCore:
             return None
         due.sent += 1
         generation, step = due.version
+        index = self.stripe.whole(due.sent - 1)
+        start, stop = chunk_range(self.elements, index)
         return ChunkHeader(
             job=self.job,
             epoch=self.epoch,
             generation=generation,
             step=step,
             kind=WEIGHTS,
-            index=self.stripe.whole(due.sent - 1),
+            index=index,
+            offset=start,
+            elements=stop - start,
+            dtype=self._wire.weights,
         )
 
     # ---- workers ----

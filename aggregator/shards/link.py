@@ -28,6 +28,7 @@ from services.streams import (
     Mailbox,
     raise_status,
     until_first_ends,
+    write,
 )
 from services.tensors.stripes import Stripe
 
@@ -46,6 +47,7 @@ class ShardLink:
         epoch: of this aggregator.
         came: told when the link is up.
         went: told when it is down again, after `came`; with why.
+        failed: told when it could not be made for another reason than before.
         reported: takes each report.
 
     Attributes:
@@ -66,6 +68,7 @@ class ShardLink:
         epoch: int,
         came: Callable[[ShardLink], None],
         went: Callable[[ShardLink, str], None],
+        failed: Callable[[], None],
         reported: Callable[[ShardLink, Message], None],
     ) -> None:
         self.address = address
@@ -86,7 +89,7 @@ class ShardLink:
             shard_index=stripe.index,
             shard_count=stripe.count,
         )
-        self._came, self._went, self._reported = came, went, reported
+        self._came, self._went, self._failed, self._reported = came, went, failed, reported
         self._orders: Mailbox[pb.ShardOrder] = Mailbox(MESSAGES)
         self._tensors: grpc.aio.Channel | None = None  # while the link is up
 
@@ -137,6 +140,7 @@ class ShardLink:
             if reason != said:
                 log.warning("%s: %s; trying again", self, reason)
                 said = reason
+                self._failed()
             await backoff.wait()
 
     async def _attend(self, backoff: Backoff) -> None:
@@ -148,7 +152,7 @@ class ShardLink:
                 request_serializer=pb.ShardOrders.SerializeToString,
                 response_deserializer=pb.ShardReports.FromString,
             )()
-            await attend.write(pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)]))
+            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)]))
             answer = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
             first = (
                 opened(answer.reports[0]) if isinstance(answer, pb.ShardReports) and answer.reports else None
@@ -178,7 +182,7 @@ class ShardLink:
     async def _say(self, attend: Any) -> None:
         while True:
             orders = await self._orders.take_batch(BATCH_MESSAGES)
-            await attend.write(pb.ShardOrders(epoch=self._epoch, orders=orders))
+            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders))
 
     # ---- checkpoints ----
 

@@ -26,7 +26,7 @@ class ShardedOptimizer:
         name: of this aggregator.
         epoch: of this aggregator.
         connected: told the optimizer's name when it is there.
-        lost: told why it is not.
+        lost: told why it is not, whenever that has changed.
         message: takes what it says.
         weights: takes the header of each chunk of weights that the shards have.
     """
@@ -58,6 +58,7 @@ class ShardedOptimizer:
         )
         shards.on_ready.append(self._shards_ready)
         shards.on_lost.append(self._shards_lost)
+        shards.on_waiting.append(lost)
 
     async def run(self) -> None:
         """Keep the shards up, and hand on what weights they have.

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from aggregator.shards.link import ShardLink
 from protos import cluster_pb2 as cluster
+from protos.jobs_pb2 import ShardStatus
 from services.security import Security
 from services.streams import until_first_ends
 from services.tensors.stripes import Stripe
@@ -41,6 +42,7 @@ class Shards:
         ready: whether all are up.
         on_ready: called, one after the other, when the last of them has come up.
         on_lost: called, after those, when one is lost; with which, and why.
+        on_waiting: called while they are not all up, with which is waited for, and why, whenever that has changed.
         takers: who takes a report, by its type; called on the event loop while `ready`.
     """
 
@@ -57,6 +59,8 @@ class Shards:
         self.ready = False
         self.on_ready: list[Callable[[], None]] = []
         self.on_lost: list[Callable[[str], None]] = []
+        self.on_waiting: list[Callable[[str], None]] = []
+        self._said = ""
         self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
         self._heartbeat_seconds = heartbeat_seconds
         self.links = [
@@ -69,6 +73,7 @@ class Shards:
                 epoch=epoch,
                 came=self._came,
                 went=self._went,
+                failed=self._say_what_is_waited_for,
                 reported=self._reported,
             )
             for index, address in enumerate(addresses)
@@ -95,7 +100,29 @@ class Shards:
         """The first shard that is waited for, and why; empty if all are up."""
         return next((f"{link}: {link.why_down}" for link in self.links if not link.up), "")
 
+    def status(self) -> list[ShardStatus]:
+        """The shards as people see them."""
+        now = asyncio.get_running_loop().time()
+        return [
+            ShardStatus(
+                index=link.stripe.index,
+                address=link.address,
+                name=link.name,
+                detail=link.why_down,
+                seconds_since_heard=now - link.heard_seconds if link.up else 0.0,
+            )
+            for link in self.links
+        ]
+
+    def _say_what_is_waited_for(self) -> None:
+        text = self.why_not_ready()
+        if text and text != self._said:
+            for call in self.on_waiting:
+                call(text)
+        self._said = text
+
     def _came(self, link: ShardLink) -> None:
+        self._say_what_is_waited_for()
         if not self.ready and all(each.up for each in self.links):
             self.ready = True
             log.info("all %d shards are there", len(self.links))

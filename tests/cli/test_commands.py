@@ -171,6 +171,20 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     result = last_json(capsys.readouterr().out)
     assert (result["epoch"], result["tiers"], result["running_job"]) == (3, 3, "job-1")
     assert result["workers"][0]["name"] == "host-a"
+    assert result["shards"] == []
+
+
+def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]) -> None:
+    aggregator.status.shards.add(index=0, address="a:7073", name="host-a", seconds_since_heard=0.5)
+    aggregator.status.shards.add(index=1, address="b:7073", detail="connection refused")
+    assert main(["status", "--aggregator", aggregator.address]) == 0
+    text = capsys.readouterr().out
+    assert "shard 0 of 2 host-a at a:7073: heard 0.5 s ago" in text
+    assert "shard 1 of 2 at b:7073: not connected: connection refused" in text
+    assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
+    first, second = last_json(capsys.readouterr().out)["shards"]
+    assert (first["name"], first["connected"], first["detail"]) == ("host-a", True, None)
+    assert (second["name"], second["connected"], second["detail"]) == (None, False, "connection refused")
 
 
 def test_what_the_aggregator_refuses_is_exit_code_2(

@@ -94,6 +94,23 @@ def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: P
     assert "--resume: no unfinished job in" in line
 
 
+def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Path) -> None:
+    found = []
+    for more in (("--tiers", "2"), ("--shards", "2")):
+        code, result, line = run(job_file, tmp_path / more[0], "--workers", "1", *more)
+        assert code == 0, line
+        found.append(result["model_sha256"])
+    assert found[0] == found[1]
+    log = (tmp_path / "--shards" / "logs" / "shard-1.log").read_text()
+    assert "is shard 1 of 2 of aggregator aggregator" in log
+
+
+def test_shards_of_an_optimizer_elsewhere_are_refused(job_file: Path, tmp_path: Path) -> None:
+    code, _, line = run(job_file, tmp_path, "--shards", "2", "--tiers", "3")
+    assert code == 2
+    assert "--shards 2 and --tiers 3" in line
+
+
 def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

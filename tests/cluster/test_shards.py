@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, llama_config, spec_of
-from tests.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually, tiermesh
 from tests.cluster.test_exactness import OVER_THE_NETWORK, run_with
 
 
@@ -136,3 +137,45 @@ def test_a_shard_that_was_never_there_is_named(tmp_path: Path, gpt_spec: str) ->
             "download", job.id, tmp_path / "got", "--aggregator", cluster.to_aggregator.address
         )
         assert downloaded.returncode == 0, downloaded.stderr
+
+
+def test_jobs_one_after_the_other_and_one_that_is_cancelled(
+    tmp_path: Path, gpt_spec: str, long_spec: str, short_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=2, shards=2) as cluster:
+        cancelled = cluster.submit(long_spec)
+        following = [cluster.submit(spec) for spec in (gpt_spec, short_spec, gpt_spec)]
+        cluster.wait_step(cancelled, 3)
+        cluster.stub.Cancel(jobs.JobRequest(job=cancelled), timeout=LIMIT_SECONDS)
+        first, _, last = (cluster.finish(job) for job in following)
+        assert (bits(first), bits(last)) == (undisturbed, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_any_kills_at_any_time(tmp_path: Path, seed: int, gpt_spec: str, undisturbed: Bits) -> None:
+    draw = random.Random(seed)
+    shards = draw.randint(1, 3)
+    with Cluster(tmp_path, workers=draw.randint(1, 3), shards=shards) as cluster:
+        job = cluster.submit(gpt_spec)
+        for _ in range(6):
+            events = draw.randint(1, 9)
+            for number, event in enumerate(cluster.events(job)):
+                if number >= events or event.job.state in ENDED:
+                    break
+            victim = draw.choice(("worker", "aggregator", "shard", "link"))
+            if victim == "worker":
+                worker = draw.choice(cluster.workers)
+                worker.kill()
+                cluster.workers.remove(worker)
+                cluster.start_worker(name=f"worker-{draw.getrandbits(30)}", wait=False)
+            elif victim == "aggregator":
+                cluster.aggregator.kill()
+                cluster.start_aggregator()
+            elif victim == "shard":
+                lost = draw.randrange(shards)
+                cluster.shards[lost].kill()
+                cluster.start_shard(lost)
+            else:
+                draw.choice(cluster.to_shards).cut()
+        assert bits(cluster.finish(job)) == undisturbed

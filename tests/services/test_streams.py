@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from services.streams import MAILBOX_LENGTH, LinkClosed, Mailbox, until_first_ends
+from services.streams import MAILBOX_LENGTH, LinkClosed, Mailbox, until_first_ends, write
 
 Result = TypeVar("Result")
 
@@ -91,3 +91,59 @@ def test_the_first_to_end_ends_the_others() -> None:
     with pytest.raises(LinkClosed, match="gone"):
         run(until_first_ends(forever("a"), fails(), forever("b")))
     assert sorted(ended) == ["a", "b"]
+
+
+def test_a_batch_is_what_waits_up_to_a_limit() -> None:
+    async def scenario() -> list[list[int]]:
+        mailbox: Mailbox[int] = Mailbox()
+        waiting = asyncio.ensure_future(mailbox.take_batch(3))
+        await asyncio.sleep(0)
+        for number in range(5):
+            mailbox.put(number)
+        mailbox.close("over")
+        batches = [await waiting, await mailbox.take_batch(3)]
+        with pytest.raises(LinkClosed, match="over"):
+            await mailbox.take_batch(3)
+        return batches
+
+    assert run(scenario()) == [[0, 1, 2], [3, 4]]
+
+
+def test_a_mailbox_of_another_length() -> None:
+    async def scenario() -> None:
+        mailbox: Mailbox[int] = Mailbox(2)
+        for number in range(3):
+            mailbox.put(number)
+        assert await mailbox.take_batch(9) == [0, 1]
+        with pytest.raises(LinkClosed, match="left 2 messages unread"):
+            await mailbox.take()
+
+    run(scenario())
+
+
+class EndedCall:
+    """A call that had ended when somebody wrote to it."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    async def write(self, message: object) -> None:
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def code(self) -> grpc.StatusCode:
+        return self._code
+
+    async def details(self) -> str:
+        return "gone home"
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+
+def test_who_writes_to_a_stream_that_has_ended_is_told_how_it_ended() -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="gone home"):
+        run(write(EndedCall(grpc.StatusCode.UNAVAILABLE), b""))
+    with pytest.raises(LinkClosed, match="it ended the stream"):
+        run(write(EndedCall(grpc.StatusCode.OK), b""))

@@ -121,6 +121,22 @@ def holding(chunks: int = 3) -> Dialogue:
     return talk
 
 
+def test_each_lane_takes_its_chunks_in_the_agreed_order() -> None:
+    talk = holding(7)
+    talk.lease(5)
+    talk.give(ev.NodeReady(5, 1))
+
+    def sent(lane: int) -> list[int]:
+        taken = []
+        while (header := talk.core.next_chunk(lane, 3)) is not None:
+            taken.append(header.index)
+        return taken
+
+    assert sent(1) == [4, 1]
+    assert sent(0) == [6, 3], "chunk 0 is not in place yet"
+    assert sent(2) == [5, 2]
+
+
 # ---- the aggregator ----
 
 

@@ -1,0 +1,141 @@
+"""Checkpoints of shards: arrays are taken apart and put together without a loss; what does not fit is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aggregator.shards.copies import Copies, Gathered, put, scattered
+from protos import shards_pb2 as pb
+from services.checkpoints import Checkpoint
+from services.errors import Refused
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.tensors.stripes import Stripe
+
+ELEMENTS = 3 * CHUNK_ELEMENTS + 5
+LIMIT_SECONDS = 30
+
+
+def checkpoint() -> Checkpoint:
+    draw = np.random.default_rng(3)
+    weights, moment = (draw.standard_normal(ELEMENTS, np.float32) for _ in range(2))
+    return Checkpoint(
+        path=Path("step-00000003"),
+        job="j",
+        generation=1,
+        step=3,
+        config_json="{}",
+        layout=Layout.build([("w", (ELEMENTS,), True, "w", False)]),
+        weights=weights,
+        optimizer_state={"exp_avg": moment, "applied": np.array([3])},
+        files={},
+        model_sha256="",
+    )
+
+
+def empty_part(stripe: Stripe) -> dict[str, NDArray[Any]]:
+    own = stripe.elements(ELEMENTS)
+    flat = {name: np.zeros(own, np.float32) for name in ("weights", "state/exp_avg")}
+    return {**flat, "state/applied": np.zeros(1, np.int64)}
+
+
+async def copied(arrays: dict[str, NDArray[Any]]) -> list[pb.ArrayPiece]:
+    copies = Copies()
+    await asyncio.get_running_loop().run_in_executor(None, copies.make, 1, arrays)
+    return [piece async for piece in copies.read(1)]
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_SECONDS))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 6])
+def test_what_shards_are_given_is_what_they_give_back(shards: int) -> None:
+    whole = checkpoint()
+    gathered = Gathered(ELEMENTS)
+    for index in range(shards):
+        stripe = Stripe(index, shards)
+        part = empty_part(stripe)
+        for piece in scattered(whole, stripe, opening=4):
+            assert piece.opening == 4
+            assert len(piece.SerializeToString()) < 4 << 20
+            put(piece, part)
+        for piece in run(copied(part)):
+            gathered.take(stripe, piece)
+    gathered.check()
+    np.testing.assert_array_equal(gathered.weights, whole.weights)
+    assert gathered.state.keys() == whole.optimizer_state.keys()
+    for name, array in whole.optimizer_state.items():
+        np.testing.assert_array_equal(gathered.state[name], array)
+        assert gathered.state[name].dtype == array.dtype
+
+
+def test_a_shard_that_gives_too_little_is_found_out() -> None:
+    gathered = Gathered(ELEMENTS)
+    (first, *_) = scattered(checkpoint(), Stripe(), 1)
+    gathered.take(Stripe(), first)
+    with pytest.raises(Refused, match=f"array weights: the shards gave {CHUNK_ELEMENTS} elements"):
+        gathered.check()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"crc32c": 5}, "crc32c"),
+        ({"dtype": "float64"}, "'float64'"),
+        ({"array": "state/velocity"}, "this job's optimizer has weights"),
+        ({"elements": 7}, r"float32 \[7\]"),
+        ({"offset": ELEMENTS}, f"offset {ELEMENTS}: {CHUNK_ELEMENTS} elements, it has {ELEMENTS}"),
+    ],
+)
+def test_a_piece_that_does_not_fit_is_refused_and_changes_nothing(changed: dict[str, Any], line: str) -> None:
+    part = empty_part(Stripe())
+    (piece, *_) = scattered(checkpoint(), Stripe(), 1)
+    for name, value in changed.items():
+        setattr(piece, name, value)
+    with pytest.raises(Refused, match=line):
+        put(piece, part)
+    assert not any(array.any() for array in part.values())
+
+
+def test_a_piece_of_no_chunk_is_refused() -> None:
+    (piece, *_) = scattered(checkpoint(), Stripe(), 1)
+    piece.offset = 100 * CHUNK_ELEMENTS
+    with pytest.raises(Refused, match="expected 0, of a chunk"):
+        Gathered(ELEMENTS).take(Stripe(), piece)
+
+
+def test_a_copy_waits_until_the_one_before_has_been_read() -> None:
+    async def scenario() -> None:
+        copies = Copies()
+        loop = asyncio.get_running_loop()
+        array = np.zeros(2, np.float32)
+        await loop.run_in_executor(None, copies.make, 1, {"weights": array})
+        array[:] = 1.0
+        second = loop.run_in_executor(None, copies.make, 2, {"weights": array})
+        done, _ = await asyncio.wait((second,), timeout=0.2)
+        assert not done
+        (first,) = [piece async for piece in copies.read(1)]
+        assert np.frombuffer(first.data, np.float32).tolist() == [0.0, 0.0], "as it was when asked for"
+        await second
+        (later,) = [piece async for piece in copies.read(2)]
+        assert np.frombuffer(later.data, np.float32).tolist() == [1.0, 1.0]
+
+    run(scenario())
+
+
+def test_a_link_that_ends_lets_go_of_a_thread_that_waits() -> None:
+    async def scenario() -> None:
+        copies = Copies()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, copies.make, 1, {"weights": np.zeros(2, np.float32)})
+        second = loop.run_in_executor(None, copies.make, 2, {"weights": np.zeros(2, np.float32)})
+        copies.close()
+        await second
+
+    run(scenario())

@@ -1,0 +1,150 @@
+"""Tensors in shards: what shards report in any order is told in the order of the layout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from aggregator.shards.home import TensorsInShards
+from aggregator.shards.shards import Shards
+from optimizer import events as ev
+from optimizer.home import HomeEvents, TensorsGone
+from optimizer.tensors import Tensors
+from protos import shards_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.config import JobConfig, load_job
+from services.metrics import OptimizerMetrics
+from services.security import Security
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from tests.cluster.bits import regression_config, write_config
+
+CHUNKS = 5
+LAYOUT = Layout.build([("w", (4 * CHUNK_ELEMENTS + 77,), True, "w", False)])
+LIMIT_SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
+    path = write_config(tmp_path_factory.mktemp("job"), regression_config())
+    return load_job(path, [])[0]
+
+
+class Home:
+    """A home over two shards that only take orders, with a job open in it."""
+
+    def __init__(self) -> None:
+        self.told: list[ev.Measured | ev.Broke] = []
+        self.updated: list[int] = []
+        self.orders: list[tuple[int, Message]] = []
+        self.shards = Shards(
+            ["a:1", "b:1"], Security(), name="agg", incarnation="i", epoch=1, heartbeat_seconds=1.0
+        )
+        for link in self.shards.links:
+            index = link.stripe.index
+            link.order = lambda body, index=index: self.orders.append((index, body))  # type: ignore[method-assign,misc]
+        events = HomeEvents(self.told.append, lambda event: self.updated.append(event.chunk))
+        self.home = TensorsInShards(events, self.shards, OptimizerMetrics())
+
+    async def open(self, config: JobConfig) -> None:
+        for link in self.shards.links:
+            link._tensors = object()  # type: ignore[assignment]  # up, as far as anybody can see
+        opening = asyncio.ensure_future(self.home.open("j", config, LAYOUT, None))
+        await asyncio.sleep(0)
+        for index in (1, 0):
+            self.report(index, pb.PartOpened(opening=1))
+        await opening
+
+    def report(self, shard: int, body: Any) -> None:
+        """A shard says something."""
+        self.shards.takers[type(body)](self.shards.links[shard], body)
+
+
+def with_home(config: JobConfig, scenario: Callable[[Home], Any]) -> None:
+    async def run() -> None:
+        home = Home()
+        await home.open(config)
+        result = scenario(home)
+        if result is not None:
+            await result
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+def test_updated_chunks_are_told_of_in_the_order_of_the_layout(config: JobConfig) -> None:
+    def scenario(home: Home) -> None:
+        home.home.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+        home.report(1, pb.UpdatedPart(step=3, chunks=1))
+        assert home.updated == []
+        home.report(0, pb.UpdatedPart(step=3, chunks=1))
+        assert home.updated == [0, 1]
+        home.report(0, pb.UpdatedPart(step=3, chunks=3))
+        assert home.updated == [0, 1, 2]
+        home.report(1, pb.UpdatedPart(step=2, chunks=2))
+        assert home.updated == [0, 1, 2], "of another step"
+        home.report(1, pb.UpdatedPart(step=3, chunks=2))
+        assert home.updated == [0, 1, 2, 3, 4]
+
+    with_home(config, scenario)
+
+
+def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
+    """However the blocks come in; their sums are added in the order of the layout."""
+    here = Tensors(config, LAYOUT)
+    draw = np.random.default_rng(5)
+    sums = {}
+    for chunk in range(CHUNKS):
+        size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
+        here.stage(chunk, draw.standard_normal(size, np.float32))
+        sums[chunk] = here.take_block_sums(chunk)
+        here._block_sums[chunk] = sums[chunk]
+    norm, finite, rate = here.measure(7)
+
+    async def scenario(home: Home) -> None:
+        order = [3, 0, 4, 2, 1]
+        for chunk in order[:-1]:
+            home.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums[chunk].tolist()))
+        home.home.measure(ev.Measure("j", 7))
+        await asyncio.sleep(0)
+        assert home.told == [], "a shard has yet to say what it measured"
+        home.report(1, pb.StagedChunk(chunk=1, block_sums=sums[1].tolist()))
+        assert home.told == [ev.Measured("j", 7, norm, finite, rate)]
+
+    with_home(config, scenario)
+
+
+def test_what_a_shard_can_not_do_fails_the_job_and_names_the_shard(config: JobConfig) -> None:
+    def scenario(home: Home) -> None:
+        home.report(1, pb.PartBroke(reason="no memory"))
+        assert home.told == [ev.Broke("j", "shard 1 of 2 (b:1): no memory")]
+
+    with_home(config, scenario)
+
+
+def test_weights_are_made_ready_once_for_a_version(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        home.orders.clear()
+        for index in (0, 1):
+            await home.home.publish(ChunkHeader(job="j", generation=2, step=3, index=index))
+        assert home.orders == [(each, pb.MakeWeights(job="j", generation=2, step=3)) for each in (0, 1)]
+
+    with_home(config, scenario)
+
+
+def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        opening = asyncio.ensure_future(home.home.open("j", config, LAYOUT, None))
+        await asyncio.sleep(0)
+        for call in home.shards.on_lost:
+            call("shard 0 of 2 (a:1): it is gone")
+        with pytest.raises(TensorsGone, match="it is gone"):
+            await opening
+        home.shards.links[0].why_down, home.shards.links[0]._tensors = "it is gone", None
+        with pytest.raises(TensorsGone, match=r"shard 0 of 2 \(a:1\): it is gone"):
+            await home.home.open("j", config, LAYOUT, None)
+
+    with_home(config, scenario)
