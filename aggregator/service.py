@@ -224,6 +224,8 @@ class AggregatorService:
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())
             self.metrics.workers_connected(len(self.core.members))
+            if self.shards is not None:
+                self.metrics.shards_connected(sum(link.up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
             self.metrics.queue_length(queued)
 

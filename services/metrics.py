@@ -173,6 +173,7 @@ class AggregatorMetrics(_RoleMetrics):
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._workers = self._unlabelled("workers_connected", "Workers attending")
+        self._shards = self._unlabelled("shards_connected", "Shards that answer; 0 without shards")
         self._queue = self._unlabelled("queue_length", "Jobs queued or running")
         self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
@@ -203,6 +204,10 @@ class AggregatorMetrics(_RoleMetrics):
     def workers_connected(self, count: int) -> None:
         """Set the number of workers attending."""
         self._workers.set(count)
+
+    def shards_connected(self, count: int) -> None:
+        """Set the number of shards that answer."""
+        self._shards.set(count)
 
     def queue_length(self, count: int) -> None:
         """Set the number of jobs queued or running."""

@@ -13,6 +13,8 @@ from cli.main import tiermesh
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ROLES = ("worker", "aggregator", "optimizer")
+COMMANDS = {**{role: [role] for role in ROLES}, "shard": ["aggregator", "--shard"]}
+"""By unit."""
 
 
 def settings(role: str) -> dict[str, str]:
@@ -22,21 +24,21 @@ def settings(role: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", COMMANDS)
 def test_a_unit_starts_its_role_and_knows_the_exit_codes(role: str) -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
     unit.read(DEPLOY / "systemd" / f"tiermesh-{role}.service")
     service = unit["Service"]
     command = shlex.split(service["ExecStart"])
-    assert command == ["/opt/tiermesh/.venv/bin/tiermesh", role]
+    assert command == ["/opt/tiermesh/.venv/bin/tiermesh", *COMMANDS[role]]
     assert service["RestartPreventExitStatus"] == "2"
     assert service["EnvironmentFile"] == f"/etc/tiermesh/{role}.env"
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", COMMANDS)
 def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
-    known = {parameter.envvar for parameter in tiermesh.commands[role].params}
+    known = {parameter.envvar for parameter in tiermesh.commands[COMMANDS[role][0]].params}
     assert set(settings(role)) <= known
     assert all(settings(role).values())
 

@@ -61,6 +61,7 @@ def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
     aggregator.sent("job-1", 5)
     aggregator.received("job-1", 6)
     aggregator.workers_connected(2)
+    aggregator.shards_connected(3)
     aggregator.queue_length(1)
     aggregator.epoch(4)
     optimizer.updated("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
@@ -76,6 +77,7 @@ def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
         'tiermesh_commits_total{job="job-1",outcome="applied",role="aggregator"} 1.0',
         'tiermesh_commits_total{job="job-1",outcome="skipped",role="aggregator"} 1.0',
         'tiermesh_workers_connected{role="aggregator"} 2.0',
+        'tiermesh_shards_connected{role="aggregator"} 3.0',
         'tiermesh_queue_length{role="aggregator"} 1.0',
         'tiermesh_epoch{role="aggregator"} 4.0',
         f"tiermesh_updates_total{inner} 1.0",
