@@ -6,10 +6,12 @@ Bookkeeping is on the event loop; payloads and tensors are the kernel thread's (
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import grpc
 from google.protobuf.message import Message
 
 from aggregator.events import ChunkArrived, ExchangeOpened, Keep
@@ -27,11 +29,14 @@ from services.config import JobConfig
 from services.errors import Refused
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import WINDOW_SUMS, plan_of
-from services.streams import HELLO_SECONDS, Mailbox
+from services.process import describe
+from services.streams import HELLO_SECONDS, LinkClosed, Mailbox
 from services.tensors.layout import Layout
 from services.tensors.newest import NewestWeights
 from services.tensors.stripes import Stripe
 from services.tensors.wire import ChunkRefused, TensorChunk
+
+log = logging.getLogger("tiermesh.aggregator")
 
 MESSAGES = 1 << 16
 """Orders or reports that may wait for a peer to read."""
@@ -48,7 +53,6 @@ class Hold:
         metrics: of this shard.
         optimizer_metrics: of the updates of its part.
         shared_memory: whether payloads may go through memory shared with a worker.
-        failed: takes what must end the process.
 
     Attributes:
         reports: on their way to the aggregator; closing it ends the attendance.
@@ -62,7 +66,6 @@ class Hold:
         metrics: AggregatorMetrics,
         optimizer_metrics: OptimizerMetrics,
         shared_memory: bool,
-        failed: Callable[[Exception], None],
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
@@ -70,7 +73,6 @@ class Hold:
         self.copies = Copies()
         self._own_incarnation = incarnation
         self._optimizer_metrics = optimizer_metrics
-        self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._core = ShardCore(self.epoch, self.stripe)
         self._sessions = Sessions(self.epoch)
@@ -150,12 +152,22 @@ class Hold:
 
     def _decide(self, arrival: int) -> TensorChunk:
         self._decided.set()
-        return self._arrived.pop(arrival)
+        chunk = self._arrived.pop(arrival, None)
+        if chunk is None:
+            raise LinkClosed(
+                f"an order on arrival {arrival}: the newest is {self._last_arrival}, and each is decided on once",
+                grpc.StatusCode.INVALID_ARGUMENT,
+            )
+        return chunk
 
     # ---- orders ----
 
     def carry_out(self, orders: Sequence[pb.ShardOrder]) -> None:
-        """Orders of the aggregator, in their order."""
+        """Orders of the aggregator, in their order.
+
+        Raises:
+            LinkClosed: one makes no sense.
+        """
         tasks = [self._begin(body) for sealed in orders if (body := opened(sealed)) is not None]
         work = [task for task in tasks if task is not None]
         if work:
@@ -166,7 +178,12 @@ class Hold:
             for task in work:
                 task()
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
-            self._loop.call_soon_threadsafe(self._failed, error)
+            self._loop.call_soon_threadsafe(self._give_up, error)
+
+    def _give_up(self, error: Exception) -> None:
+        """What is held does not fit the aggregator's orders: it has to start over."""
+        log.error("%s", describe(error), exc_info=error)
+        self.reports.close(f"it can't carry out an order: {describe(error)}", grpc.StatusCode.INTERNAL)
 
     def _begin(self, body: Message) -> Callable[[], None] | None:
         """What is to be done on the event loop is done; what is left is for the kernel thread."""

@@ -41,27 +41,21 @@ class ShardService:
         self._incarnation = uuid.uuid4().hex
         self._epoch = 0
         self._hold: Hold | None = None
-        self._failed: asyncio.Future[None]
 
     # ---- life ----
 
     async def start(self) -> None:
         """Have the update rules ready."""
-        self._failed = asyncio.get_running_loop().create_future()
         rules.prepare()
 
     async def run(self) -> None:
-        """Serve until cancelled, or until something that must not fail has failed."""
-        await self._failed
+        """Serve until cancelled."""
+        await asyncio.Event().wait()
 
     async def stop(self) -> None:
         """End all streams."""
         if self._hold is not None:
             self._hold.close("the shard stops")
-
-    def _fail(self, error: Exception) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(error)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """For the server; workers' data streams are given and taken as raw messages."""
@@ -109,7 +103,6 @@ class ShardService:
             metrics=self._metrics,
             optimizer_metrics=self._optimizer_metrics,
             shared_memory=self._shared_memory,
-            failed=self._fail,
         )
         hold.reports.put(
             report(

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.core import AggregatorCore
+from optimizer.core import OptimizerCore
 from protos import jobs_pb2 as jobs
+from services.record import replay
 from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, llama_config, spec_of
 from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually, tiermesh
 from tests.cluster.test_exactness import OVER_THE_NETWORK, run_with
@@ -54,6 +57,27 @@ def test_any_arrivals_over_the_network_give_the_same_bits(
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
 
 
+def test_types_on_the_wire_are_those_without_shards(tmp_path: Path, corpus: Path) -> None:
+    """Of one worker, so that there is one way to round its gradients."""
+    config = gpt_config(corpus, project_name="rounded", max_steps=CHECKPOINT_EVERY, wire_dtype="bf16")
+    spec = spec_of(tmp_path, config)
+    found: list[Bits] = []
+    for shards, options in ((0, ()), (2, ()), (2, OVER_THE_NETWORK)):
+        with Cluster(tmp_path / f"{len(found)}", workers=1, shards=shards, options=options) as cluster:
+            found.append(bits(cluster.finish(cluster.submit(spec))))
+    assert found[1:] == found[:1] * 2
+
+
+def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, gpt_spec: str) -> None:
+    with Cluster(tmp_path, workers=2, shards=2, recorded=True) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 1)
+        cluster.to_shards[0].cut()
+        cluster.finish(job)
+    assert replay(tmp_path / "aggregator.record", AggregatorCore) > 100
+    assert replay(tmp_path / "aggregator.record.optimizer", OptimizerCore) > 50
+
+
 def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     spec = spec_of(tmp_path, llama_config(corpus))
     with Cluster(tmp_path / "alone", options=OVER_THE_NETWORK) as cluster:
@@ -86,6 +110,18 @@ def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, 
         ended = cluster.finish(job)
         assert (bits(ended), ended.generation) == (undisturbed, 2)
         cluster.workers[0].wait_log(waits_for)
+
+
+def test_a_frozen_shard_is_given_up_and_may_come_back(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path, workers=1, shards=2, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 1)
+        cluster.shards[0].freeze()
+        cluster.aggregator.wait_log(": silent for")
+        cluster.shards[0].thaw()
+        assert bits(cluster.finish(job)) == undisturbed
 
 
 def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:

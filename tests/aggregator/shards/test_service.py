@@ -261,6 +261,49 @@ def test_chunks_of_another_job_or_epoch_are_dropped_and_told_of_to_nobody(tmp_pa
     with_shard(scenario)
 
 
+@pytest.mark.parametrize(
+    ("orders", "code", "line"),
+    [
+        (
+            [pb.KeepSum(arrival=7, node=pb.SumNode(count=1))],
+            INVALID,
+            "an order on arrival 7: the newest is 0",
+        ),
+        (
+            [pb.FinishSum(chunk=2, node=pb.SumNode(count=1))],
+            grpc.StatusCode.INTERNAL,
+            "can't carry out an order",
+        ),
+    ],
+)
+def test_an_order_that_makes_no_sense_ends_the_attendance(
+    orders: list[Any], code: grpc.StatusCode, line: str
+) -> None:
+    async def scenario(shard: Shard) -> None:
+        control = await shard.attend()
+        await shard.hear(control, cluster.Hello)
+        await shard.say(control, *orders)
+        found, said = await ended(control)
+        assert found is code
+        assert line in said
+        await shard.hear(await shard.attend(), cluster.Hello)
+
+    with_shard(scenario)
+
+
+def test_a_layout_that_is_damaged_fails_the_job(tmp_path: Any) -> None:
+    spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
+
+    async def scenario(shard: Shard) -> None:
+        control = await shard.attend()
+        await shard.say(
+            control, pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json='[{"name": "w"}]')
+        )
+        assert "shape" in (await shard.hear(control, pb.PartBroke)).reason
+
+    with_shard(scenario)
+
+
 def test_checkpoints_are_for_the_aggregator_that_attends() -> None:
     async def scenario(shard: Shard) -> None:
         await shard.hear(await shard.attend(), cluster.Hello)
