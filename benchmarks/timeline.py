@@ -11,7 +11,6 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.daemons import NO_SHARED_MEMORY
 from benchmarks.held_cluster import HeldCluster
 from benchmarks.hosts import GIGABIT, Host, Hosts
 from benchmarks.report import Skipped, report
@@ -37,7 +36,7 @@ def run() -> bool:
         hosts, link = _hosts(stack)
         cluster = stack.enter_context(
             HeldCluster(
-                NAME, workers=WORKERS, settings=SETTINGS, options=(*NO_SHARED_MEMORY, *flags), hosts=hosts
+                NAME, workers=WORKERS, settings=SETTINGS, options=("--no-shared-memory", *flags), hosts=hosts
             )
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
