@@ -135,7 +135,9 @@ class TensorsInShards:
         """Have the initial weights, which are in their shard, stored there."""
         self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk, initial=True))
 
-    def _staged(self, _: ShardLink, body: pb.StagedChunk) -> None:
+    def _staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
+        if body.chunk not in link.stripe.indices(self._elements):
+            return  # of the job before
         self._block_sums[body.chunk] = np.array(body.block_sums, np.float64)
         self._measure_if_staged()
 

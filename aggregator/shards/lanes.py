@@ -126,9 +126,13 @@ class Lanes:
     def _arrived(self, link: ShardLink, body: pb.ArrivedChunk) -> None:
         """A payload is in a shard: whatever the core does not have kept is discarded."""
         self._arriving = link, body.arrival
-        stale = self._core.why_stale(body.session, body.header)
+        header = body.header
+        stale = self._core.why_stale(body.session, header)
+        elements = self._core.expected_elements(header.job)
+        if not stale and not (elements and header.index in link.stripe.indices(elements)):
+            stale = f"of index {header.index}: {link} has none such"
         if not stale:
-            self._feed(ev.ChunkArrived(body.session, body.header))
+            self._feed(ev.ChunkArrived(body.session, header))
         elif stale != self._stale:  # once, not for every chunk of a lease
             log.info("session %d: dropped a chunk %s", body.session, stale)
             self._stale = stale

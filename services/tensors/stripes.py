@@ -37,9 +37,13 @@ class Stripe:
         """Number in the layout of a chunk of the stripe."""
         return self.index + local * self.count
 
+    def indices(self, elements: int) -> range:
+        """The chunks of a layout with that many elements that the stripe holds."""
+        return range(self.index, chunk_count(elements), self.count)
+
     def chunks(self, elements: int) -> int:
-        """Chunks of the stripe of a layout with that many elements."""
-        return len(range(self.index, chunk_count(elements), self.count))
+        """How many these are."""
+        return len(self.indices(elements))
 
     def elements(self, elements: int) -> int:
         """Elements of the stripe of a layout with that many elements."""

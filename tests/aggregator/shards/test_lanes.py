@@ -18,6 +18,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.security import Security
+from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.tree import Node
 
 ROOT, LEFT, RIGHT = Node(0, 2), Node(0, 1), Node(1, 1)
@@ -46,6 +47,9 @@ class Core:
 
     def why_stale(self, session: int, header: ChunkHeader) -> str:
         return self.stale
+
+    def expected_elements(self, job: str) -> int | None:
+        return 4 * CHUNK_ELEMENTS
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         queue = self.weights.get(session)
@@ -130,8 +134,11 @@ def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
         assert talk.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
         talk.core.stale = "of another step"
         talk.arrive(0, 2, chunk=2)
+        talk.core.stale = ""
+        for arrival, chunk in ((3, 1), (4, 99)):  # another shard's, and no chunk of this layout
+            talk.arrive(0, arrival, chunk)
         assert len(talk.fed) == 1, "the core is not told of what it would drop"
-        assert talk.orders() == [(0, "discard arrival 1"), (0, "discard arrival 2")]
+        assert talk.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
 
     with_dialogue(scenario)
 
