@@ -69,7 +69,7 @@ class DataStreams:
         if why != self._said.get(address):
             self._said[address] = why
             log.warning(
-                "tensors go to the main port %s, at about twice the CPU time, as its tensor port can't be used: %s; "
+                "tensors go to the main port %s, at half as much CPU time again, as its tensor port can't be used: %s; "
                 "let that port through (--tensor-port there fixes its number)",
                 address,
                 why,

@@ -43,6 +43,15 @@ def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
     assert all(settings(role).values())
 
 
+@pytest.mark.parametrize("role", ["aggregator", "optimizer", "shard"])
+def test_ports_of_the_examples_are_those_that_operations_names(role: str) -> None:
+    main = settings(role)["TIERMESH_LISTEN"].rpartition(":")[2]
+    tensors = settings(role)["TIERMESH_TENSOR_PORT"]
+    lines = (DEPLOY.parent / "docs" / "operations.md").read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {role} |")]
+    assert [cell.split(",")[0].strip() for cell in row.split("|")[2:4]] == [main, tensors]
+
+
 def test_prometheus_scrapes_the_ports_of_the_examples() -> None:
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     (scrape,) = config["scrape_configs"]
