@@ -155,7 +155,7 @@ class AggregatorCore:
             case ChunkArrived():
                 member = self.members.get(event.session)
                 if self._concerns_run(event.header.job) and member is not None and self.run is not None:
-                    self.run.chunk_arrived(member, event.header, now)
+                    self.run.chunk_arrived(member, event.header, now, in_place=event.in_place)
             case WeightsArrived():
                 if self._concerns_run(event.header.job) and self.run is not None:
                     self.run.weights_arrived(event.header, now)

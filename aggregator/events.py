@@ -96,10 +96,17 @@ class FromWorker:
 
 @dataclass(frozen=True)
 class ChunkArrived:
-    """A chunk of a gradient or of initial weights came from a worker; its bytes match its header."""
+    """A chunk of a gradient or of initial weights came from a worker; its bytes match its header.
+
+    Attributes:
+        session: of the worker.
+        header: of the chunk.
+        in_place: whether it is read in the worker's own memory, where it stays until the COMMIT and costs none here.
+    """
 
     session: int
     header: ChunkHeader
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

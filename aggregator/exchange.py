@@ -18,10 +18,13 @@ from services.errors import Refused
 from services.metrics import AggregatorMetrics
 from services.streams import INCARNATION_KEY, LinkClosed, until_first_ends
 from services.tensors.newest import NewestWeights
-from services.tensors.same_host import MOST_PLACES, AcceptedLink
+from services.tensors.same_host import AcceptedLink
 from services.tensors.wire import Message, TensorChunk, check, element_bytes
 
 log = logging.getLogger("tiermesh.aggregator")
+
+PLACES_AT_ONCE = 16
+"""Chunks of weights in shared memory that a worker is told of at once, few enough for it to begin with them."""
 
 
 class StreamCore(Protocol):
@@ -122,8 +125,12 @@ class Exchange:
             await self._room()
 
     def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> str:
-        """Take chunks; why one of them is stale, if one is."""
-        return max([self._chunk_arrived(session, chunk) for chunk in chunks])
+        """Take chunks of one message; why one of them is stale, if one is."""
+        stale = [self._chunk_arrived(session, chunk) for chunk in chunks]
+        taken = sum(len(chunk.payload) for chunk, why in zip(chunks, stale, strict=True) if not why)
+        if taken:
+            self._metrics.received(chunks[0].header.job, taken)
+        return max(stale)
 
     def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
         """Take a chunk, or say why it is stale."""
@@ -136,17 +143,17 @@ class Exchange:
             timeline.mark(
                 f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
             )
-            self._metrics.received(chunk.header.job, len(chunk.payload))
-            self._feed(ChunkArrived(session.number, chunk.header), chunk)
+            self._feed(ChunkArrived(session.number, header, chunk.memory is not None), chunk)
         return stale
 
     async def _send(
         self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
     ) -> None:
+        headers: list[ChunkHeader] = []
         while True:
             session.wake.clear()
-            headers = self._next_weights(session, MOST_PLACES if link.shares else 1)
-            if not headers:
+            self._next_weights(session, headers, PLACES_AT_ONCE if link.shares else 1)
+            if not headers or (link.shares and not self._worth_a_message(headers)):
                 await session.wake.wait()
                 continue
             began = timeline.now()
@@ -158,13 +165,21 @@ class Exchange:
                     f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
                 )
                 self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
+            headers.clear()
 
-    def _next_weights(self, session: WorkerSession, most: int) -> list[ChunkHeader]:
-        """What a worker is to be sent next."""
-        headers: list[ChunkHeader] = []
+    def _next_weights(self, session: WorkerSession, headers: list[ChunkHeader], most: int) -> None:
+        """Add what a worker is to be sent next."""
         while len(headers) < most:
             header = self._core.next_weights(session.number)
             if header is None:
-                break
+                return
             headers.append(header)
-        return headers
+
+    def _worth_a_message(self, headers: list[ChunkHeader]) -> bool:
+        """Whether there are many of them, or no more to come: in shared memory a message costs more than a chunk."""
+        elements = self._core.expected_elements(headers[-1].job)
+        return (
+            len(headers) == PLACES_AT_ONCE
+            or elements is None
+            or self._newest.is_last(headers[-1].index, elements)
+        )

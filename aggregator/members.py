@@ -41,6 +41,7 @@ class Member:
         sent_version: the version being sent to it.
         sent_chunks: how many chunks of that version it was sent.
         stalled: whether it took too long over a lease, and nothing was heard of its work since.
+        in_place: whether the last chunk of it lay in its own memory, where it costs none here.
         speed: micro-batches per second; 0 until measured.
     """
 
@@ -57,6 +58,7 @@ class Member:
     sent_version: Version | None = None
     sent_chunks: int = 0
     stalled: bool = False
+    in_place: bool = False
     speed: float = 0.0
 
     @property

@@ -45,8 +45,10 @@ class Orders:
         self._tell(session, pb.Lease(job=self.job, lease=lease, phase=pb.INITIALISE))
         return lease
 
-    def train(self, session: int, step_sum: StepSum, assignment: Assignment, now: float) -> None:
-        """Compute what is missing of a node, if anything is."""
+    def train(
+        self, session: int, step_sum: StepSum, assignment: Assignment, now: float, *, in_place: bool
+    ) -> None:
+        """Compute what is missing of a node, if anything is; chunks read in place need no window."""
         missing = step_sum.coverage.missing(assignment.node)
         assignment.computed = not missing
         if not missing:
@@ -55,7 +57,7 @@ class Orders:
         lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
         if len(missing) < step_sum.coverage.chunks:
             lease.chunks.extend(to_ranges(missing))
-        self.window(session, step_sum)
+        self.window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.limit)
         self._tell(session, lease)
 
     def evaluate(
@@ -78,10 +80,10 @@ class Orders:
             count=part.count,
         )
 
-    def window(self, session: int, step_sum: StepSum) -> None:
+    def window(self, session: int, step_sum: StepSum, limit: int) -> None:
         """How far the chunks of a step may be sent."""
         generation, step = step_sum.version
-        self._tell(session, pb.Window(job=self.job, generation=generation, step=step, limit=step_sum.limit))
+        self._tell(session, pb.Window(job=self.job, generation=generation, step=step, limit=limit))
 
     def resend(self, session: int, lease: int, chunks: Iterable[pb.Range]) -> None:
         """Send these chunks of a lease again."""

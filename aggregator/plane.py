@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from aggregator.reduction import Reduction
 from aggregator.sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.handover import Handover
 from services.metrics import AggregatorMetrics
 from services.tensors.kernels import Float32Array
 from services.tensors.newest import NewestWeights
@@ -83,7 +83,7 @@ class OwnPlane:
         self._newest = newest
         self._sessions = sessions
         self._link = link
-        self._loop = asyncio.get_running_loop()
+        self._prepared = Handover(link.send)
         self._reduction = Reduction(self._forward, failed)
         self._exchange = Exchange(
             core=core,
@@ -100,7 +100,7 @@ class OwnPlane:
         elements = self._core.expected_elements(header.job)
         if elements is not None:  # else its job is over
             prepared = self._link.prepare(header, values, elements)
-            self._loop.call_soon_threadsafe(self._link.send, prepared)
+            self._prepared.put(prepared)
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""

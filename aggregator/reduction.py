@@ -6,8 +6,11 @@ All of it happens on one kernel thread, in the order in which the core asked; th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +22,29 @@ from services.tensors.tree import Node
 from services.tensors.wire import TensorChunk
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The sum of two siblings, to be computed.
+
+    What lies in workers' memory costs none here, so such sums are computed when their root is finished: what is added
+    up on the way then stays in the cache.
+    """
+
+    left: Sum
+    right: Sum
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all of it lies in workers' memory."""
+        return all(
+            each.memory is not None if isinstance(each, TensorChunk) else isinstance(each, Pair)
+            for each in (self.left, self.right)
+        )
+
+
+Sum: TypeAlias = "TensorChunk | Float32Array | Pair"
+
+
 class KeptSums:
     """Kept sums by (chunk, node), and what is done with them; on whichever thread owns them.
 
@@ -28,7 +54,7 @@ class KeptSums:
 
     def __init__(self, forward: Callable[[ChunkHeader, Float32Array], None]) -> None:
         self._forward = forward
-        self._kept: dict[tuple[int, Node], TensorChunk | Float32Array] = {}
+        self._kept: dict[tuple[int, Node], Sum] = {}
 
     def carry_out(self, effect: SumEffect, chunk: TensorChunk | None) -> None:
         """Carry out one effect; `chunk` just arrived, for Keep."""
@@ -41,10 +67,12 @@ class KeptSums:
                 left = kept.pop((effect.chunk, effect.left))
                 right = kept.pop((effect.chunk, effect.right))
                 with timeline.span("reduce", "merge", chunk=effect.chunk):
-                    kept[effect.chunk, effect.parent] = _sum(left, right)
+                    pair = Pair(left, right)
+                    kept[effect.chunk, effect.parent] = pair if pair.in_place else _computed(pair)
             case Forward():
-                finished = kept.pop((effect.header.index, effect.node))
-                values = finished.values() if isinstance(finished, TensorChunk) else finished
+                with timeline.span("reduce", "finish", chunk=effect.header.index):
+                    finished = _computed(kept.pop((effect.header.index, effect.node)))
+                    values = finished.values() if isinstance(finished, TensorChunk) else finished
                 self._forward(effect.header, values)
             case Drop():
                 kept.pop((effect.chunk, effect.node))
@@ -66,21 +94,37 @@ class Reduction:
         self._sums = KeptSums(forward)
         self._failed = failed
         self._kernel = ThreadPoolExecutor(1, "reduce")
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[Sequence[SumEffect], TensorChunk | None]] = []
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
         """Carry out effects in order; `chunk` just arrived, for Keep."""
-        self._kernel.submit(self._run, effects, chunk)
+        if not self._waiting:
+            self._loop.call_soon(self._start)
+        self._waiting.append((effects, chunk))
+
+    def _start(self) -> None:
+        """All that came in one turn of the event loop is one task of the kernel thread."""
+        work, self._waiting = self._waiting, []
+        self._kernel.submit(self._run, work)
 
     def close(self) -> None:
         """Stop the thread."""
         self._kernel.shutdown(cancel_futures=True)
 
-    def _run(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
+    def _run(self, work: list[tuple[Sequence[SumEffect], TensorChunk | None]]) -> None:
         try:
-            for effect in effects:
-                self._sums.carry_out(effect, chunk)
+            for effects, chunk in work:
+                for effect in effects:
+                    self._sums.carry_out(effect, chunk)
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
             self._failed(error)
+
+
+def _computed(wanted: Sum) -> TensorChunk | Float32Array:
+    if isinstance(wanted, Pair):
+        return _sum(_computed(wanted.left), _computed(wanted.right))
+    return wanted
 
 
 def _sum(left: TensorChunk | Float32Array, right: TensorChunk | Float32Array) -> Float32Array:

@@ -272,7 +272,7 @@ class Run:
             return f"of lease {header.lease}: this worker has no such lease (any more)"
         return ""
 
-    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float) -> None:
+    def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
         """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
         if self.why_stale(member.session, header):
             return
@@ -281,13 +281,17 @@ class Run:
             return
         assignment = self.sum.by_lease(header.lease) if self.sum is not None else None
         assert self.sum is not None and assignment is not None
+        if in_place and not member.in_place:
+            self.orders.window(member.session, self.sum, self.chunks)
+        member.in_place = in_place
         self.flow.gradient(self.sum, assignment, header, self.elements)
         self._widen(self.sum)
 
     def _widen(self, step_sum: StepSum) -> None:
         if step_sum.widen():
             for session in sorted(step_sum.sessions()):
-                self.orders.window(session, step_sum)
+                if not self._members[session].in_place:
+                    self.orders.window(session, step_sum, step_sum.limit)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
@@ -429,7 +433,8 @@ class Run:
             sessions = {member.session for member in able if member.streamed}
             for assignment in self.sum.assignments:
                 if assignment.session in sessions and not assignment.lease:
-                    self.orders.train(assignment.session, self.sum, assignment, now)
+                    in_place = self._members[assignment.session].in_place
+                    self.orders.train(assignment.session, self.sum, assignment, now, in_place=in_place)
         elif self.evaluation is not None:
             for member in holders:
                 if not self.evaluation.busy(member.session):

@@ -20,6 +20,7 @@ from services import timeline
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.errors import TiermeshError
+from services.handover import Handover
 from services.metrics import OptimizerMetrics
 from services.process import describe
 from services.tensors.kernels import Float32Array
@@ -51,6 +52,7 @@ class TensorsHere:
         self._kernel = ThreadPoolExecutor(1, "kernel")
         self._saving: Future[None] | None = None  # the snapshot on its way to the disk
         self._loop = asyncio.get_running_loop()
+        self._updated = Handover(events.updated)
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
         """Make room; what was held before is freed first."""
@@ -126,7 +128,7 @@ class TensorsHere:
                 if effect.applied:
                     tensors.update(chunk)
                 self._publish(tensors, header, chunk)
-            self._loop.call_soon_threadsafe(self._events.updated, ev.Updated(effect.job, effect.step, chunk))
+            self._updated.put(ev.Updated(effect.job, effect.step, chunk))
         self._metrics.updated(
             effect.job,
             seconds=time.perf_counter() - started,

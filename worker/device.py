@@ -112,8 +112,8 @@ class DeviceThread:
         match effect:
             case ev.Load():
                 assert chunk is not None
-                self._inbox.put(chunk)
-                self._submit(self._load)
+                if self._inbox.put(chunk):
+                    self._submit(self._load)
             case ev.Perform():
                 self._leases.add(effect.lease.lease)
                 self._submit(self._perform, effect.lease)

@@ -31,11 +31,12 @@ class Inbox:
         self._chunks: deque[TensorChunk] = deque()
         self._changed = threading.Condition()
 
-    def put(self, chunk: TensorChunk) -> None:
-        """A chunk came."""
+    def put(self, chunk: TensorChunk) -> bool:
+        """A chunk came; whether it is the only one that is waiting."""
         with self._changed:
             self._chunks.append(chunk)
             self._changed.notify()
+            return len(self._chunks) == 1
 
     def wake(self) -> None:
         """Have whoever waits look again."""

@@ -17,7 +17,7 @@ import numpy as np
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.tensors.kernels import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.same_host import TensorLink
 from services.tensors.shared import SharedArray
 from services.tensors.stripes import Stripe
@@ -143,6 +143,10 @@ class NewestWeights:
         """Whether a chunk is here as this header names it."""
         stored = self._stored.get(header.index)
         return stored is not None and _version(stored.header) == _version(header)
+
+    def is_last(self, index: int, elements: int) -> bool:
+        """Whether no chunk of a layout of so many elements that would be put here comes after this one."""
+        return index + self._stripe_count >= chunk_count(elements)
 
     def forget(self, index: int) -> None:
         """A chunk's message is not needed any more."""

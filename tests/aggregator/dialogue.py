@@ -199,6 +199,7 @@ class Dialogue:
         *,
         lease: int = 0,
         losses: tuple[float, ...] = (),
+        in_place: bool = False,
     ) -> list[str]:
         """A chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
@@ -211,7 +212,7 @@ class Dialogue:
             index=index,
             losses=losses,
         )
-        return self.give(ev.ChunkArrived(session, header))
+        return self.give(ev.ChunkArrived(session, header, in_place))
 
     def initial(self, session: int, index: int) -> list[str]:
         """A chunk of initial weights."""

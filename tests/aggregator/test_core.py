@@ -317,6 +317,15 @@ def test_the_window_moves_with_the_step() -> None:
     assert lines == ["1 <- window 24", "1 <- window 32", "1 <- window 40"]
 
 
+def test_chunks_that_are_read_in_the_workers_memory_need_no_window() -> None:
+    talk = training(1, chunks=60)
+    lines = []
+    for index in reversed(range(60)):
+        lines += [line for line in talk.chunk(1, 1, 0, index, in_place=True) if "window" in line]
+    assert lines == ["1 <- window 60"], "told with the first of them, and never again in this step"
+    assert "1 <- window 60" in talk.commits(1, 0), "nor from then on"
+
+
 def test_weights_that_come_before_their_commit_imply_it() -> None:
     talk = training(1)
     talk.chunk(1, 1, 0, 0, losses=(1.0, 1.0, 1.0, 1.0))

@@ -2,92 +2,138 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.events import Drop, DropAll, Forward, Keep, Merge
-from aggregator.reduction import Reduction
+from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
+from aggregator.reduction import KeptSums, Reduction
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
+from services.tensors.shared import MappedArray, SharedArray
 from services.tensors.tree import Node
-from services.tensors.wire import TensorChunk, deserialize, pack, serialize
+from services.tensors.wire import TensorChunk, deserialize, element_bytes, pack, serialize
 
 ELEMENTS = 1000
 LIMIT_SECONDS = 30
 ROOT = Node(0, 4)
 PAIRS = (Node(0, 2), Node(2, 2))
 LEAVES = [Node(index, 1) for index in range(4)]
+FORWARD = Forward(ChunkHeader(kind=GRADIENT, dtype=FLOAT32), ROOT)
 
 
-class Forwarded:
-    """A reduction, and what it passed on."""
+class Sums:
+    """Kept sums, and what they passed on."""
 
     def __init__(self) -> None:
         self.values: list[NDArray[np.float32]] = []
-        self.failures: list[Exception] = []
-        self._done = threading.Event()
-        self.reduction = Reduction(self._forward, self._failed)
+        self._sums = KeptSums(lambda header, values: self.values.append(values))
 
-    def _forward(self, header: ChunkHeader, values: NDArray[np.float32]) -> None:
-        self.values.append(values)
-        self._done.set()
-
-    def _failed(self, error: Exception) -> None:
-        self.failures.append(error)
-        self._done.set()
-
-    def arrive(self, chunk: TensorChunk, node: Node, *merges: tuple[Node, Node, Node], done: bool) -> None:
-        """A chunk comes in, and is merged."""
-        effects: list[Keep | Drop | DropAll | Merge | Forward] = [Keep(0, node)]
-        effects += [Merge(0, *merge) for merge in merges]
-        if done:
-            effects.append(Forward(ChunkHeader(kind=GRADIENT, dtype=FLOAT32), ROOT))
-        self.reduction.submit(effects, chunk)
-
-    def wait(self) -> NDArray[np.float32]:
-        """What was passed on."""
-        assert self._done.wait(LIMIT_SECONDS)
-        self.reduction.close()
-        assert not self.failures
-        (values,) = self.values
-        return values
+    def give(self, *effects: SumEffect, chunk: TensorChunk | None = None) -> None:
+        for effect in effects:
+            self._sums.carry_out(effect, chunk)
 
 
 def received(dtype: DType, seed: int) -> TensorChunk:
+    """A chunk that came in a message."""
     values = np.random.Generator(np.random.Philox(seed)).standard_normal(ELEMENTS, np.float32)
     return deserialize(serialize(pack(ChunkHeader(kind=GRADIENT, dtype=dtype), 0, values)))
 
 
+def in_place(dtype: DType, seed: int) -> TensorChunk:
+    """The same chunk, in memory that its worker shares."""
+    chunk = received(dtype, seed)
+    size_bytes = ELEMENTS * element_bytes(dtype)
+    array = SharedArray(size_bytes, size_bytes)
+    array.payload[:] = np.frombuffer(chunk.payload, np.uint8)
+    seen = MappedArray(os.getpid(), array.descriptor, array.identity)
+    return TensorChunk(chunk.header, seen.place(0).data, seen)
+
+
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
-def test_every_addition_is_float32_whatever_arrives_when(dtype: DType, order: Sequence[int]) -> None:
-    forwarded = Forwarded()
-    chunks = [received(dtype, seed) for seed in range(4)]
+@pytest.mark.parametrize("here", [(), (0, 1, 2, 3), (0,), (1, 2, 3), (2, 3)])
+def test_every_addition_is_float32_whatever_arrives_when_and_how(
+    dtype: DType, order: Sequence[int], here: Sequence[int]
+) -> None:
+    sums = Sums()
+    chunks = [(in_place if index in here else received)(dtype, index) for index in range(4)]
     payloads = [bytes(chunk.payload) for chunk in chunks]
     arrived: set[Node] = set()
-    for position, index in enumerate(order):
+    for index in order:
         arrived.add(LEAVES[index])
+        sums.give(Keep(0, LEAVES[index]), chunk=chunks[index])
         left, right = LEAVES[index - index % 2], LEAVES[index - index % 2 + 1]
-        merges = [(left, right, PAIRS[index // 2])] if {left, right} <= arrived else []
-        last = position == 3
-        forwarded.arrive(
-            chunks[index], LEAVES[index], *merges, *([(*PAIRS, ROOT)] if last else []), done=last
-        )
-    values = forwarded.wait()
-    a, b, c, d = (chunk.values() for chunk in chunks)
+        if {left, right} <= arrived:
+            sums.give(Merge(0, left, right, PAIRS[index // 2]))
+    sums.give(Merge(0, *PAIRS, ROOT), FORWARD)
+    (values,) = sums.values
+    a, b, c, d = (received(dtype, seed).values() for seed in range(4))
     assert values.dtype == np.float32
     np.testing.assert_array_equal(values, (a + b) + (c + d))
     assert [bytes(chunk.payload) for chunk in chunks] == payloads
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])
-def test_a_root_that_one_worker_computed_is_passed_on_widened(dtype: DType) -> None:
-    forwarded = Forwarded()
-    chunk = received(dtype, 0)
-    forwarded.arrive(chunk, ROOT, done=True)
-    values = forwarded.wait()
+@pytest.mark.parametrize("make", [received, in_place])
+def test_a_root_that_one_worker_computed_is_passed_on_widened(
+    dtype: DType, make: Callable[[DType, int], TensorChunk]
+) -> None:
+    sums = Sums()
+    sums.give(Keep(0, ROOT), FORWARD, chunk=make(dtype, 0))
+    (values,) = sums.values
     assert values.dtype == np.float32
-    np.testing.assert_array_equal(values, chunk.values())
+    np.testing.assert_array_equal(values, received(dtype, 0).values())
+
+
+def test_what_is_dropped_is_gone() -> None:
+    sums = Sums()
+    sums.give(Keep(0, ROOT), Drop(0, ROOT), chunk=received(FLOAT32, 0))
+    with pytest.raises(KeyError):
+        sums.give(FORWARD)
+    sums.give(Keep(0, ROOT), DropAll(), chunk=received(FLOAT32, 0))
+    with pytest.raises(KeyError):
+        sums.give(FORWARD)
+
+
+def test_effects_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
+    async def run() -> None:
+        passed: list[tuple[float, int]] = []
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def forward(header: ChunkHeader, values: NDArray[np.float32]) -> None:
+            passed.append((float(values[0]), threading.get_ident()))
+            if len(passed) == 3:
+                loop.call_soon_threadsafe(done.set)
+
+        failures: list[Exception] = []
+        reduction = Reduction(forward, failures.append)
+        chunks = [received(FLOAT32, seed) for seed in range(3)]
+        for chunk in chunks:
+            reduction.submit([Keep(0, ROOT), FORWARD], chunk)
+        await asyncio.wait_for(done.wait(), LIMIT_SECONDS)
+        reduction.close()
+        assert [value for value, _ in passed] == [float(chunk.values()[0]) for chunk in chunks]
+        assert threading.get_ident() not in {thread for _, thread in passed}
+        assert not failures
+
+    asyncio.run(run())
+
+
+def test_what_goes_wrong_on_the_thread_is_told_of() -> None:
+    async def run() -> None:
+        failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        reduction = Reduction(
+            lambda header, values: None, lambda error: loop.call_soon_threadsafe(failed.set_result, error)
+        )
+        reduction.submit([FORWARD], None)
+        assert isinstance(await asyncio.wait_for(failed, LIMIT_SECONDS), KeyError)
+        reduction.close()
+
+    asyncio.run(run())
