@@ -74,7 +74,7 @@ class Copies:
         try:
             for name, array in arrays.items():
                 for offset in range(0, array.size, CHUNK_ELEMENTS):
-                    yield piece_of(name, array, offset)
+                    yield await self._loop.run_in_executor(None, piece_of, name, array, offset)
         finally:
             self._made.pop(copy, None)
             self._read.set()
@@ -92,7 +92,7 @@ class Copies:
 
 
 class Gathered:
-    """Whole arrays, put together from the pieces of all shards.
+    """Whole arrays, put together from the pieces of all shards, on any threads.
 
     Args:
         elements: of the layout.
@@ -106,6 +106,7 @@ class Gathered:
         self.weights: Float32Array = np.empty(elements, np.float32)
         self.state: dict[str, NDArray[Any]] = {}
         self._missing: dict[str, int] = {WEIGHTS: elements}
+        self._lock = threading.Lock()
 
     def take(self, stripe: Stripe, piece: pb.ArrayPiece) -> None:
         """Put a shard's piece where it belongs.
@@ -114,6 +115,10 @@ class Gathered:
             Refused: it is damaged, or belongs nowhere.
         """
         values = values_of(piece)
+        with self._lock:
+            self._take(stripe, piece, values)
+
+    def _take(self, stripe: Stripe, piece: pb.ArrayPiece, values: NDArray[Any]) -> None:
         elements = self.weights.size
         name = piece.array.removeprefix(STATE)
         if values.dtype != np.float32:

@@ -230,7 +230,6 @@ class TensorsInShards:
             gathered.check()
             self._saving = save(gathered.weights, gathered.state)
 
-    @staticmethod
-    async def _read(link: ShardLink, copy: int, gathered: Gathered) -> None:
+    async def _read(self, link: ShardLink, copy: int, gathered: Gathered) -> None:
         async for piece in link.read_part(copy):
-            gathered.take(link.stripe, piece)
+            await self._loop.run_in_executor(None, gathered.take, link.stripe, piece)
