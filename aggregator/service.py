@@ -16,13 +16,14 @@ from typing import Any
 import grpc
 
 from aggregator import events as ev
+from aggregator.attendance import Attendance
 from aggregator.core import AggregatorCore, Clock, Record
 from aggregator.jobs_service import JobsServicer
 from aggregator.journal import Journal
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
 from aggregator.plane import DataPlane, OwnPlane
 from aggregator.queue import Queue
-from aggregator.sessions import Sessions, WorkerSession
+from aggregator.sessions import Sessions
 from aggregator.shards.home import TensorsInShards
 from aggregator.shards.lanes import Lanes
 from aggregator.shards.optimizer import ShardedOptimizer
@@ -35,13 +36,13 @@ from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
 from services.config import JobConfig
-from services.envelope import OptimizerBody, unseal
+from services.envelope import OptimizerBody
 from services.http2.server import Handler
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
 from services.record import make_core
 from services.security import Security
-from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
+from services.streams import until_first_ends
 from services.tensors.newest import NewestWeights
 from services.tensors.wire import Message, TensorChunk, check
 
@@ -134,6 +135,7 @@ class AggregatorService:
                 failed=self._fail_later,
                 shared_memory=self._shared_memory,
             )
+        self._attendance = Attendance(self._sessions, self._plane, self.feed)
         self.metrics.epoch(epoch)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
@@ -347,47 +349,7 @@ class AggregatorService:
         await self._plane.serve(requests, context)
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        hello = await self._hello(context)
-        if waits := self._plane.why_not_yet():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
-        session = self._sessions.open(hello)
-        reason = "its control stream ended"
-        try:
-            self._plane.attends(session)
-            self.feed(ev.WorkerConnected(session.number, hello))
-            await until_first_ends(self._take_messages(session, context), self._tell(session, context))
-        except LinkClosed as closed:
-            reason = str(closed)
-            await context.abort(closed.code, reason)
-        finally:
-            session.mailbox.close(reason)
-            self._sessions.close(session.number)
-            self._plane.left(session, reason)
-            self.feed(ev.WorkerLost(session.number, reason))
-
-    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
-        try:
-            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
-        except asyncio.TimeoutError:
-            first = None
-        hello = unseal(first) if isinstance(first, pb.WorkerMessage) else None
-        if not isinstance(hello, pb.Hello):
-            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            raise AssertionError  # abort raises
-        return hello
-
-    async def _take_messages(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        while isinstance(message := await context.read(), pb.WorkerMessage):
-            body = unseal(message)
-            if body is not None:
-                self.feed(ev.FromWorker(session.number, message.epoch, body))  # type: ignore[arg-type]
-
-    async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while True:
-            await context.write(await session.mailbox.take())
+        await self._attendance.serve(context)
 
 
 class _Handlers:

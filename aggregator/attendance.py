@@ -1,0 +1,80 @@
+"""The workers' control streams: what they say goes to the core, and the core's orders to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from aggregator.events import FromWorker, WorkerConnected, WorkerLost
+from aggregator.plane import DataPlane
+from aggregator.sessions import Sessions, WorkerSession
+from protos import cluster_pb2 as pb
+from services.envelope import unseal
+from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
+
+
+class Attendance:
+    """Serves `tiermesh.Cluster/Attend`.
+
+    Args:
+        sessions: of the workers that attend.
+        plane: is told who comes and goes.
+        feed: gives the core an input.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        plane: DataPlane,
+        feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
+    ) -> None:
+        self._sessions = sessions
+        self._plane = plane
+        self._feed = feed
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One worker's stream, to its end."""
+        hello = await self._hello(context)
+        if waits := self._plane.why_not_yet():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
+        session = self._sessions.open(hello)
+        reason = "its control stream ended"
+        try:
+            self._plane.attends(session)
+            self._feed(WorkerConnected(session.number, hello))
+            await until_first_ends(self._take_messages(session, context), self._tell(session, context))
+        except LinkClosed as closed:
+            reason = str(closed)
+            await context.abort(closed.code, reason)
+        finally:
+            session.mailbox.close(reason)
+            self._sessions.close(session.number)
+            self._plane.left(session, reason)
+            self._feed(WorkerLost(session.number, reason))
+
+    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
+        try:
+            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+        except asyncio.TimeoutError:
+            first = None
+        hello = unseal(first) if isinstance(first, pb.WorkerMessage) else None
+        if not isinstance(hello, pb.Hello):
+            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            raise AssertionError  # abort raises
+        return hello
+
+    async def _take_messages(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        while isinstance(message := await context.read(), pb.WorkerMessage):
+            body = unseal(message)
+            if body is not None:
+                self._feed(FromWorker(session.number, message.epoch, body))  # type: ignore[arg-type]
+
+    async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await context.write(await session.mailbox.take())
