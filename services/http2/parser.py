@@ -175,15 +175,14 @@ class FrameParser:
     def _begin(self, header: memoryview) -> None:
         self._kind, self._flags, self._stream, self._left = read_frame_header(header)
         kind, flags, stream, length = self._kind, self._flags, self._stream, self._left
-        name = FrameType(kind).name if kind in FrameType._value2member_map_ else f"frame of kind {kind}"
         if self._first and (kind != FrameType.SETTINGS or flags & Flags.ACK):
-            raise ProtocolError(f"{name} came first, expected SETTINGS; does the peer speak HTTP/2?")
+            raise ProtocolError(f"{_name(kind)} came first, expected SETTINGS; does the peer speak HTTP/2?")
         self._first = False
         if (self._in_block and (kind != FrameType.CONTINUATION or stream != self._in_block)) or (
             not self._in_block and kind == FrameType.CONTINUATION
         ):
             raise ProtocolError(
-                f"{name} of stream {stream}: "
+                f"{_name(kind)} of stream {stream}: "
                 + (
                     f"expected the CONTINUATION of stream {self._in_block}"
                     if self._in_block
@@ -201,7 +200,7 @@ class FrameParser:
         elif kind not in FrameType._value2member_map_ or kind == FrameType.PRIORITY:
             self._part = _Part.SKIP
         elif length > CONTROL_FRAME_BYTES:
-            text = f"{name} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
+            text = f"{_name(kind)} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
             raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
         else:
             self._part = _Part.CONTROL
@@ -214,3 +213,7 @@ class FrameParser:
             return
         self._part, self._sink = _Part.HEADER, None
         self._receiver.data_ends(self._stream, bool(self._flags & Flags.END_STREAM))
+
+
+def _name(kind: int) -> str:
+    return FrameType(kind).name if kind in FrameType._value2member_map_ else f"frame of kind {kind}"
