@@ -233,7 +233,8 @@ class Run:
             self._finish_if_saved()
         else:
             self.job.phase = "train"
-            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, self._lanes)
+            room = self._lanes * self.plan.wire.gradients_per_float32
+            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room)
             expected = [each for each in self._able() if each.streamed]
             self.sum.distribute(speeds(expected), now)
             for member in expected:

@@ -35,13 +35,14 @@ class Assignment:
 class StepSum:
     """The state of one step until its COMMIT."""
 
-    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float, lanes: int = 1) -> None:
-        """Of chunks that go through this many processes, each with room for a window."""
-        self._lanes = lanes
+    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float, room: int = 1) -> None:
+        """Windows are `room` times as many chunks: of processes that they go through, and by how much they are shorter
+        than in float32."""
+        self._room = room
         self.version = version
         self.coverage = Coverage(Node(0, micro_batches), chunks)
         self.assignments = [Assignment(self.coverage.root, None, now)]
-        self.limit = min(WINDOW_CHUNKS * lanes, chunks)
+        self.limit = min(WINDOW_CHUNKS * room, chunks)
         self._position = 0
         self._losses: dict[int, float] = {}
 
@@ -121,7 +122,7 @@ class StepSum:
     def _window_chunks(self) -> int:
         """How far ahead of the finished chunks each lease may send, over all lanes."""
         each = max(LEAST_WINDOW_CHUNKS, min(WINDOW_CHUNKS, WINDOW_SUMS // len(self.assignments)))
-        return each * self._lanes
+        return each * self._room
 
     @property
     def loss(self) -> float | None:

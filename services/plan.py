@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 WINDOW_CHUNKS = 16
-"""How many chunks ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
+"""How many chunks of float32 ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
 WINDOW_SUMS = 32
 """How many chunks ahead of the finished ones all leases of a step together may send: what the aggregator keeps is
 bounded, however many workers there are."""
@@ -32,6 +32,11 @@ class WireTypes:
 
     gradients: DType = FLOAT32
     weights: DType = FLOAT32
+
+    @property
+    def gradients_per_float32(self) -> int:
+        """How many elements of a gradient travel in the room of one in float32."""
+        return 1 if self.gradients == FLOAT32 else 2
 
     def of(self, kind: ChunkKind) -> DType:
         """The type of chunks of this kind; initial weights are float32 whatever the job says."""

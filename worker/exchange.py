@@ -28,6 +28,9 @@ from worker.sums import LeaseSum
 
 log = logging.getLogger("tiermesh.worker")
 
+MESSAGES_AT_ONCE = 4
+"""Chunks that are made ready in one turn of the sender thread, if there are so many: each turn costs wake-ups."""
+
 
 class Exchange:
     """One data stream, open.
@@ -116,7 +119,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            headers = self._next_chunks(MOST_PLACES if self._link.shares else 1)
+            headers = self._next_chunks(MOST_PLACES if self._link.shares else MESSAGES_AT_ONCE)
             if not headers:
                 await self._wake.wait()
                 continue

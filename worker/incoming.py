@@ -120,7 +120,7 @@ class Loader:
             self._in_place[index] = chunk
         else:
             start, stop = chunk_range(self._weights.size, index)
-            self._weights[start:stop] = chunk.values()
+            chunk.copy_to(self._weights[start:stop])
             self._overtaken |= not chunk.intact
         self._arrived.add(index)
 
@@ -132,7 +132,7 @@ class Loader:
             return memories[0].payload.view(np.float32)[entry.offset : entry.stop]
         for chunk in found:
             start, stop = chunk_range(self._weights.size, chunk.header.index)
-            self._weights[start:stop] = chunk.values()
+            chunk.copy_to(self._weights[start:stop])
         return self._weights[entry.offset : entry.stop]
 
     @property

@@ -113,14 +113,26 @@ def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
     if dtype == "fp32":
         return stored
     out = np.empty(stored.size, np.float32)
+    copy_from_wire(payload, dtype, out)
+    return out
+
+
+def copy_from_wire(payload: Payload, dtype: WireDType, out: Float32Array) -> None:
+    """Write the elements of a payload into `out`, [n] float32.
+
+    Raises:
+        ValueError: the payload has not n elements.
+    """
+    stored = _of_size(np.frombuffer(payload, STORED[dtype]), out)
     compiled = compiler.load(COMPILED)
-    if compiled is None:
+    if dtype == "fp32":
+        np.copyto(out, stored)
+    elif compiled is None:
         wire_types.widen(stored, out, dtype)
     elif dtype == "bf16":
         compiled.widen_bf16(stored, out)
     else:
         compiled.widen_fp16(stored, out)
-    return out
 
 
 def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refused
-from services.tensors.kernels import Float32Array, accumulate_wire, from_wire, to_wire
+from services.tensors.kernels import Float32Array, accumulate_wire, copy_from_wire, from_wire, to_wire
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
 from services.tensors.shared import MappedArray
 from services.tensors.wire_types import STORED, WireDType
@@ -68,6 +68,10 @@ class TensorChunk:
         a kernel thread.
         """
         return from_wire(self.payload, _KERNEL_NAMES[self.header.dtype])
+
+    def copy_to(self, out: Float32Array) -> None:
+        """Write the elements to `out`, [elements] float32; for chunks that passed `check`."""
+        copy_from_wire(self.payload, _KERNEL_NAMES[self.header.dtype], out)
 
     def add_to(self, into: Float32Array) -> None:
         """Add the elements to `into`, [elements] float32, in place; for chunks that passed `check`."""

@@ -92,16 +92,16 @@ def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more()
         assert step_sum.limit == 40
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_each_lane_has_room_for_a_window(lanes: int) -> None:
-    step_sum = StepSum(VERSION, 4, 200, 0.0, lanes)
+@pytest.mark.parametrize("room", [1, 3])
+def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
+    step_sum = StepSum(VERSION, 4, 200, 0.0, room)
     step_sum.distribute(dict.fromkeys(range(4), 1.0), 0.0)
-    assert step_sum.limit == lanes * 8
+    assert step_sum.limit == room * 8
     for chunk in range(199, 187, -1):
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
     assert step_sum.widen()
-    assert step_sum.limit == 12 + lanes * 8
+    assert step_sum.limit == 12 + room * 8
 
 
 def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
