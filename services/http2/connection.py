@@ -31,6 +31,7 @@ from services.http2.frames import (
 from services.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
 from services.http2.parser import CONTROL_FRAME_BYTES, FrameParser, Sink
 from services.http2.stream import WINDOW_BYTES, Part, Stream
+from services.security import join_address
 
 log = logging.getLogger("tiermesh")
 
@@ -401,4 +402,4 @@ def headers_frames(number: int, block: bytes, longest: int, *, end_stream: bool)
 def address_of(transport: asyncio.BaseTransport) -> str:
     """The far end's `HOST:PORT`."""
     name: Any = transport.get_extra_info("peername")
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "unknown")
+    return join_address(name[0], name[1]) if isinstance(name, tuple) else str(name or "unknown")
