@@ -189,6 +189,11 @@ class Hosts:
                 _run("ip", "netns", "delete", namespace)
 
 
+def congestion_control() -> str:
+    """How TCP shares links between its connections here; hosts have what this machine has."""
+    return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+
+
 def inner_process(process: int) -> int:
     """The id of what runs in a process started by `Host.command`: its own, or its child's if it only entered there."""
     folder = Path(f"/proc/{process}")

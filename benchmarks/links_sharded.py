@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from benchmarks.hosts import GIGABIT, Hosts
+from benchmarks.hosts import GIGABIT, Hosts, congestion_control
 from benchmarks.idle_cluster import IdleCluster
 from benchmarks.link_meter import raw_share
 from benchmarks.report import median, milliseconds, report
@@ -60,6 +60,6 @@ def run() -> bool:
         BOUND,
         f"exchange: {milliseconds(rounds)}; the least: {1e3 * least:.1f} ms; plain sockets that send as much from each "
         f"to each fill {raw:.1%} of the slowest link, so take {1 / raw:.2f} times the least",
-        f"packets dropped by full ports: {dropped}; CPU seconds of an exchange, all daemons: {used:.2f}; load before: "
-        f"{load:.1f}",
+        f"TCP shares links by {congestion_control()}; packets dropped by full ports: {dropped}",
+        f"CPU seconds of an exchange, all daemons: {used:.2f}; load before: {load:.1f}",
     )
