@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -25,6 +26,8 @@ log = logging.getLogger("tiermesh.aggregator")
 
 PLACES_AT_ONCE = 16
 """Chunks of weights in shared memory that a worker is told of at once, few enough for it to begin with them."""
+GATHER_SECONDS = 0.002
+"""If no more come within this time, it is told of those that there are: they come over a network, not from a kernel."""
 
 
 class StreamCore(Protocol):
@@ -153,8 +156,10 @@ class Exchange:
         while True:
             session.wake.clear()
             self._next_weights(session, headers, PLACES_AT_ONCE if link.shares else 1)
-            if not headers or (link.shares and not self._worth_a_message(headers)):
+            if not headers:
                 await session.wake.wait()
+                continue
+            if link.shares and not self._worth_a_message(headers) and await _woken(session):
                 continue
             began = timeline.now()
             await self._newest.send(
@@ -183,3 +188,12 @@ class Exchange:
             or elements is None
             or self._newest.is_last(headers[-1].index, elements)
         )
+
+
+async def _woken(session: WorkerSession) -> bool:
+    """Whether there may be more weights to send, within the time that is waited for them."""
+    try:
+        await asyncio.wait_for(session.wake.wait(), GATHER_SECONDS)
+    except asyncio.TimeoutError:
+        return False
+    return True

@@ -27,11 +27,12 @@ from services.server import open_channel
 from services.streams import (
     HELLO_SECONDS,
     INCARNATION_KEY,
+    LINK_ENDS,
     Backoff,
-    LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
+    why_ended,
     write,
 )
 from services.tensors.kernels import Float32Array
@@ -206,16 +207,12 @@ class RemoteOptimizer:
             try:
                 await self._attend(backoff)
                 reason = "it ended the stream"
-            except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
-                if error.code() is grpc.StatusCode.ABORTED:
+            except LINK_ENDS as error:
+                reason = why_ended(error, "Hello")
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
                     raise Failed(f"optimizer {self._address}: {reason}") from None
-            except asyncio.TimeoutError:
-                reason = f"no Hello within {HELLO_SECONDS:g} s"
             except (Refused, ValueError) as refused:
                 reason = f"refused its weights: {refused}"
-            except LinkClosed as closed:
-                reason = str(closed)
             reason = f"{self._address}: {reason}"
             if self._up:
                 self._up = False

@@ -106,6 +106,19 @@ async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+LINK_ENDS = (grpc.aio.AioRpcError, asyncio.TimeoutError, LinkClosed)
+"""How a link ends that is to be made anew."""
+
+
+def why_ended(error: BaseException, awaited: str) -> str:
+    """What to tell people of one of `LINK_ENDS`; `awaited` is the answer to Hello."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or str(error.code().name)
+    if isinstance(error, asyncio.TimeoutError):
+        return f"no {awaited} within {HELLO_SECONDS:g} s"
+    return str(error)
+
+
 class Backoff:
     """Waiting times between attempts: doubling, with full jitter, up to a limit."""
 

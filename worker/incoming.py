@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protos.tensors_pb2 import FLOAT32
 from services.errors import TiermeshError
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
@@ -115,8 +114,7 @@ class Loader:
 
     def _take(self, chunk: TensorChunk) -> None:
         index = chunk.header.index
-        # Of a shard, whose chunks don't lie side by side, they are put together here.
-        if chunk.memory is not None and chunk.memory.stripe_count == 1 and chunk.header.dtype == FLOAT32:
+        if chunk.among_all() is not None:
             self._in_place[index] = chunk
         else:
             start, stop = chunk_range(self._weights.size, index)
@@ -127,9 +125,9 @@ class Loader:
     def _values(self, entry: Entry, chunks: range) -> Float32Array:
         """A parameter, [size] float32: where its chunks lie, if that is one place."""
         found = [self._in_place[each] for each in chunks if each in self._in_place]
-        memories = [chunk.memory for chunk in found]
-        if len(found) == len(chunks) and all(memory is memories[0] for memory in memories) and memories[0]:
-            return memories[0].payload.view(np.float32)[entry.offset : entry.stop]
+        whole = found[0].among_all() if len(found) == len(chunks) else None
+        if whole is not None and all(chunk.memory is found[0].memory for chunk in found):
+            return whole[entry.offset : entry.stop]
         for chunk in found:
             start, stop = chunk_range(self._weights.size, chunk.header.index)
             chunk.copy_to(self._weights[start:stop])

@@ -23,11 +23,13 @@ from services.security import Security
 from services.server import open_channel
 from services.streams import (
     HELLO_SECONDS,
+    LINK_ENDS,
     Backoff,
     LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
+    why_ended,
     write,
 )
 from services.tensors.wire import TensorChunk
@@ -97,12 +99,8 @@ class WorkerService:
             try:
                 await self._attend(backoff)
                 reason = "it ended the stream"
-            except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
-            except asyncio.TimeoutError:
-                reason = f"no Welcome within {HELLO_SECONDS:g} s"
-            except LinkClosed as closed:
-                reason = str(closed)
+            except LINK_ENDS as error:
+                reason = why_ended(error, "Welcome")
             self._feed(ev.Disconnected())
             self._metrics.connected(False)
             if reason != said:

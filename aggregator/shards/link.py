@@ -23,11 +23,12 @@ from services.server import open_channel
 from services.streams import (
     HELLO_SECONDS,
     INCARNATION_KEY,
+    LINK_ENDS,
     Backoff,
-    LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
+    why_ended,
     write,
 )
 from services.tensors.stripes import Stripe
@@ -125,16 +126,13 @@ class ShardLink:
             try:
                 await self._attend(backoff)
                 reason = "it ended the stream"
-            except grpc.aio.AioRpcError as error:
-                reason = error.details() or error.code().name
-                if error.code() is grpc.StatusCode.ABORTED:
+            except LINK_ENDS as error:
+                reason = why_ended(error, "Hello")
+                code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+                if code is grpc.StatusCode.ABORTED:
                     raise Failed(f"{self}: {reason}") from None
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                if code is grpc.StatusCode.UNIMPLEMENTED:
                     reason = "it is no shard; start it with `tiermesh aggregator --shard`"
-            except asyncio.TimeoutError:
-                reason = f"no Hello within {HELLO_SECONDS:g} s"
-            except LinkClosed as closed:
-                reason = str(closed)
             self.close(reason)
             self.why_down = reason
             if reason != said:

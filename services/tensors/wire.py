@@ -69,6 +69,13 @@ class TensorChunk:
         """
         return from_wire(self.payload, _KERNEL_NAMES[self.header.dtype])
 
+    def among_all(self) -> Float32Array | None:
+        """All elements of the layout, [elements] float32, where these lie among them; None: they do not."""
+        memory = self.memory
+        if memory is None or memory.stripe_count > 1 or self.header.dtype != FLOAT32:
+            return None
+        return memory.payload.view(np.float32)
+
     def copy_to(self, out: Float32Array) -> None:
         """Write the elements to `out`, [elements] float32; for chunks that passed `check`."""
         copy_from_wire(self.payload, _KERNEL_NAMES[self.header.dtype], out)
