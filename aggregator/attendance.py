@@ -73,7 +73,7 @@ class Attendance:
         while isinstance(message := await context.read(), pb.WorkerMessage):
             body = unseal(message)
             if body is not None:
-                self._feed(FromWorker(session.number, message.epoch, body))  # type: ignore[arg-type]
+                self._feed(FromWorker(session.number, message.epoch, body))
 
     async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:

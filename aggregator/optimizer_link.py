@@ -269,7 +269,7 @@ class RemoteOptimizer:
         while isinstance(message := await attend.read(), pb.OptimizerMessage):
             body = unseal(message)
             if body is not None and message.epoch == self._epoch:
-                self._events.message(body)  # type: ignore[arg-type]  # the envelope carries no other
+                self._events.message(body)
         await raise_status(attend)
 
     async def _send_orders(self, attend: Any) -> None:

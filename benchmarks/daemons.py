@@ -12,7 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from benchmarks.setting import BUILD, ROOT
 from services.errors import Failed
 
 READY_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 
 Self = TypeVar("Self", bound="Daemons")
 
@@ -133,12 +134,26 @@ class Daemons(ABC):
 
     def address(self, name: str) -> str:
         """`HOST:PORT` of a daemon's gRPC server."""
-        ready, deadline = self.folder / f"{name}.ready", time.monotonic() + READY_SECONDS
-        while not ready.exists():
-            if time.monotonic() > deadline or self.processes[name].poll() is not None:
-                raise Failed(f"{name} does not serve; see {self.folder / name}.log")
-            time.sleep(0.05)  # a process has no other way to tell of its file
+        ready = self.folder / f"{name}.ready"
+        self.wait_written(name, ready, READY_SECONDS)
         return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
+
+    def wait_written(self, name: str, path: Path, limit_seconds: float) -> None:
+        """Wait for a file that a daemon writes.
+
+        Raises:
+            Failed: it ended before, or took longer.
+        """
+        deadline = time.monotonic() + limit_seconds
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise Failed(
+                    f"{name}: {path} is not there after {limit_seconds:g} s; see {self.folder / name}.log"
+                )
+            with suppress(subprocess.TimeoutExpired):  # a file tells nobody of itself; the process's end does
+                self.processes[name].wait(_LOOK_SECONDS)
+                if not path.exists():
+                    raise Failed(f"{name} has ended, without {path}; see {self.folder / name}.log")
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time that each daemon has used."""

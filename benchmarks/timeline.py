@@ -7,16 +7,13 @@ From their `--timeline` files come `build/bench/timeline/timeline.json`, for a t
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
-from pathlib import Path
 
 from benchmarks.held_cluster import HeldCluster
 from benchmarks.hosts import GIGABIT, Host, Hosts
 from benchmarks.report import Skipped, report
 from benchmarks.setting import BUILD
 from benchmarks.step_picture import write
-from services.errors import Failed
 
 NAME = "timeline"
 WORKERS = 2
@@ -41,7 +38,8 @@ def run() -> bool:
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
         seconds = cluster.gate.step_seconds(STEPS)
-        _await([folder / f"{name}.json" for name in cluster.processes])
+        for name in cluster.processes:  # what is in its file is over
+            cluster.wait_written(name, folder / f"{name}.json", WRITTEN_SECONDS)
     trace = write(folder, BUILD / NAME)
     up, down = trace.hidden(up=True), trace.hidden(up=False)
     per_step = 1e3 / len(trace.steps) / WORKERS
@@ -57,15 +55,6 @@ def run() -> bool:
         at_least=True,
     )
     return report("timeline_weights_hidden", down.share, LEAST_DOWN, at_least=True) and reached
-
-
-def _await(paths: list[Path]) -> None:
-    """Wait for the daemons' files: the steps that are in them are over."""
-    deadline = time.monotonic() + WRITTEN_SECONDS
-    while missing := [path for path in paths if not path.exists()]:
-        if time.monotonic() > deadline:
-            raise Failed(f"{missing[0]}: not written within {WRITTEN_SECONDS:g} s")
-        time.sleep(0.05)  # a process has no other way to tell of its file
 
 
 def _hosts(stack: ExitStack) -> tuple[dict[str, Host], str]:

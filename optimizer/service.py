@@ -185,7 +185,7 @@ class OptimizerService:
         while isinstance(command := await context.read(), pb.OptimizerCommand):
             body = unseal(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
-                self.engine.feed(Ordered(command.epoch, body))  # type: ignore[arg-type]
+                self.engine.feed(Ordered(command.epoch, body))
                 self._wake()
 
     def _wake(self) -> None:

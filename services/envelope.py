@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from google.protobuf.message import Message
 
@@ -36,9 +36,17 @@ def seal(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
     raise ValueError(f"{envelope.DESCRIPTOR.name} carries no {body.DESCRIPTOR.name}")
 
 
+@overload
+def unseal(message: pb.WorkerMessage) -> WorkerBody | None: ...
+@overload
+def unseal(message: pb.WorkerCommand) -> WorkerOrder | None: ...
+@overload
+def unseal(message: pb.OptimizerMessage) -> OptimizerBody | None: ...
+@overload
+def unseal(message: pb.OptimizerCommand) -> OptimizerOrder | None: ...
 def unseal(
     message: pb.WorkerMessage | pb.WorkerCommand | pb.OptimizerMessage | pb.OptimizerCommand,
-) -> Message | None:
+) -> Any:
     """The body, or None if the envelope is empty or carries something this version does not know."""
     field = message.WhichOneof("body")
     return getattr(message, field) if field else None

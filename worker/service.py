@@ -178,7 +178,7 @@ class WorkerService:
             if isinstance(body, pb.Leave):
                 log.info("job %s: %s", body.job, body.reason)
             if body is not None:
-                self._feed(ev.Ordered(command.epoch, body))  # type: ignore[arg-type]
+                self._feed(ev.Ordered(command.epoch, body))
         await raise_status(attend)
 
     async def _say(self, attend: Any) -> None:

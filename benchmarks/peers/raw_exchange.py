@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 PIECE_BYTES = 1 << 20
 
@@ -39,9 +40,9 @@ def worker(port: int, size_bytes: int, rounds: int) -> None:
             connection.sendall(b"d")
 
 
-def together(call: object, arguments: list[tuple[object, ...]]) -> None:
+def together(call: Callable[..., None], arguments: list[tuple[object, ...]]) -> None:
     """Run a call a thread each."""
-    threads = [threading.Thread(target=call, args=each) for each in arguments]  # type: ignore[arg-type]
+    threads = [threading.Thread(target=call, args=each) for each in arguments]
     for thread in threads:
         thread.start()
     for thread in threads:

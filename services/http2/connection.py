@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from typing import Any, cast
 
 from services.http2.frames import (
@@ -49,7 +50,7 @@ _SCRATCH_BYTES = 64 * 1024
 _PEER_TEXT_BYTES = 200
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(asyncio.BufferedProtocol, ABC):
     """The rules of HTTP/2; a subclass says what headers mean.
 
     Args:
@@ -166,9 +167,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # ---- its end ----
 
+    @abstractmethod
     def gone(self, why: str) -> None:
         """The connection is of no use any more, for this reason: tell the stream."""
-        raise NotImplementedError
 
     def finish(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """Say goodbye, let the peer take what was sent, then close."""
@@ -266,13 +267,13 @@ class Connection(asyncio.BufferedProtocol):
             case _:
                 raise ProtocolError(f"{FrameType(kind).name}: not to be sent here")
 
+    @abstractmethod
     def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
         """Headers of a stream have come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self, code: int) -> None:
         """The peer has ended the stream by RST_STREAM."""
-        raise NotImplementedError
 
     def _known(self, number: int, what: str) -> Stream | None:
         """The stream of that number; None: it is over and forgotten."""

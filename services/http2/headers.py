@@ -39,7 +39,7 @@ _BY_HTTP_STATUS = {
     "503": grpc.StatusCode.UNAVAILABLE,
     "504": grpc.StatusCode.UNAVAILABLE,
 }
-_BY_RESET = {
+_BY_RESET: dict[int, grpc.StatusCode] = {
     ErrorCode.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.CANCEL: grpc.StatusCode.CANCELLED,
     ErrorCode.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -176,7 +176,7 @@ def http_refusal(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
 
 def status_of_reset(code: int) -> grpc.StatusCode:
     """The gRPC status that a RST_STREAM stands for."""
-    return _BY_RESET.get(code, grpc.StatusCode.INTERNAL)  # type: ignore[call-overload]
+    return _BY_RESET.get(code, grpc.StatusCode.INTERNAL)
 
 
 def _to_headers(metadata: Iterable[tuple[str, Value]]) -> Headers:

@@ -116,6 +116,9 @@ class ServerStream(Stream):
             longest = self._owner.peer_frame_bytes
             self._owner.write_all(headers_frames(self.number, block, longest, end_stream=end_stream))
 
+    async def _at_end(self) -> None:
+        """A caller has no status to end with."""
+
     def _raise_over(self) -> NoReturn:
         raise LinkClosed(self.over)
 

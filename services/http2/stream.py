@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import NoReturn, Protocol
 
@@ -38,7 +39,7 @@ class Sender(Protocol):
         """Hand pieces to the transport, in order."""
 
 
-class Stream:
+class Stream(ABC):
     """Both ends of a stream are one of these; one task may read it, and one may write it.
 
     Args:
@@ -141,11 +142,13 @@ class Stream:
         self._writable.clear()
         await self._writable.wait()
 
+    @abstractmethod
     def _raise_over(self) -> NoReturn:
-        raise NotImplementedError
+        """Tell that the stream is over, as its user expects."""
 
+    @abstractmethod
     async def _at_end(self) -> None:
-        """The peer has sent its last message."""
+        """The peer has sent its last message: tell how it ended, if that was not well."""
 
     # ---- for its connection ----
 
@@ -200,9 +203,9 @@ class Stream:
         if self._inbox:
             self._readable.set()
 
+    @abstractmethod
     def refuse(self, refused: MessageRefused) -> None:
         """A message isn't taken: end the stream with that status."""
-        raise NotImplementedError
 
     def peer_ended(self) -> None:
         """The peer's last frame of this stream has come.

@@ -86,6 +86,9 @@ def _set_up() -> str:
     if numba.config.CACHE_DIR:  # the user's NUMBA_CACHE_DIR, or chosen before
         return str(numba.config.CACHE_DIR)
     folder = _cache_folder()
+    if folder is None:
+        _cached = False
+        return "no folder, as this user has no home; XDG_CACHE_HOME names one"
     try:
         # Machine code is run as it is found: the folder must be nobody else's to write.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +102,10 @@ def _set_up() -> str:
     return str(folder)
 
 
-def _cache_folder() -> Path:
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    caches = Path(given) if Path(given).is_absolute() else Path(os.path.expanduser("~")) / ".cache"  # noqa: PTH111
+def _cache_folder() -> Path | None:
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        caches = given if given.is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # neither HOME nor an entry of the user
+        return None
     return caches / "tiermesh" / "kernels"

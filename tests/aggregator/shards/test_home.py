@@ -46,7 +46,7 @@ class Home:
         )
         for link in self.shards.links:
             index = link.stripe.index
-            link.order = lambda body, index=index: self.orders.append((index, body))  # type: ignore[method-assign,misc]
+            vars(link)["order"] = lambda body, index=index: self.orders.append((index, body))
         events = HomeEvents(self.told.append, lambda event: self.updated.append(event.chunk))
         self.home = TensorsInShards(events, self.shards, OptimizerMetrics())
 

@@ -75,7 +75,7 @@ class Dialogue:
         )
         for link in self.shards.links:
             index = link.stripe.index
-            link.order = lambda body, index=index: self.told.append((index, line(body)))  # type: ignore[method-assign,misc]
+            vars(link)["order"] = lambda body, index=index: self.told.append((index, line(body)))
         self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumEffect]] = lambda event: ()
         self.lanes = Lanes(
             self.shards,

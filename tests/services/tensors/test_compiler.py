@@ -67,6 +67,13 @@ def test_where_nothing_can_be_cached_kernels_are_compiled_all_the_same(tmp_path:
     assert "[204.]" in said
 
 
+@needs_numba
+def test_a_user_without_a_home_compiles_all_the_same(tmp_path: Path) -> None:
+    before = "import pathlib\ndef none(): raise RuntimeError('no home')\npathlib.Path.home = none\n"
+    said = prepare(tmp_path, before, XDG_CACHE_HOME="")
+    assert "no folder, as this user has no home; XDG_CACHE_HOME names one" in said
+
+
 def test_the_environment_chooses_numpy(tmp_path: Path) -> None:
     said = prepare(tmp_path, TIERMESH_KERNELS="numpy")
     assert "services.tensors.compiled: numpy computes, as TIERMESH_KERNELS says" in said
