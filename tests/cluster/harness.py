@@ -69,7 +69,13 @@ class Daemon:
     """
 
     def __init__(
-        self, role: str, name: str, folder: Path, *arguments: object, kernels: str = "numpy"
+        self,
+        role: str,
+        name: str,
+        folder: Path,
+        *arguments: object,
+        kernels: str = "numpy",
+        module: str = "cli.main",
     ) -> None:
         self.role, self.name = role, name
         self.log = folder / f"{name}.log"
@@ -77,7 +83,7 @@ class Daemon:
         self._ready_file.unlink(missing_ok=True)
         self._ready: dict[str, int] = {}
         command = [
-            sys.executable, "-m", "cli.main", role, "--name", name, "--ready-file", str(self._ready_file),
+            sys.executable, "-m", module, role, "--name", name, "--ready-file", str(self._ready_file),
             "--exit-with-parent", *map(str, arguments),
         ]  # fmt: skip
         if "--listen" not in arguments:
@@ -186,6 +192,7 @@ class Cluster:
         heartbeat_seconds: of the aggregator.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: of every daemon, as TIERMESH_KERNELS has them.
+        worker_module: that is run as a worker, in place of the command.
     """
 
     known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
@@ -203,8 +210,10 @@ class Cluster:
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
         kernels: str = "numpy",
+        worker_module: str = "cli.main",
     ) -> None:
         self.folder = folder
+        self._worker_module = worker_module
         self._kernels = kernels
         self.tiers = tiers
         self.closed = False
@@ -260,7 +269,9 @@ class Cluster:
     # ---- daemons ----
 
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
-        daemon = Daemon(role, name, self.folder, *arguments, *self._options, kernels=self._kernels)
+        module = self._worker_module if role == "worker" else "cli.main"
+        options = (*arguments, *self._options)
+        daemon = Daemon(role, name, self.folder, *options, kernels=self._kernels, module=module)
         self.daemons.append(daemon)
         return daemon
 
