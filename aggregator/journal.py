@@ -41,12 +41,12 @@ class Journal:
         if not path.exists():
             return []
         lines = []
-        for text in path.read_text().splitlines():
+        for text in path.read_bytes().splitlines():
             try:
                 line = json.loads(text)
-            except json.JSONDecodeError:
-                continue  # cut off by a power loss; progress events need not survive one
-            lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
+                lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue  # cut off or overwritten by a power loss; progress events need not survive one
         return lines
 
     @contextmanager

@@ -134,7 +134,11 @@ class Run:
         version = Version(standing.generation, standing.step)
         if standing.state == pb.Standing.TRAINING and self.version is not None and version < self.version:
             return  # its weights, on the data stream, were faster
-        layout = Layout.loads(standing.layout_json)
+        try:
+            layout = Layout.loads(standing.layout_json)
+        except ValueError as error:
+            self.end(FAILED, f"the optimizer's {error}; give all hosts the same version of Tiermesh")
+            return
         self.fitness.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
         for member in list(self._members.values()):
             other = member.ready and self.fitness.why_not_layout(member.layout_hash)

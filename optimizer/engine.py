@@ -241,7 +241,7 @@ class OptimizerEngine:
             return  # dropped meanwhile
         try:
             layout = Layout.loads(effect.layout_json)
-        except (TypeError, KeyError, ValueError) as error:
+        except ValueError as error:
             raise Refused(
                 f"the layout of the initial weights is damaged: {error}; give all hosts the same version of Tiermesh"
             ) from None

@@ -46,7 +46,12 @@ def values_of(piece: pb.ArrayPiece) -> NDArray[Any]:
             f"array {piece.array}, offset {piece.offset}: {len(piece.data)} bytes of {piece.dtype!r} with another "
             "crc32c than theirs; expected float32 or int64, undamaged"
         )
-    return np.frombuffer(piece.data, np.dtype(piece.dtype))
+    dtype = np.dtype(piece.dtype)
+    if len(piece.data) % dtype.itemsize:
+        raise Refused(
+            f"array {piece.array}, offset {piece.offset}: {len(piece.data)} bytes, no whole number of {piece.dtype}"
+        )
+    return np.frombuffer(piece.data, dtype)
 
 
 class Copies:

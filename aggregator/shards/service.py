@@ -25,6 +25,8 @@ log = logging.getLogger("tiermesh.aggregator")
 
 BATCH_MESSAGES = 512
 """Orders or reports of one message."""
+_SESSION_DIGITS = 20
+"""Of the longest number that a session may have, a uint64's."""
 
 
 class ShardService:
@@ -196,11 +198,12 @@ class ShardService:
         metadata = dict(context.invocation_metadata() or ())
         incarnation, number = str(metadata.get(INCARNATION_KEY)), str(metadata.get(SESSION_KEY))
         hold = self._hold
-        session = await hold.session_of(incarnation, int(number)) if hold and number.isdecimal() else None
+        numbered = number.isdecimal() and len(number) <= _SESSION_DIGITS
+        session = await hold.session_of(incarnation, int(number)) if hold and numbered else None
         if hold is None or session is None:
             text = (
-                f"no worker incarnation {incarnation!r} of session {number} attends this shard's aggregator; attend it "
-                "anew"
+                f"no worker incarnation {incarnation!r:.100} of session {number[:_SESSION_DIGITS]} attends this "
+                "shard's aggregator; attend it anew"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return

@@ -148,7 +148,7 @@ def _read_state(path: Path) -> tuple[State, Layout]:
     try:
         state = State.load(file.read_bytes())
         return state, Layout.from_json(state.layout)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"{STATE_FILE} is damaged: {str(error).splitlines()[0]}") from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
@@ -16,6 +16,12 @@ from typing import Any
 
 CHUNK_ELEMENTS = 256 * 1024
 """Elements of one chunk: 1 MiB of float32, 512 KiB of bfloat16."""
+MOST_ELEMENTS = 1 << 37
+"""Of a layout that comes from outside: 512 GiB of float32. What says more is damaged, and nothing is sized by it."""
+MOST_DIMENSIONS = 8
+"""Of a parameter's shape that comes from outside."""
+
+_TYPES = {"name": str, "offset": int, "decays": bool, "export_name": str, "export_transpose": bool}
 
 
 @dataclass(frozen=True)
@@ -96,17 +102,50 @@ class Layout:
 
     @classmethod
     def loads(cls, text: str) -> Layout:
-        """From what `dumps` gave (TypeError, ValueError on anything else)."""
-        return cls.from_json(json.loads(text))
+        """From what `dumps` gave (ValueError on anything else, saying what is wrong)."""
+        try:
+            return cls.from_json(json.loads(text))
+        except RecursionError:
+            raise ValueError("layout: nested too deep, expected a list of entries") from None
 
     def to_json(self) -> list[dict[str, Any]]:
         """As plain JSON values."""
         return [asdict(entry) for entry in self.entries]
 
     @classmethod
-    def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> Layout:
-        """From what `to_json` gave (TypeError, ValueError on anything else)."""
-        return cls(tuple(Entry(**{**entry, "shape": tuple(entry["shape"])}) for entry in entries))
+    def from_json(cls, entries: Any) -> Layout:
+        """From what `to_json` gave (ValueError on anything else, saying what is wrong)."""
+        if not isinstance(entries, list):
+            raise ValueError("layout: expected a list of entries")
+        layout = cls(tuple(_entry(index, fields) for index, fields in enumerate(entries)))
+        if layout.elements > MOST_ELEMENTS:
+            raise ValueError(f"layout: {layout.elements} elements, expected at most {MOST_ELEMENTS}")
+        return layout
+
+
+def _entry(index: int, fields: Any) -> Entry:
+    """An entry from plain JSON values that anybody may have sent."""
+    place = f"layout entry {index}"
+    if not isinstance(fields, dict):
+        raise ValueError(f"{place}: expected an object")
+    fields = {"export_transpose": False, **fields}
+    if fields.keys() != _TYPES.keys() | {"shape"}:
+        wrong = ", ".join(f"{name!r:.60}" for name in sorted(fields.keys() ^ (_TYPES.keys() | {"shape"})))
+        raise ValueError(f"{place}: fields missing or unknown: {wrong}")
+    for name, kind in _TYPES.items():
+        if type(fields[name]) is not kind:
+            raise ValueError(
+                f"{place}: {name} is a {type(fields[name]).__name__}, expected a {kind.__name__}"
+            )
+    shape = fields["shape"]
+    sizes = isinstance(shape, list | tuple) and all(
+        type(size) is int and 0 < size <= MOST_ELEMENTS for size in shape
+    )
+    if not sizes or len(shape) > MOST_DIMENSIONS:
+        raise ValueError(
+            f"{place}: shape: expected at most {MOST_DIMENSIONS} sizes, each from 1 to {MOST_ELEMENTS}"
+        )
+    return Entry(**{**fields, "shape": tuple(shape)})
 
 
 def chunk_count(elements: int) -> int:

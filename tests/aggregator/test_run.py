@@ -329,3 +329,11 @@ def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
         "optimizer <- Close",
         "drop all",
     ]
+
+
+def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
+    talk = training(1)
+    body = pb.Standing(job="a", state=pb.Standing.TRAINING, generation=2, step=1, layout_json="[5]")
+    lines = talk.give(ev.FromOptimizer(body))
+    assert lines[0] == "save a failed"
+    assert "the optimizer's layout entry 0: expected an object" in lines[1]

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -88,6 +89,7 @@ def test_a_shard_that_gives_too_little_is_found_out() -> None:
     [
         ({"crc32c": 5}, "crc32c"),
         ({"dtype": "float64"}, "'float64'"),
+        ({"data": b"12345", "crc32c": google_crc32c.value(b"12345")}, "5 bytes, no whole number of float32"),
         ({"array": "state/velocity"}, "this job's optimizer has weights"),
         ({"elements": 7}, r"float32 \[7\]"),
         ({"offset": ELEMENTS}, f"offset {ELEMENTS}: {CHUNK_ELEMENTS} elements, it has {ELEMENTS}"),

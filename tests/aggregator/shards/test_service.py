@@ -165,6 +165,17 @@ def test_a_worker_that_attends_a_shard_is_told_whom_to_attend() -> None:
     with_shard(scenario)
 
 
+def test_a_data_stream_whose_session_is_no_number() -> None:
+    async def scenario(shard: Shard) -> None:
+        await shard.hear(await shard.attend(), cluster.Hello)
+        for session in ("9" * 5000, "-1", "1_0"):
+            code, line = await ended(shard.exchange(session))
+            assert code is PRECONDITION
+            assert f"no worker incarnation 'w-1' of session {session[:20]} attends" in line
+
+    with_shard(scenario)
+
+
 def test_a_data_stream_of_nobody_that_attends() -> None:
     async def scenario(shard: Shard) -> None:
         for session in ("", "x", "1"):

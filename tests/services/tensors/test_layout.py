@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from math import prod
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.tensors.kernels import BLOCK_ELEMENTS
-from services.tensors.layout import CHUNK_ELEMENTS, Entry, Layout, chunk_count, chunk_range
+from services.tensors.layout import (
+    CHUNK_ELEMENTS,
+    MOST_ELEMENTS,
+    Entry,
+    Layout,
+    chunk_count,
+    chunk_range,
+)
 
 shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
 layouts = st.lists(st.tuples(shapes, st.booleans(), st.booleans()), max_size=12).map(
@@ -81,8 +89,61 @@ def test_gaps_overlaps_and_twins_are_refused(entries: tuple[Entry, ...], text: s
 def test_json_without_a_field_is_refused(missing: str) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     del entry[missing]
-    with pytest.raises((TypeError, KeyError)):
+    with pytest.raises(ValueError, match=f"layout entry 0: fields missing or unknown: '{missing}'"):
         Layout.from_json([entry])
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"shape": [1 << 30, 1 << 30]}, rf"layout: {1 << 60} elements, expected at most {MOST_ELEMENTS}"),
+        ({"shape": [1 << 60]}, r"entry 0: shape: expected at most 8 sizes, each from 1 to"),
+        ({"shape": [1] * 9}, "shape: expected at most 8 sizes"),
+        ({"shape": [0]}, "shape: expected"),
+        ({"shape": "12"}, "shape: expected"),
+        ({"offset": False}, "offset is a bool, expected a int"),
+        ({"name": None}, "name is a NoneType, expected a str"),
+        ({"more": 1}, "fields missing or unknown: 'more'"),
+    ],
+)
+def test_a_layout_from_outside_is_held_to_limits(changed: dict[str, Any], text: str) -> None:
+    (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
+    with pytest.raises(ValueError, match=text):
+        Layout.loads(json.dumps([{**entry, **changed}]))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(["name", "shape", "offset", "decays", "export_name", "export_transpose"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(FIELDS | st.text(max_size=5), VALUES, max_size=7))
+def test_an_entry_of_any_values_is_a_layout_or_refused(changed: dict[str, Any]) -> None:
+    (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
+    try:
+        layout = Layout.loads(json.dumps([{**entry, **changed}]))
+    except ValueError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 600
+    else:
+        assert Layout.loads(layout.dumps()) == layout
+        assert layout.elements <= MOST_ELEMENTS
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES.map(json.dumps) | st.text(alphabet='[]{}":,0123456789.eE+-truefalsn ', max_size=60))
+@example("[" * 100_000)
+@example("[" + "9" * 5000 + "]")
+def test_any_text_is_a_layout_or_refused(text: str) -> None:
+    try:
+        layout = Layout.loads(text)
+    except ValueError:
+        return
+    assert layout.elements <= MOST_ELEMENTS
 
 
 @given(st.integers(0, 10 * CHUNK_ELEMENTS))
