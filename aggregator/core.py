@@ -6,7 +6,7 @@ run.py; here is what outlives a job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,10 +37,8 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
+from services.ladder import Ladder
 from services.plan import PROTOCOL_VERSION, JobPlan
-
-PATIENCE_HEARTBEATS = 3
-"""A worker that is silent for that many heartbeats is taken for dead."""
 
 
 class Clock(NamedTuple):
@@ -72,10 +70,12 @@ class AggregatorCore:
         heartbeat_seconds: float,
         tiers: int,
         lanes: int = 1,
+        timeouts: Mapping[str, float] | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
         self.heartbeat_seconds = heartbeat_seconds
+        self.ladder = Ladder.of(heartbeat_seconds, timeouts)
         self.tiers = tiers
         self._lanes = lanes
         self.records = {record.job.id: record for record in records}
@@ -84,6 +84,7 @@ class AggregatorCore:
         self.optimizer = ""
         self._why_no_optimizer = "not connected yet"
         self._last_lease = epoch << 32  # no lease of another epoch has the same id
+        self._looked_seconds: float | None = None
         self._out = Outbox()
 
     # ---- what the service asks ----
@@ -151,6 +152,7 @@ class AggregatorCore:
     def handle(self, event: Input, clock: Clock) -> list[Effect]:
         """Take one input; return what is to be done, in order."""
         now = clock.monotonic_seconds
+        self._excuse_own_absence(now)
         match event:
             case ChunkArrived():
                 member = self.members.get(event.session)
@@ -168,7 +170,7 @@ class AggregatorCore:
             case ExchangeOpened():
                 self._exchange_opened(event.session, now)
             case WorkerLost():
-                self._worker_lost(event.session, now)
+                self._worker_lost(event.session, event.reason, now)
             case OptimizerConnected():
                 self.optimizer = event.name
                 if self.run is not None:
@@ -213,8 +215,7 @@ class AggregatorCore:
             self._out.put(CloseWorker(event.session, reason))
             return
         for old in [each for each in self.members.values() if each.name == hello.name]:
-            self._out.put(CloseWorker(old.session, "replaced by a newer connection of the same worker"))
-            self._worker_lost(old.session, now)
+            self._close(old, "replaced by a newer connection of the same worker", now)
         member = Member(event.session, hello.name, hello.incarnation, now)
         self.members[event.session] = member
         self._out.put(
@@ -242,7 +243,7 @@ class AggregatorCore:
         for other in self.members.values():
             silent = now - other.heard_seconds
             namesake = other.name == hello.name and other.incarnation != hello.incarnation
-            if namesake and silent < self.heartbeat_seconds * PATIENCE_HEARTBEATS:
+            if namesake and silent < self.ladder.silent:
                 return (
                     f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
                     "give this one another --name"
@@ -257,10 +258,14 @@ class AggregatorCore:
         if self.run is not None:
             self.run.dispatch(now)
 
-    def _worker_lost(self, session: int, now: float) -> None:
+    def _close(self, member: Member, reason: str, now: float) -> None:
+        self._out.put(CloseWorker(member.session, reason))
+        self._worker_lost(member.session, reason, now)
+
+    def _worker_lost(self, session: int, reason: str, now: float) -> None:
         member = self.members.pop(session, None)
         if member is not None and self.run is not None and not self.run.ended:
-            self.run.lost(member, now)
+            self.run.lost(member, reason, now)
 
     def _from_worker(self, event: FromWorker, now: float) -> None:
         member = self.members.get(event.session)
@@ -291,12 +296,20 @@ class AggregatorCore:
                 if not self.run.ended:
                     self.run.dispatch(now)
 
+    def _excuse_own_absence(self, now: float) -> None:
+        """Whoever seems silent because this process was stopped is not: its words wait to be read."""
+        looked = self._looked_seconds
+        if looked is not None and now - looked > self.heartbeat_seconds:
+            for member in self.members.values():
+                member.heard_seconds += now - looked
+            self._looked_seconds = now
+
     def _ticked(self, now: float) -> None:
+        self._looked_seconds = now
         for member in list(self.members.values()):
             silent = now - member.heard_seconds
-            if silent > self.heartbeat_seconds * PATIENCE_HEARTBEATS:
-                self._out.put(CloseWorker(member.session, f"silent for {silent:.1f} s"))
-                self._worker_lost(member.session, now)
+            if silent > self.ladder.silent:
+                self._close(member, f"silent for {silent:.1f} s", now)
         if self.run is not None and not self.run.ended:
             self.run.tick(now)
 

@@ -399,10 +399,10 @@ class Run:
         if not self.ended:
             self.dispatch(now)
 
-    def lost(self, member: Member, now: float) -> None:
+    def lost(self, member: Member, reason: str, now: float) -> None:
         """A worker is gone (and no member any more); its leases are void."""
         self._abandon(member, now)
-        self.report.note("member", f"worker {member.name} is gone")
+        self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.dispatch(now)
 
     def _abandon(self, member: Member, now: float) -> None:

@@ -221,7 +221,7 @@ class AggregatorService:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_seconds / 2)
+            await asyncio.sleep(self.core.ladder.tick)
             self._queue.check_epoch()
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())

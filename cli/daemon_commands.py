@@ -46,7 +46,9 @@ def worker(
 )
 @option("--shard", is_flag=True, help="Be a shard: hold the tensors that an aggregator with --shards splits.")
 @path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
-@option("--heartbeat-seconds", type=float, default=5.0, help="Peers silent for three of these are lost.")
+@option(
+    "--heartbeat-seconds", type=float, default=5.0, help="A worker that is silent for 2.5 of these is lost."
+)
 @path_option("--record", help="Record what the core sees and does here, for replay.")
 @daemon_options(AGGREGATOR_ADDRESS)
 def aggregator(

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from services.errors import TiermeshError
+from services.ladder import STANDARD
 
 HELLO_SECONDS = 10.0
 """Whoever connects must say hello within this time, and is answered within it."""
@@ -120,12 +121,17 @@ def why_ended(error: BaseException, awaited: str) -> str:
 
 
 class Backoff:
-    """Waiting times between attempts: doubling, with full jitter, up to a limit."""
+    """Waiting times between attempts: doubling up to a limit, each drawn from the upper half, so that peers of one
+    process that died don't come back all at once, nor any of them without a pause."""
 
-    def __init__(self, first_seconds: float = 0.2, most_seconds: float = 5.0) -> None:
+    def __init__(self, first_seconds: float = 0.2, most_seconds: float = STANDARD.retry) -> None:
         self._first_seconds = first_seconds
         self._most_seconds = most_seconds
         self._next_seconds = first_seconds
+
+    def limit(self, most_seconds: float) -> None:
+        """Wait no longer than this from now on."""
+        self._most_seconds = most_seconds
 
     def reset(self) -> None:
         """The last attempt went well."""
@@ -133,9 +139,13 @@ class Backoff:
 
     async def wait(self) -> None:
         """Wait before the next attempt."""
-        seconds = self._next_seconds * random.uniform(0.5, 1.0)
-        self._next_seconds = min(2 * self._next_seconds, self._most_seconds)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(self.next_seconds())
+
+    def next_seconds(self) -> float:
+        """How long to wait this time."""
+        most = min(self._next_seconds, self._most_seconds)
+        self._next_seconds = 2 * most
+        return most * random.uniform(0.5, 1.0)
 
 
 async def write(call: Any, message: Any) -> None:

@@ -18,6 +18,8 @@ import grpc
 from protos import cluster_pb2 as pb
 from services.data_streams import DataStreams
 from services.envelope import seal, unseal
+from services.errors import Refused
+from services.ladder import STANDARD, Ladder
 from services.metrics import WorkerMetrics
 from services.security import Security
 from services.server import open_channel
@@ -39,9 +41,6 @@ from worker.device import DeviceThread
 from worker.lanes import Lanes
 
 log = logging.getLogger("tiermesh.worker")
-
-DEAF_HEARTBEATS = 6
-"""An aggregator that is silent for that many heartbeats is taken for dead, and looked for anew."""
 
 
 class WorkerService:
@@ -72,7 +71,7 @@ class WorkerService:
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._lanes: Lanes | None = None
-        self._heartbeat_seconds = 1.0
+        self._ladder = STANDARD
         self._heard_seconds = 0.0
 
     # ---- life ----
@@ -126,7 +125,8 @@ class WorkerService:
                 await raise_status(attend)
                 return
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, self._aggregator, first.epoch)
-            self._heartbeat_seconds, self._heard_seconds = welcome.heartbeat_seconds, time.monotonic()
+            self._ladder, self._heard_seconds = ladder_of(welcome), time.monotonic()
+            backoff.limit(self._ladder.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
@@ -187,8 +187,20 @@ class WorkerService:
 
     async def _keep_in_touch(self) -> None:
         while True:
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(self._ladder.beat)
             self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
             silent = time.monotonic() - self._heard_seconds
-            if silent > DEAF_HEARTBEATS * self._heartbeat_seconds:
+            if silent > self._ladder.deaf:
                 raise LinkClosed(f"silent for {silent:.1f} s")
+
+
+def ladder_of(welcome: pb.Welcome) -> Ladder:
+    """The timeouts of the cluster that a worker is welcome in.
+
+    Raises:
+        LinkClosed: its heartbeat is no time: the aggregator is damaged, or something else.
+    """
+    try:
+        return Ladder.of(welcome.heartbeat_seconds)
+    except Refused as refused:
+        raise LinkClosed(f"its Welcome names a {refused}") from None

@@ -16,14 +16,12 @@ from google.protobuf.message import Message
 from aggregator.shards.link import ShardLink
 from protos import cluster_pb2 as cluster
 from protos.jobs_pb2 import ShardStatus
+from services.ladder import Ladder
 from services.security import Security
 from services.streams import until_first_ends
 from services.tensors.stripes import Stripe
 
 log = logging.getLogger("tiermesh.aggregator")
-
-DEAF_HEARTBEATS = 6
-"""A shard that is silent for that many heartbeats is taken for dead."""
 
 
 class Shards:
@@ -62,7 +60,7 @@ class Shards:
         self.on_waiting: list[Callable[[str], None]] = []
         self._said = ""
         self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
-        self._heartbeat_seconds = heartbeat_seconds
+        self._ladder = Ladder.of(heartbeat_seconds)
         self.links = [
             ShardLink(
                 address,
@@ -148,9 +146,9 @@ class Shards:
     async def _keep_in_touch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._heartbeat_seconds)
+            await asyncio.sleep(self._ladder.beat)
             self.order_all(cluster.Heartbeat())
             for link in self.links:
                 silent = loop.time() - link.heard_seconds
-                if link.up and silent > DEAF_HEARTBEATS * self._heartbeat_seconds:
+                if link.up and silent > self._ladder.deaf:
                     link.close(f"silent for {silent:.1f} s")

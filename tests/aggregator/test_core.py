@@ -58,6 +58,31 @@ def test_a_silent_worker_is_taken_for_dead() -> None:
     ]
 
 
+def test_a_dead_worker_is_seen_within_three_heartbeats() -> None:
+    """Of 5 s: it dies at 100; looks every quarter heartbeat, the other one's signs every half."""
+    talk = training(1, 2)
+    while not any("2 closed" in line for line in talk.later(1.25, 1)):
+        assert talk.now < 115.0
+    assert 112.5 < talk.now < 115.0, "and not before it had time for five signs of life"
+
+
+def test_what_was_said_while_the_aggregator_was_frozen_counts_as_said_in_time() -> None:
+    talk = training(1, 2)
+    for _ in range(3):
+        talk.later(1.25, 1, 2)
+    assert talk.later(60.0) == [], "its first look after a pause: all words of the workers wait to be read"
+    assert talk.later(1.25, 1) == []
+    for _ in range(9):
+        assert talk.later(1.25, 1) == []
+    assert talk.later(1.25, 1)[0].startswith("2 closed: silent for 13."), "the dead one is seen all the same"
+
+
+def test_the_first_words_after_a_pause_excuse_the_other_workers_too() -> None:
+    talk = training(1, 2)
+    talk.later(1.25, 1, 2)
+    assert talk.later(60.0, 1) == [], "the words of one are read before the first look"
+
+
 def test_words_for_another_epoch_are_not_heard() -> None:
     talk = training(1)
     computed = pb.Computed(job="a", lease=talk.leases[1], seconds=1.0)

@@ -8,6 +8,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -103,16 +105,30 @@ def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str
         assert (bits(ended), ended.generation) == (undisturbed, 1)
 
 
-def test_a_frozen_worker_loses_its_leases_and_may_come_back(
+def logged_seconds(line: str) -> float:
+    """When a line was logged, in Unix time."""
+    return datetime.fromisoformat(line.split()[0]).timestamp()
+
+
+def test_a_frozen_worker_loses_its_leases_and_comes_back(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    with Cluster(tmp_path, workers=2, heartbeat_seconds=0.5) as cluster:
+    heartbeat_seconds = 2.0  # long against what a busy machine delays a process
+    with Cluster(tmp_path, workers=2, heartbeat_seconds=heartbeat_seconds) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 3)
-        cluster.workers[0].freeze()
-        cluster.wait(job, lambda each: each.step >= 8, "progress without the frozen worker")
-        cluster.workers[0].thaw()
-        assert bits(cluster.finish(job)) == undisturbed
+        frozen, frozen_seconds = cluster.workers[0], time.time()
+        frozen.freeze()
+        cluster.aggregator.wait_log(f"worker {frozen.name} is gone: silent for")
+        (line,) = [each for each in cluster.aggregator.log_text().splitlines() if "silent for" in each]
+        assert logged_seconds(line) - frozen_seconds <= 3 * heartbeat_seconds
+        frozen.thaw()
+        eventually(lambda: frozen.log_text().count("works for aggregator") == 2, "its return")
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+        assert steps_told(cluster, job) == list(range(1, STEPS + 1)), (
+            "others did its work within the same step"
+        )
         cluster.wait_workers(2)
 
 

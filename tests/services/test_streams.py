@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from services.streams import MAILBOX_LENGTH, LinkClosed, Mailbox, until_first_ends, write
+from services.streams import MAILBOX_LENGTH, Backoff, LinkClosed, Mailbox, until_first_ends, write
 
 Result = TypeVar("Result")
 
@@ -147,3 +147,15 @@ def test_who_writes_to_a_stream_that_has_ended_is_told_how_it_ended() -> None:
         run(write(EndedCall(grpc.StatusCode.UNAVAILABLE), b""))
     with pytest.raises(LinkClosed, match="it ended the stream"):
         run(write(EndedCall(grpc.StatusCode.OK), b""))
+
+
+def test_attempts_wait_longer_and_longer_up_to_a_limit_and_not_all_the_same() -> None:
+    backoff = Backoff(first_seconds=1.0, most_seconds=5.0)
+    for most in (1.0, 2.0, 4.0, 5.0, 5.0):
+        assert most / 2 <= backoff.next_seconds() <= most
+    backoff.limit(0.5)
+    drawn = {backoff.next_seconds() for _ in range(20)}
+    assert 0.25 <= min(drawn) < max(drawn) <= 0.5
+    backoff.limit(5.0)
+    backoff.reset()
+    assert backoff.next_seconds() <= 1.0

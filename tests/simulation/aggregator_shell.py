@@ -122,7 +122,7 @@ class AggregatorShell(Process):
         self.feed(ev.Ticked())
         if self.alive:
             self.hold_consistency()
-            self.later(HEARTBEAT_SECONDS / 2, self.tick)
+            self.later(self.core.ladder.tick, self.tick)
 
     # ---- workers ----
 

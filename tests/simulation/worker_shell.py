@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.ladder import STANDARD
 from services.tensors.tree import Node
 from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
 from tests.simulation.network import Pipe
@@ -123,7 +124,7 @@ class WorkerShell(Process):
     def _beat(self) -> None:
         if self._link is not None:
             self._link.up_control.send(self.core.epoch, pb.Heartbeat())
-        self.later(5.0, self._beat)
+        self.later(STANDARD.beat, self._beat)
 
     def pump(self) -> None:
         """Send the chunks that may be sent."""
