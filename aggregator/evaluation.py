@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from aggregator.losses import total
 from protos.cluster_pb2 import BatchLoss
 
 LEASES_PER_WORKER = 4
 """Batches are leased in that many portions per worker, so that a faster one takes more."""
+MOST_BATCHES = 1 << 20
+"""Of the held-out split: what an aggregator keeps a loss of each of."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Evaluation:
     def loss(self) -> float:
         """Mean negative log-likelihood per token, in nats."""
         results = [self._results[index] for index in range(self.batches)]
-        return math.fsum(result.sum for result in results) / max(1, sum(result.tokens for result in results))
+        return total(result.sum for result in results) / max(1, sum(result.tokens for result in results))
 
     def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
         """The next run of batches that nobody evaluates, or None."""

@@ -9,6 +9,8 @@ SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
 IDLE_OPTIMISM = 1.05
 """Each step without work raises a worker's supposed speed by this factor, until it is given some and measured anew."""
+LONGEST_LEASE_SECONDS = 1e6
+"""Eleven days: what a worker says beyond that is no measurement."""
 
 
 class Version(NamedTuple):
@@ -77,7 +79,9 @@ class Member:
         self.sent_version, self.sent_chunks, self.stalled = None, 0, False
 
     def measured(self, micro_batches: int, seconds: float) -> None:
-        """Take a finished lease into the measured speed."""
+        """Take a finished lease into the measured speed, if the worker's clock can be believed."""
+        if not 0.0 <= seconds <= LONGEST_LEASE_SECONDS:
+            return
         rate = micro_batches / max(seconds, 1e-6)
         self.speed = rate if not self.speed else SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * rate
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aggregator.evaluation import Evaluation
+from aggregator.evaluation import MOST_BATCHES, Evaluation
 from aggregator.events import Drop, DropAll, Outbox, ToOptimizer
 from aggregator.fitness import Fitness
 from aggregator.flow import Flow
@@ -132,6 +132,11 @@ class Run:
             self.dispatch(now)
             return
         version = Version(standing.generation, standing.step)
+        if standing.step > self.plan.steps:
+            self.end(
+                FAILED, f"the optimizer stands at step {standing.step}, the job has {self.plan.steps} steps"
+            )
+            return
         if standing.state == pb.Standing.TRAINING and self.version is not None and version < self.version:
             return  # its weights, on the data stream, were faster
         try:
@@ -319,6 +324,9 @@ class Run:
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
         """A worker has built the job."""
         reason = self.fitness.why_not(ready.layout_hash, ready.fingerprint)
+        if ready.evaluation_batches > MOST_BATCHES:
+            found = f"{ready.evaluation_batches} batches of held-out data"
+            reason = f"{found}, expected at most {MOST_BATCHES}; raise batch_size"
         if reason:
             self.refuse(member, reason, now)
             return

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.coverage import Arrival, Coverage
 from aggregator.leases import plan
+from aggregator.losses import total
 from aggregator.members import Version
 from services.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
 from services.tensors.tree import Node
@@ -130,4 +130,4 @@ class StepSum:
         count = self.coverage.root.count
         if len(self._losses) < count:
             return None
-        return math.fsum(self._losses[index] for index in range(count)) / count
+        return total(self._losses[index] for index in range(count)) / count

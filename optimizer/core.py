@@ -39,6 +39,9 @@ from services.plan import PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
 
+LAST_GENERATION = (1 << 32) - 1
+"""That a message can name."""
+
 
 class OpenJob:
     """The job that the optimizer holds."""
@@ -223,7 +226,15 @@ class OptimizerCore:
         if event.job != self._loading:
             return
         self._loading = ""
-        job = OpenJob(event.job, event.plan, max(event.generation, self._least_generation) + 1)
+        generation = max(event.generation, self._least_generation) + 1
+        if generation > LAST_GENERATION:
+            reason = (
+                f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
+                "says so is damaged, or the aggregator's record of the job"
+            )
+            self._say(pb.Unable(job=event.job, reason=reason))
+            return
+        job = OpenJob(event.job, event.plan, generation)
         self._out.append(SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:

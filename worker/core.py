@@ -40,6 +40,10 @@ from worker.events import (
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
 """A mesh that can't be opened is tried again after so long, each time after twice as long, up to the other."""
+MOST_LEASES = 256
+"""That a worker takes: an aggregator grants a few, whose number grows with that of dead workers."""
+MOST_WINDOWS = 8
+"""Versions whose windows are kept: one is needed, and that of the next step."""
 
 
 @dataclass
@@ -77,7 +81,7 @@ class BuiltJob:
         received: those chunks.
         holds: the version whose complete weights are on the mesh.
         unfit: why the mesh could not be opened; empty if it was, or was not tried yet.
-        failures: how often it could not.
+        failures: how often it could not, until the pause between two tries is the longest.
         attempt: the BuildLater that is waited for; 0 for none.
     """
 
@@ -221,6 +225,8 @@ class WorkerCore:
             case pb.Window():
                 version = (body.generation, body.step)
                 self._limits[version] = max(body.limit, self._limits.get(version, 0))
+                if len(self._limits) > MOST_WINDOWS:
+                    del self._limits[min(self._limits)]
             case pb.Leave():
                 self._drop_job()
 
@@ -253,7 +259,8 @@ class WorkerCore:
         job = self.job
         job.unfit, job.attempt = event.reason, self._attempts
         seconds = min(RETRY_SECONDS * 2**job.failures, LONGEST_RETRY_SECONDS)
-        job.failures += 1
+        if seconds < LONGEST_RETRY_SECONDS:
+            job.failures += 1
         self._tell_unfit(job)
         self._out.append(BuildLater(job.attempt, seconds))
 
@@ -293,6 +300,10 @@ class WorkerCore:
         receiving = self.job.receiving or (0, 0)
         if needs_weights and (lease.generation, lease.step) < receiving:
             return  # stale: the aggregator has gone on, or this worker has
+        if len(self.leases) >= MOST_LEASES:
+            reason = f"it holds {MOST_LEASES} leases already, the most that a worker takes"
+            self._say(pb.Unable(job=lease.job, lease=lease.lease, reason=reason))
+            return
         chunks = self.job.chunks
         queue: list[int] = []
         if lease.phase == pb.TRAIN:

@@ -19,6 +19,9 @@ def to_ranges(chunks: Iterable[int]) -> list[Range]:
 
 
 def from_ranges(ranges: Iterable[Range], chunks: int) -> Iterator[int]:
-    """The chunk indices of `ranges` that exist in a layout of that many chunks."""
-    for run in ranges:
-        yield from range(run.first, min(run.first + run.count, chunks))
+    """The chunk indices of `ranges` that exist in a layout of that many chunks, ascending, each once."""
+    following = 0
+    for run in sorted(ranges, key=lambda run: run.first):
+        stop = min(run.first + run.count, chunks)
+        yield from range(max(run.first, following), stop)
+        following = max(following, stop)

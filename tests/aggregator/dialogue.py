@@ -53,10 +53,15 @@ class Dialogue:
         self.notes: list[str] = []
         self.plans: dict[str, JobPlan] = {each.job.id: each.plan for each in records}
 
+    @property
+    def clock(self) -> Clock:
+        """The time of the next input."""
+        return Clock(self.now, 1e9 + self.now)
+
     def give(self, event: ev.Input) -> list[str]:
         """Any input; returns the effects as lines, but for what is only for people's eyes."""
         lines = []
-        for effect in self.core.handle(event, Clock(self.now, 1e9 + self.now)):
+        for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
                 self.saved[effect.job.id] = Record(
                     effect.job, effect.spec_json, self.plans[effect.job.id], effect.fingerprint
