@@ -120,7 +120,7 @@ class AggregatorCore:
             tiers=self.tiers,
             optimizer=self.optimizer or self._why_no_optimizer,
             running_job=self.run.job.id if self.run else "",
-            waiting=self.waits_for(),
+            waiting=self.waits_for(now),
         )
         for member in self.members.values():
             if self.run is None:
@@ -141,11 +141,11 @@ class AggregatorCore:
             )
         return status
 
-    def waits_for(self) -> str:
+    def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""
         if self.run is None:
             return ""
-        return self.run.waits_for() if self.optimizer else f"the optimizer: {self._why_no_optimizer}"
+        return self.run.waits_for(now) if self.optimizer else f"the optimizer: {self._why_no_optimizer}"
 
     # ---- inputs ----
 
@@ -291,6 +291,8 @@ class AggregatorCore:
             case pb.Unable():
                 if body.retries:
                     self.run.unfit(member, body.reason, now)
+                elif body.lease:
+                    self.run.failed(member, body, now)
                 else:
                     self.run.refuse(member, body.reason, now)
                 if not self.run.ended:

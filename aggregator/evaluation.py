@@ -84,6 +84,14 @@ class Evaluation:
         """Make a lease void: its batches are free again."""
         del self.leases[lease.lease]
 
+    def failed(self, session: int, lease: int) -> bool:
+        """A worker could not do a lease: its batches are free again; False if it has no such lease (any more)."""
+        granted = self.leases.get(lease)
+        if granted is None or granted.session != session:
+            return False
+        self.release(granted)
+        return True
+
     def busy(self, session: int) -> bool:
         """Whether a worker is evaluating."""
         return any(each.session == session for each in self.leases.values())

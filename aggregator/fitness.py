@@ -61,6 +61,10 @@ class Fitness:
         """A worker takes part."""
         self._fit.add(name)
 
+    def missing(self, present: Collection[str]) -> list[str]:
+        """Those that took part, aren't refused, and are not among these."""
+        return sorted(self._fit - set(present))
+
     def refused(self, name: str) -> None:
         """A worker takes no part (any more)."""
         self._fit.discard(name)

@@ -43,6 +43,7 @@ class Member:
         sent_version: the version being sent to it.
         sent_chunks: how many chunks of that version it was sent.
         stalled: whether it took too long over a lease, and nothing was heard of its work since.
+        failures: how many of its leases failed in a row.
         in_place: whether the last chunk of it lay in its own memory, where it costs none here.
         speed: micro-batches per second; 0 until measured.
     """
@@ -60,6 +61,7 @@ class Member:
     sent_version: Version | None = None
     sent_chunks: int = 0
     stalled: bool = False
+    failures: int = 0
     in_place: bool = False
     speed: float = 0.0
 
@@ -76,7 +78,7 @@ class Member:
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
         self.ready, self.layout_hash, self.unfit, self.waiting, self.holds = False, "", "", "", None
-        self.sent_version, self.sent_chunks, self.stalled = None, 0, False
+        self.sent_version, self.sent_chunks, self.stalled, self.failures = None, 0, False, 0
 
     def measured(self, micro_batches: int, seconds: float) -> None:
         """Take a finished lease into the measured speed, if the worker's clock can be believed."""

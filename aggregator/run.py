@@ -16,6 +16,7 @@ from aggregator.fitness import Fitness
 from aggregator.flow import Flow
 from aggregator.members import Member, Version, speeds
 from aggregator.orders import Orders
+from aggregator.quorum import Quorum
 from aggregator.report import Report
 from aggregator.step import StepSum
 from protos import cluster_pb2 as pb
@@ -27,6 +28,8 @@ from services.tensors.ranges import from_ranges, to_ranges
 
 STALL_SECONDS = 600.0
 """A lease that takes longer is given to somebody else, if there is one."""
+MOST_FAILURES = 3
+"""A worker of which so many leases fail in a row is refused."""
 
 
 @dataclass
@@ -60,6 +63,9 @@ class Run:
         self.plan = plan
         self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, now=now)
         self.report = Report(job, spec_json, self.fitness, out)
+        self.quorum = Quorum(
+            plan.min_workers, members, self.fitness, lambda text: self.report.note("member", text)
+        )
         self.orders = Orders(job.id, new_lease, out)
         self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
@@ -92,11 +98,13 @@ class Run:
         self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
         self._out.put(DropAll())
 
-    def waits_for(self) -> str:
+    def waits_for(self, now: float) -> str:
         """What the job waits for, for people."""
         able = self._able()
         if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
             return "the optimizer's answer"
+        if short := self.quorum.waits_for(now):
+            return short
         if not self._members:
             return "workers: none is connected"
         if not able:
@@ -244,7 +252,7 @@ class Run:
             self.job.phase = "train"
             room = self._lanes * self.plan.wire.gradients_per_float32
             self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room)
-            expected = [each for each in self._able() if each.streamed]
+            expected = [each for each in self._able() if each.streamed] if self.quorum.enough(now) else []
             self.sum.distribute(speeds(expected), now)
             for member in expected:
                 if not self.sum.of_session(member.session):
@@ -356,6 +364,30 @@ class Run:
         self.orders.leave(member.session, reason)
         self._end_if_hopeless(now)
 
+    def failed(self, member: Member, unable: pb.Unable, now: float) -> None:
+        """A worker could not do a lease: others have it, or itself; but not for ever."""
+        if not self._released(member.session, unable.lease, now):
+            return
+        member.failures += 1
+        if member.failures == MOST_FAILURES:
+            self.refuse(
+                member, f"{MOST_FAILURES} leases in a row failed, the last with: {unable.reason}", now
+            )
+            return
+        self.report.note("member", f"worker {member.name} failed in step {self.job.step}: {unable.reason}")
+
+    def _released(self, session: int, lease: int, now: float) -> bool:
+        """Make a lease nobody's; whether this worker had it."""
+        current = self.initialisation
+        if current is not None and (current.session, current.lease) == (session, lease):
+            self.initialisation = None
+            return True
+        assignment = self.sum.by_lease(lease) if self.sum is not None else None
+        if self.sum is not None and assignment is not None and assignment.session == session:
+            self.sum.release(assignment, now)
+            return True
+        return self.evaluation is not None and self.evaluation.failed(session, lease)
+
     def unfit(self, member: Member, reason: str, now: float) -> None:
         """A worker can't open its mesh; it says Ready when it can."""
         told, member.waiting = member.waiting, reason
@@ -389,7 +421,7 @@ class Run:
         assignment = self.sum.by_lease(computed.lease) if self.sum is not None else None
         if assignment is None or assignment.session != member.session:
             return
-        assignment.computed, member.stalled = True, False
+        assignment.computed, member.stalled, member.failures = True, False, 0
         member.measured(assignment.node.count, computed.seconds)
         self.dispatch(now)
 
@@ -400,7 +432,7 @@ class Run:
             return
         if not self.evaluation.finish(evaluated.lease, evaluated.losses):
             return
-        member.stalled = False
+        member.stalled, member.failures = False, 0
         if self.evaluation.complete:
             self.report.evaluated(version, self.evaluation.loss)
             self._next_phase(now)
@@ -430,6 +462,8 @@ class Run:
 
     def dispatch(self, now: float) -> None:
         """Grant what can be granted."""
+        if self.job.phase != "checkpoint" and not self.quorum.enough(now):
+            return
         able = self._able()
         if self.version is None:
             to_initialise = self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING)

@@ -53,6 +53,7 @@ class JobPlan:
         evaluate_every: steps between evaluations; 0: only after the last step.
         checkpoint_every: steps between checkpoints; 0: only after the last step.
         exact: whether workers must have the fingerprint of the first one.
+        min_workers: with fewer of them no more work is given out.
         wire: how its tensors travel.
     """
 
@@ -61,6 +62,7 @@ class JobPlan:
     evaluate_every: int = 0
     checkpoint_every: int = 0
     exact: bool = True
+    min_workers: int = 1
     wire: WireTypes = WireTypes()
 
     def evaluates_at(self, step: int) -> bool:
@@ -82,5 +84,6 @@ def plan_of(config: JobConfig) -> JobPlan:
         evaluate_every=config.evaluate_every,
         checkpoint_every=config.checkpoint_every,
         exact=config.exact,
+        min_workers=config.min_workers,
         wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),
     )

@@ -50,6 +50,7 @@ class JobConfig(Part):
         sampling: how text is drawn from the trained model.
         wire_dtype: of gradients and weights between roles.
         exact: refuse workers whose fingerprint differs from the first one's.
+        min_workers: with fewer of them the job waits; has no part in the result.
     """
 
     name: Name = "tt_train_nano_gpt"
@@ -71,6 +72,7 @@ class JobConfig(Part):
     sampling: SamplingConfig = SamplingConfig()
     wire_dtype: EitherWireConfig = WireConfig()
     exact: bool = True
+    min_workers: Count = 1
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:

@@ -69,6 +69,7 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             sampling=_sampling(sections.get("eval_config")),
             wire_dtype=training.wire_dtype,
             exact=training.exact,
+            min_workers=training.min_workers,
         )
     except ValidationError as error:  # rules across fields, which the sections alone can't hold
         raise refusal(error, "", JobConfig) from None

@@ -68,6 +68,7 @@ class TrainingSection(Section):
     wire_dtype: EitherWireConfig = WireConfig()
     accumulation: Literal["host"] = "host"
     exact: bool = True
+    min_workers: Count = 1
 
 
 class AdamWSection(Section):

@@ -134,17 +134,17 @@ def test_a_restart_goes_on_with_what_ran_before_what_waited() -> None:
 
 def test_what_a_job_waits_for_is_said() -> None:
     talk = Dialogue()
-    assert talk.core.waits_for() == ""
+    assert talk.core.waits_for(talk.now) == ""
     talk.submit()
-    assert talk.core.waits_for() == "the optimizer: not connected yet"
+    assert talk.core.waits_for(talk.now) == "the optimizer: not connected yet"
     talk.optimizer()
-    assert talk.core.waits_for() == "the optimizer's answer"
+    assert talk.core.waits_for(talk.now) == "the optimizer's answer"
     talk.stands(1, 0)
-    assert talk.core.waits_for() == "workers: none is connected"
+    assert talk.core.waits_for(talk.now) == "workers: none is connected"
     talk.hello(1)
-    assert talk.core.waits_for() == "workers to build the job: w1 (connected)"
+    assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (connected)"
     talk.give(ev.ExchangeOpened(1))
     talk.ready(1)
-    assert talk.core.waits_for() == "train of step 0; 0 of 1 workers hold its weights"
+    assert talk.core.waits_for(talk.now) == "train of step 0; 0 of 1 workers hold its weights"
     talk.give(ev.OptimizerLost("opt:1: refused"))
-    assert talk.core.waits_for() == "the optimizer: opt:1: refused"
+    assert talk.core.waits_for(talk.now) == "the optimizer: opt:1: refused"

@@ -67,7 +67,7 @@ def test_a_job_waits_long_for_meshes_and_then_says_what_for() -> None:
     talk.stands(0, 0)
     talk.hello(1)
     talk.says(1, pb.Unable(job="a", reason="chips busy", retries=True))
-    assert talk.core.waits_for() == "workers to build the job: w1 (chips busy)"
+    assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (chips busy)"
     talk.later(UNFIT_SECONDS - 1, 1)
     assert talk.job().state == RUNNING
     talk.later(2, 1)
@@ -117,7 +117,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
     talk.give(ev.WorkerLost(1, "gone"))
     talk.later(1000.0, 2)
     assert talk.job().state == RUNNING, "worker 1 may come back"
-    assert "w2 (fingerprint differs" in talk.core.waits_for()
+    assert "w2 (fingerprint differs" in talk.core.waits_for(talk.now)
     talk.hello(3, "w1")
     assert talk.says(3, pb.Unable(job="a", reason="broken"))[-1] == "drop all"
     assert talk.job().state == FAILED, "now there is nobody left who could"

@@ -136,7 +136,11 @@ class World:
         idle = self.loop.now - self._progress_seconds
         if idle > self._patience_seconds:
             aggregator = self.aggregator
-            waits = aggregator.core.waits_for() if aggregator and aggregator.alive else "no aggregator"
+            waits = (
+                aggregator.core.waits_for(self.loop.now)
+                if aggregator and aggregator.alive
+                else "no aggregator"
+            )
             raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
         must(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
         self.loop.after(10.0, self._watch)
