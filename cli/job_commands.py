@@ -55,6 +55,7 @@ def job_config(command: Command) -> Command:
 @option(
     "--sample-tokens", type=click.IntRange(min=0), default=200, help="Generate this much text at the end."
 )
+@option("--supervise", is_flag=True, help="Start a daemon that dies again, as systemd would.")
 @option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
 @allow_models_option
 @timeline_options
@@ -69,6 +70,7 @@ def local(
     state_dir: Path,
     resume: bool,
     sample_tokens: int,
+    supervise: bool,
     log_level: str,
     allowed_models: tuple[str, ...],
     timeline: TimelineOptions | None,
@@ -90,6 +92,7 @@ def local(
             log_level=log_level,
             allowed_models=allowed_models,
             timeline=timeline,
+            supervise=supervise,
         ),
         output,
     )

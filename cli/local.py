@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import signal
 import time
@@ -18,6 +17,7 @@ from cli.options import Target
 from cli.output import Output, job_fields, job_line
 from cli.processes import Daemon, stop_all
 from cli.progress import ProgressView
+from cli.supervise import supervise
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.security import Security
@@ -42,6 +42,7 @@ class LocalOptions:
         log_level: of the daemons' logs.
         allowed_models: code of models of the user's own that the workers may import.
         timeline: which steps the daemons record what happens when of, and where to; None: none.
+        supervise: start a daemon that dies again, instead of ending with it.
     """
 
     job: Path
@@ -55,6 +56,7 @@ class LocalOptions:
     log_level: str
     allowed_models: tuple[str, ...] = ()
     timeline: TimelineOptions | None = None
+    supervise: bool = False
 
 
 def run(options: LocalOptions, output: Output) -> None:
@@ -103,7 +105,7 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
             job = await _take_up(client, options, submission)
             with ProgressView(output) as view:
                 view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
-                return await _follow_while_alive(client, job, daemons, view)
+                return await _follow_while_alive(client, job, daemons, view, restart=options.supervise)
     except asyncio.CancelledError:
         if job is None:
             raise Failed("interrupted before the job was submitted") from None
@@ -175,20 +177,26 @@ async def _take_up(
 
 
 async def _follow_while_alive(
-    client: JobsClient, job: jobs_pb2.Job, daemons: list[Daemon], view: ProgressView
+    client: JobsClient, job: jobs_pb2.Job, daemons: list[Daemon], view: ProgressView, *, restart: bool
 ) -> jobs_pb2.Job:
     """Follow the job; a worker may die as long as another lives, the other roles may not.
+
+    With `restart` who dies is started again; that holds for those alone who were refused then.
 
     Raises:
         Failed: naming the daemon that ended, and its log.
     """
     following = asyncio.ensure_future(follow(client, job.id, view))
-    ends = {asyncio.ensure_future(daemon.ended()): daemon for daemon in daemons}
+    ends = {
+        asyncio.ensure_future(supervise(daemon, view.say) if restart else daemon.ended()): daemon
+        for daemon in daemons
+    }
     try:
         while not following.done():
             await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in [end for end in ends if end.done() and not following.done()]:
                 daemon = ends.pop(end)
+                end.result()  # raises what starting it again did
                 if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
                     raise Failed(daemon.obituary())
                 view.say(f"{daemon.obituary()}; the job goes on with the other workers")
@@ -196,8 +204,8 @@ async def _follow_while_alive(
     finally:
         for task in (following, *ends):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Failed, Refused):
-            await following
+        # None of them may start a daemon once the cluster is being stopped.
+        await asyncio.gather(following, *ends, return_exceptions=True)
 
 
 def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | None:
@@ -228,5 +236,6 @@ def _resume_command(options: LocalOptions) -> str:
         f"tiermesh local {options.job} --resume --state-dir {options.state_dir} --tiers {options.tiers} "
         f"--workers {options.workers}"
         + (f" --shards {options.shards}" if options.shards else "")
+        + (" --supervise" if options.supervise else "")
         + "".join(f" --allow-models {name}" for name in options.allowed_models)
     )

@@ -27,6 +27,12 @@ _POLL_SECONDS = 0.05
 class Daemon:
     """One role daemon.
 
+    Args:
+        role: worker, aggregator or optimizer.
+        name: of the daemon.
+        folder: for its log and ready file.
+        arguments: more options of that role's command.
+
     Attributes:
         role: worker, aggregator or optimizer.
         name: of the daemon, also of its log.
@@ -34,38 +40,39 @@ class Daemon:
         port: of its gRPC server, once ready.
     """
 
-    def __init__(
-        self, role: str, name: str, process: asyncio.subprocess.Process, log: Path, ready: Path
-    ) -> None:
+    def __init__(self, role: str, name: str, folder: Path, arguments: Sequence[str]) -> None:
         self.role = role
         self.name = name
-        self.log = log
+        self.log = folder / f"{name}.log"
         self.port = 0
-        self._process = process
-        self._ready = ready
+        self._arguments = tuple(arguments)
+        self._ready = folder / f"{name}.ready.json"
+        self._process: asyncio.subprocess.Process
+        self._started = 0.0
+        self._log_start_bytes = 0  # what an earlier process of this name wrote
 
     @classmethod
     async def start(cls, role: str, name: str, folder: Path, arguments: Sequence[str]) -> Daemon:
-        """Start `tiermesh ROLE` on loopback, on any free ports; it stops by itself if this process goes.
+        """Start `tiermesh ROLE` on loopback, on any free ports; see the class for the arguments."""
+        daemon = cls(role, name, folder, arguments)
+        await daemon.start_process()
+        return daemon
 
-        Args:
-            role: worker, aggregator or optimizer.
-            name: of the daemon.
-            folder: for its log and ready file.
-            arguments: more options of that role's command.
-        """
-        log, ready = folder / f"{name}.log", folder / f"{name}.ready.json"
-        ready.unlink(missing_ok=True)
+    async def start_process(self) -> None:
+        """Start its process, which stops by itself if this one goes; once ended, anew, on the port that peers know."""
+        self._ready.unlink(missing_ok=True)
         # Flags from the environment are meant for this command, not for its daemons.
         environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith("TIERMESH_") or name in ("TIERMESH_DATA", compiler.VARIABLE)
         }
-        with log.open("ab") as file:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cli.main", role, "--name", name, "--listen", "127.0.0.1:0",
-                "--metrics-listen", "127.0.0.1:0", "--ready-file", str(ready), "--exit-with-parent", *arguments,
+        with self.log.open("ab") as file:
+            self._log_start_bytes = file.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "cli.main", self.role, "--name", self.name, "--listen", self.address,
+                "--metrics-listen", "127.0.0.1:0", "--ready-file", str(self._ready), "--exit-with-parent",
+                *self._arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=file,
                 stderr=file,
@@ -73,7 +80,7 @@ class Daemon:
                 # Ctrl-C reaches this process alone, which then stops its daemons in order.
                 start_new_session=True,
             )  # fmt: skip
-        return cls(role, name, process, log, ready)
+        self._started = time.monotonic()
 
     @property
     def address(self) -> str:
@@ -84,6 +91,11 @@ class Daemon:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago its process was started."""
+        return time.monotonic() - self._started
 
     async def ready(self) -> None:
         """Wait until it serves.
@@ -113,7 +125,7 @@ class Daemon:
             how = f"killed by {signal.Signals(-code).name}"
         else:
             how = f"exit code {code}"
-        last = last_error(self.log)
+        last = last_error(self.log, self._log_start_bytes)
         return (
             f"{self.name} (process {self.pid}) ended, {how}{f': {last}' if last else ''}; its log: {self.log}"
         )
@@ -141,10 +153,16 @@ async def stop_all(daemons: Iterable[Daemon]) -> None:
         await asyncio.gather(*(daemon.stop() for daemon in group))
 
 
-def last_error(log: Path) -> str:
-    """The last line of a log that tells of an error, else its last line; empty if there is none."""
+def last_error(log: Path, start_bytes: int = 0) -> str:
+    """The last line of a log that tells of an error, else its last line; empty if there is none.
+
+    Args:
+        log: the file.
+        start_bytes: what comes before isn't looked at.
+    """
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        text = log.read_bytes()[start_bytes:].decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
     except OSError:
         return ""
     errors = [line for line in lines if " ERROR " in line or " CRITICAL " in line or "Error:" in line]

@@ -1,0 +1,93 @@
+"""`tiermesh local --supervise`: whoever is killed is started again, and the job ends in the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cli.processes import Daemon
+from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Backoff, supervise
+from tests.cli.conftest import JOB
+from tests.cli.test_local import daemon_pid, rest_of, run, training
+
+LENGTH = ("--workers", "1", "--set", "max_steps=800", "--set", "model_save_interval=100")
+
+
+def test_waits_double_up_to_a_limit_and_begin_anew_after_a_steady_life() -> None:
+    backoff = Backoff()
+    waits = [backoff.wait_seconds(1.0) for _ in range(7)]
+    assert waits == [0.5, 1, 2, 4, 8, LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS]
+    assert backoff.wait_seconds(STEADY_SECONDS) == 0.5
+    assert backoff.wait_seconds(STEADY_SECONDS - 0.1) == 1
+
+
+def model_sha256(line: str) -> str:
+    """Of the checkpoint that a line tells of."""
+    model = Path(line.rpartition(": ")[2]) / "model.safetensors"
+    return hashlib.sha256(model.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The model of a run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "job.yaml").write_text(JOB)
+    code, result, line = run(folder / "job.yaml", folder / "state", "--tiers", "2", *LENGTH)
+    assert code == 0, line
+    return str(result["model_sha256"])
+
+
+@pytest.mark.parametrize(
+    ("tiers", "victims"),
+    [("2", ["worker-1", "aggregator"]), ("3", ["worker-1", "aggregator", "optimizer"])],
+)
+def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
+    job_file: Path, tmp_path: Path, tiers: str, victims: list[str], undisturbed: str
+) -> None:
+    state = tmp_path / "state"
+    with training(job_file, state, "--tiers", tiers, "--supervise", *LENGTH) as process:
+        assert process.stdout is not None
+        for name in victims:
+            os.kill(daemon_pid(state, name), signal.SIGKILL)
+            line = next(line for line in process.stdout if f"{name} (process" in line)
+            assert "ended, killed by SIGKILL" in line
+            assert "started again in 0.5 s" in line
+            assert next(line for line in process.stdout if "checkpoint of step" in line)
+        code, lines = rest_of(process)
+    assert code == 0, lines
+    assert "checkpoint of step 800" in lines[-1]
+    assert model_sha256(lines[-1]) == undisturbed
+
+
+def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Path) -> None:
+    said: list[str] = []
+    state = tmp_path / "state"
+
+    async def live() -> int:
+        daemon = await Daemon.start("aggregator", "aggregator", tmp_path, ["--state-dir", str(state)])
+        try:
+            await daemon.ready()
+            port = daemon.port
+            os.kill(daemon.pid, signal.SIGKILL)
+            await daemon.ended()
+            await daemon.start_process()
+            await daemon.ready()
+            assert daemon.port == port
+            state.rename(tmp_path / "moved")
+            state.touch()  # no folder: it is refused when it starts again
+            os.kill(daemon.pid, signal.SIGKILL)
+            await asyncio.wait_for(supervise(daemon, said.append), 60)
+            return port
+        finally:
+            await daemon.stop()
+
+    port = asyncio.run(live())
+    assert len(said) == 1
+    log = (tmp_path / "aggregator.log").read_text()
+    assert log.count(f"serves on port {port}") == 2
+    assert f"--state-dir {state}" in log.splitlines()[-1]
