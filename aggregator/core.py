@@ -329,6 +329,8 @@ class AggregatorCore:
                 self.run.commit(body, now)
             case pb.CheckpointWritten():
                 self.run.checkpoint_written(body)
+            case pb.CheckpointMissed():
+                self.run.report.checkpoint_missed(body)
             case pb.Unable():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aggregator.events import Note, Outbox, SaveJob
 from aggregator.fitness import Fitness
 from aggregator.members import Version
-from protos.cluster_pb2 import CheckpointWritten, Commit
+from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
 from protos.tensors_pb2 import FLOAT16
 from services.plan import WireTypes
@@ -107,8 +107,15 @@ class Report:
         """A checkpoint is on disk."""
         self.job.checkpoint, self.job.checkpoint_step = written.path, written.step
         self.job.model_sha256 = written.model_sha256
+        self.job.detail = ""  # of a checkpoint that was missed
         self.save()
         self.note("checkpoint", f"checkpoint of step {written.step}: {written.path}")
+
+    def checkpoint_missed(self, missed: CheckpointMissed) -> None:
+        """A checkpoint that was due is not there."""
+        self.job.detail = f"no checkpoint of step {missed.step}: {missed.reason}"
+        self.save()
+        self.note("checkpoint", self.job.detail)
 
     def ended(self, state: JobState, detail: str) -> None:
         """The job is over."""

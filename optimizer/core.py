@@ -21,6 +21,7 @@ from optimizer.events import (
     Loaded,
     Measure,
     Measured,
+    NotSaved,
     Ordered,
     Refuse,
     Saved,
@@ -35,6 +36,7 @@ from optimizer.events import (
 )
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.envelope import OptimizerBody
 from services.plan import PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
@@ -61,6 +63,10 @@ class OpenJob:
         self.allocating = ""  # the layout that room is being made for
         self.broken = ""  # why the job can't go on here
         self.newest_checkpoint: pb.CheckpointWritten | None = None
+        self.due = (
+            False  # a checkpoint is to be made of the weights as soon as they rest and the disk is free
+        )
+        self.failed_step: int | None = None  # whose checkpoint could not be written, at the newest attempt
 
     def take_layout(self, layout_json: str, elements: int) -> None:
         """The layout is known."""
@@ -89,6 +95,7 @@ class OptimizerCore:
         self._connected = False
         self._loading = ""
         self._least_generation = 0
+        self._saving: Snapshot | None = None  # on its way to the disk, of whatever job and generation
         self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
         self._out: list[Effect] = []
 
@@ -136,6 +143,8 @@ class OptimizerCore:
                 self._commit(event)
             case Saved():
                 self._saved(event.written)
+            case NotSaved():
+                self._not_saved(event)
             case Loaded():
                 self._loaded(event)
             case Allocated():
@@ -152,7 +161,7 @@ class OptimizerCore:
         effects, self._out = self._out, []
         return effects
 
-    def _say(self, body: pb.Standing | pb.Commit | pb.CheckpointWritten | pb.Unable) -> None:
+    def _say(self, body: OptimizerBody) -> None:
         if self._connected:
             self._out.append(Say(body))
 
@@ -316,7 +325,7 @@ class OptimizerCore:
             return
         job.deciding = True
         if job.state == pb.Standing.RECEIVING:
-            self._out.append(Snapshot(job.job, job.generation, 0))
+            self._checkpoint_due(job)
         else:
             self._out.append(Measure(job.job, job.step))
 
@@ -346,17 +355,73 @@ class OptimizerCore:
         if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated):
             return
         job.updated += 1
-        if job.updated == job.chunks and job.plan.checkpoints_at(job.step):
-            self._out.append(Snapshot(job.job, job.generation, job.step))
+        if job.updated < job.chunks:
+            return
+        if job.plan.checkpoints_at(job.step):
+            self._checkpoint_due(job)
+        else:
+            self._snapshot_if_free()
+
+    # ---- checkpoints ----
+
+    def _checkpoint_due(self, job: OpenJob) -> None:
+        """Have one made, now or when the one before has been written: no step waits for the disk."""
+        job.due = True
+        before = self._saving
+        if before is not None:
+            text = (
+                f"that of step {before.step} is still being written; one follows as soon as the disk is free"
+            )
+            self._say_missed(job, text)
+        self._snapshot_if_free()
+
+    def _snapshot_if_free(self) -> None:
+        """Make the checkpoint that is due, if none is being written and the weights are those of one step."""
+        job = self.open_job
+        if job is None or not job.due or self._saving is not None:
+            return
+        at_rest = job.deciding if job.state == pb.Standing.RECEIVING else job.updated == job.chunks
+        if at_rest:
+            job.due = False
+            self._saving = Snapshot(job.job, job.generation, job.step)
+            self._out.append(self._saving)
+
+    def _answered(self, answer: pb.CheckpointWritten | NotSaved) -> None:
+        if self._saving == Snapshot(answer.job, answer.generation, answer.step):
+            self._saving = None
 
     def _saved(self, written: pb.CheckpointWritten) -> None:
+        self._answered(written)
         job = self.open_job
-        if job is None or job.job != written.job:
-            return
-        job.newest_checkpoint = written
-        if job.state == pb.Standing.RECEIVING:
-            job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
-            job.staged.clear()
-            self._tell_standing()
-        else:
-            self._say(written)
+        if job is not None and (job.job, job.generation) == (written.job, written.generation):
+            job.newest_checkpoint, job.failed_step = written, None
+            if job.state == pb.Standing.RECEIVING:
+                job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
+                job.staged.clear()
+                self._tell_standing()
+            else:
+                self._say(written)
+        self._snapshot_if_free()
+
+    def _not_saved(self, event: NotSaved) -> None:
+        """Go on, or not, as the job says; what a job can't do without is tried a second time."""
+        self._answered(event)
+        job = self.open_job
+        if job is not None and (job.job, job.generation) == (event.job, event.generation):
+            again = job.failed_step == event.step
+            job.failed_step = event.step
+            if job.plan.stops_without_checkpoint:
+                self._broke(Broke(job.job, f"{event.reason} (checkpoint.on_error: stop)"))
+            elif event.step not in (0, job.plan.steps):
+                self._say_missed(job, event.reason, event.step)
+            elif again:
+                self._broke(
+                    Broke(job.job, f"{event.reason} (tried twice; a job needs its first and last one)")
+                )
+            else:
+                job.due = True
+        self._snapshot_if_free()
+
+    def _say_missed(self, job: OpenJob, reason: str, step: int | None = None) -> None:
+        at = job.step if step is None else step
+        self._say(pb.CheckpointMissed(job=job.job, generation=job.generation, step=at, reason=reason))

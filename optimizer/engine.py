@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from optimizer import events as ev
 from optimizer import rules
 from optimizer.core import OptimizerCore
-from optimizer.here import TensorsHere, broke
+from optimizer.here import TensorsHere, broke, not_saved
 from optimizer.home import HomeEvents, TensorHome, TensorsGone
 from optimizer.store import JobStore
 from protos import cluster_pb2 as pb
@@ -98,7 +98,7 @@ class OptimizerEngine:
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         self._loop = asyncio.get_running_loop()
-        events = HomeEvents(self.feed, self._updated)
+        events = HomeEvents(self._told, self._updated)
         self._home: TensorHome = (
             make_home(events)
             if make_home
@@ -270,6 +270,12 @@ class OptimizerEngine:
         )
         self._home.update(effect, header)
 
+    def _told(self, event: ev.Measured | ev.NotSaved | ev.Broke) -> None:
+        if isinstance(event, ev.NotSaved):
+            log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
+            self._metrics.checkpoint_failed(event.job)
+        self.feed(event)
+
     def _updated(self, event: ev.Updated) -> None:
         self.feed(event)
         if self._outlet is not None:
@@ -279,9 +285,9 @@ class OptimizerEngine:
 
     def _save(
         self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
-    ) -> Future[None]:
+    ) -> None:
         """On any thread: have copies written."""
-        return self._disk.submit(self._write, effect, opened, weights, state)
+        self._disk.submit(self._write, effect, opened, weights, state)
 
     def _write(
         self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
@@ -300,7 +306,7 @@ class OptimizerEngine:
                 opened.files,
             )
         except Exception as error:
-            self._loop.call_soon_threadsafe(self.feed, broke(effect.job, error))
+            self._loop.call_soon_threadsafe(self._told, not_saved(effect, error))
             return
         self._metrics.checkpointed(effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes)
         self._loop.call_soon_threadsafe(self.feed, ev.Saved(written))

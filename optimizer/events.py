@@ -107,6 +107,23 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class NotSaved:
+    """A snapshot did not become a checkpoint; those before it are as they were.
+
+    Attributes:
+        job: its id.
+        generation: of the snapshot.
+        step: of the snapshot.
+        reason: what went wrong, for people.
+    """
+
+    job: str
+    generation: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Broke:
     """Something that was asked for could not be done."""
 
@@ -129,6 +146,7 @@ Input = (
     | Measured
     | Updated
     | Saved
+    | NotSaved
     | Broke
     | TensorsLost
 )
@@ -218,7 +236,10 @@ class Update:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copy weights and state as they are, write them as a checkpoint, then tell with Saved (or Broke)."""
+    """Copy weights and state as they are, write them as a checkpoint, then tell with Saved or NotSaved, always.
+
+    The next one is asked for after that answer, so there is one copy at most, however slow the disk is.
+    """
 
     job: str
     generation: int

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from optimizer import events as ev
@@ -50,7 +50,6 @@ class TensorsHere:
         self._job = ""
         self._tensors: Tensors | None = None
         self._kernel = ThreadPoolExecutor(1, "kernel")
-        self._saving: Future[None] | None = None  # the snapshot on its way to the disk
         self._loop = asyncio.get_running_loop()
         self._updated = Handover(events.updated)
 
@@ -95,7 +94,7 @@ class TensorsHere:
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
         """Copy, so that the next update need not wait for the disk."""
-        self._on_kernel(self._snapshot, self._tensors, save)
+        self._on_kernel(self._snapshot, self._tensors, effect, save)
 
     def _on_kernel(self, work: Callable[..., None], *arguments: Any) -> None:
         self._kernel.submit(self._guarded, self._job, work, *arguments)
@@ -140,11 +139,12 @@ class TensorsHere:
         header.incarnation = self._incarnation
         self._newest.put(header, chunk, tensors.chunk_weights(chunk), tensors.layout.elements)
 
-    def _snapshot(self, tensors: Tensors, save: Save) -> None:
-        """It waits for the checkpoint before, so that there is one copy at most however slow the disk is."""
-        if self._saving is not None:
-            self._saving.result()
-        self._saving = save(*tensors.copy())
+    def _snapshot(self, tensors: Tensors, effect: ev.Snapshot, save: Save) -> None:
+        """Nothing here waits for the disk: the core asks for one at a time."""
+        try:
+            save(*tensors.copy())
+        except Exception as error:  # no memory for a copy, say
+            self._loop.call_soon_threadsafe(self._events.tell, not_saved(effect, error))
 
 
 def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> Tensors:
@@ -157,7 +157,17 @@ def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | Non
 
 def broke(job: str, error: Exception) -> ev.Broke:
     """What to tell the core of a job's failure."""
+    return ev.Broke(job, _reason(error))
+
+
+def not_saved(effect: ev.Snapshot, error: Exception) -> ev.NotSaved:
+    """What to tell the core of a snapshot that did not become a checkpoint."""
+    return ev.NotSaved(effect.job, effect.generation, effect.step, _reason(error))
+
+
+def _reason(error: Exception) -> str:
+    """An error for people; what nobody foresaw is logged with its traceback."""
     if isinstance(error, TiermeshError):
-        return ev.Broke(job, str(error))
+        return str(error)
     log.error("%s", describe(error), exc_info=error)
-    return ev.Broke(job, describe(error))
+    return describe(error)

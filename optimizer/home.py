@@ -7,7 +7,6 @@ they are given: a snapshot asked for after an update sees all of it and nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -21,8 +20,8 @@ from services.errors import TiermeshError
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
-Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], Future[None]]"
-"""Puts copies of weights, [elements] float32, and rule state on the disk; callable from any thread."""
+Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], None]"
+"""Has copies of weights, [elements] float32, and rule state put on the disk, without waiting; on any thread."""
 
 
 class TensorsGone(TiermeshError):
@@ -34,11 +33,11 @@ class HomeEvents:
     """What a home tells; called on the event loop, never from within a call to the home.
 
     Attributes:
-        tell: an input for the optimizer's core: Measured, Broke.
+        tell: an input for the optimizer's core.
         updated: a chunk has been updated, and its new weights can be sent.
     """
 
-    tell: Callable[[ev.Measured | ev.Broke], None]
+    tell: Callable[[ev.Measured | ev.NotSaved | ev.Broke], None]
     updated: Callable[[ev.Updated], None]
 
 
@@ -76,7 +75,7 @@ class TensorHome(Protocol):
         """
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Copy weights and state, and have them saved; the copy waits until the one before has been saved."""
+        """Copy weights and state, and have them saved; tells with NotSaved where that can't be begun."""
 
     def close(self) -> None:
         """Stop what threads there are; called on any thread."""

@@ -317,7 +317,7 @@ class OptimizerCommand(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable")
+    __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable", "checkpoint_missed")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class OptimizerMessage(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     UNABLE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_MISSED_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
@@ -332,7 +333,8 @@ class OptimizerMessage(_message.Message):
     commit: Commit
     checkpoint_written: CheckpointWritten
     unable: Unable
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ...) -> None: ...
+    checkpoint_missed: CheckpointMissed
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("job", "spec_json", "generation")
@@ -432,6 +434,18 @@ class CheckpointWritten(_message.Message):
     path: str
     model_sha256: str
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ..., model_sha256: _Optional[str] = ...) -> None: ...
+
+class CheckpointMissed(_message.Message):
+    __slots__ = ("job", "generation", "step", "reason")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    step: int
+    reason: str
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ReadCheckpointRequest(_message.Message):
     __slots__ = ("job", "step", "newest")

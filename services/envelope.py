@@ -14,7 +14,9 @@ WorkerBody = (
 """What a worker says."""
 WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
 """What an aggregator tells a worker."""
-OptimizerBody = pb.Hello | pb.Heartbeat | pb.Standing | pb.Commit | pb.CheckpointWritten | pb.Unable
+OptimizerBody = (
+    pb.Hello | pb.Heartbeat | pb.Standing | pb.Commit | pb.CheckpointWritten | pb.CheckpointMissed | pb.Unable
+)
 """What an optimizer says."""
 OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close
 """What an aggregator tells an optimizer."""

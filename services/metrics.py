@@ -234,6 +234,9 @@ class OptimizerMetrics(_RoleMetrics):
         self._grad_norm = self._gauge("grad_norm", "Global norm of the newest mean gradient, before clipping")
         self._learning_rate = self._gauge("learning_rate", "Learning rate of the newest update")
         self._checkpoint_seconds = self._seconds("checkpoint", "Writing one checkpoint")
+        self._checkpoint_failures = self._counter(
+            "checkpoint_failures", "Checkpoints that could not be written"
+        )
         self._checkpoint_bytes = self._gauge("checkpoint_bytes", "Size of the newest checkpoint")
         self._checkpoint_time = self._gauge(
             "checkpoint_timestamp_seconds", "Unix time of the newest checkpoint"
@@ -251,6 +254,10 @@ class OptimizerMetrics(_RoleMetrics):
         self._checkpoint_seconds.labels(job, self.role).observe(seconds)
         self._checkpoint_bytes.labels(job, self.role).set(size_bytes)
         self._checkpoint_time.labels(job, self.role).set_to_current_time()
+
+    def checkpoint_failed(self, job: str) -> None:
+        """Count a checkpoint that could not be written."""
+        self._checkpoint_failures.labels(job, self.role).inc()
 
 
 def _new_registry() -> CollectorRegistry:

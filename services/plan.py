@@ -52,6 +52,7 @@ class JobPlan:
         micro_batches: of each step, the leaves of its reduction tree.
         evaluate_every: steps between evaluations; 0: only after the last step.
         checkpoint_every: steps between checkpoints; 0: only after the last step.
+        stops_without_checkpoint: whether the job fails with the first checkpoint that can't be written.
         exact: whether workers must have the fingerprint of the first one.
         min_workers: with fewer of them no more work is given out.
         wire: how its tensors travel.
@@ -61,6 +62,7 @@ class JobPlan:
     micro_batches: int
     evaluate_every: int = 0
     checkpoint_every: int = 0
+    stops_without_checkpoint: bool = False
     exact: bool = True
     min_workers: int = 1
     wire: WireTypes = WireTypes()
@@ -83,6 +85,7 @@ def plan_of(config: JobConfig) -> JobPlan:
         micro_batches=config.micro_batches,
         evaluate_every=config.evaluate_every,
         checkpoint_every=config.checkpoint_every,
+        stops_without_checkpoint=config.checkpoint.on_error == "stop",
         exact=config.exact,
         min_workers=config.min_workers,
         wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),

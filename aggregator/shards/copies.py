@@ -55,23 +55,37 @@ def values_of(piece: pb.ArrayPiece) -> NDArray[Any]:
 
 
 class Copies:
-    """Copies of a shard's arrays, made on its kernel thread and read on the event loop; one at a time."""
+    """Copies of a shard's arrays, made on its kernel thread and read on the event loop; nothing waits there.
+
+    The optimizer asks for one after the other, so one that is there when the next is made is given up.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._made: dict[int, asyncio.Future[dict[str, NDArray[Any]]]] = {}
-        self._read = threading.Event()  # there is no copy that somebody has yet to read
-        self._read.set()
         self._closed = False
 
     def make(self, copy: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """On the kernel thread: copy, as soon as the copy before has been read."""
-        self._read.wait()
+        """On the kernel thread: copy."""
+        made: dict[str, NDArray[Any]] | MemoryError
+        try:
+            made = {name: array.copy() for name, array in arrays.items()}
+        except MemoryError as error:
+            made = error
+        self._loop.call_soon_threadsafe(self._take, copy, made)
+
+    def _take(self, copy: int, made: dict[str, NDArray[Any]] | MemoryError) -> None:
         if self._closed:
             return
-        self._read.clear()
-        copies = {name: array.copy() for name, array in arrays.items()}
-        self._loop.call_soon_threadsafe(self._future(copy).set_result, copies)
+        for older in [each for each in self._made if each < copy]:
+            self._made.pop(older).cancel()
+        future = self._future(copy)
+        if future.done():
+            return  # whoever was to read it has left
+        if isinstance(made, MemoryError):
+            future.set_exception(made)
+        else:
+            future.set_result(made)
 
     async def read(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
         """The pieces of a copy, which is forgotten then; waits until it has been made."""
@@ -82,15 +96,13 @@ class Copies:
                     yield await self._loop.run_in_executor(None, piece_of, name, array, offset)
         finally:
             self._made.pop(copy, None)
-            self._read.set()
 
     def close(self) -> None:
-        """Nobody reads any more: let go of copies, and of the kernel thread."""
+        """Nobody reads any more: let go of copies."""
         self._closed = True
         for each in self._made.values():
             each.cancel()
         self._made.clear()
-        self._read.set()
 
     def _future(self, copy: int) -> asyncio.Future[dict[str, NDArray[Any]]]:
         return self._made.setdefault(copy, self._loop.create_future())

@@ -8,9 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from concurrent.futures import Future
-from typing import Any
 
 import grpc
 import numpy as np
@@ -21,7 +18,7 @@ from aggregator.shards.copies import Gathered, scattered
 from aggregator.shards.link import ShardLink
 from aggregator.shards.shards import Shards
 from optimizer import events as ev
-from optimizer.here import broke
+from optimizer.here import not_saved
 from optimizer.home import HomeEvents, Save, TensorsGone
 from optimizer.tensors import measured
 from protos import shards_pb2 as pb
@@ -62,8 +59,6 @@ class TensorsInShards:
         self._told = 0  # chunks of the update that were told of
         self._made: Version | None = None
         self._last_copy = 0
-        self._collecting = asyncio.Lock()
-        self._saving: Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         shards.on_lost.append(self._lost)
         shards.takers.update(
@@ -203,32 +198,24 @@ class TensorsInShards:
     # ---- checkpoints ----
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Each shard copies its chunks; the copies are put together here, one snapshot after the other."""
+        """Each shard copies its chunks; the copies are put together here."""
         self._last_copy += 1
         self._shards.order_all(pb.CopyPart(copy=self._last_copy))
-        self._start(effect.job, self._collect(self._last_copy, self._elements, save))
-
-    def _start(self, job: str, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(self._guarded(job, work))
+        task = self._loop.create_task(self._collect(effect, self._last_copy, self._elements, save))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, job: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _collect(self, effect: ev.Snapshot, copy: int, elements: int, save: Save) -> None:
         try:
-            await work
-        except (TensorsGone, grpc.aio.AioRpcError) as gone:
-            log.info("job %s: a checkpoint is given up: %s", job, gone)
-        except Exception as error:
-            self._events.tell(broke(job, error))
-
-    async def _collect(self, copy: int, elements: int, save: Save) -> None:
-        async with self._collecting:
-            if self._saving is not None:
-                await asyncio.wrap_future(self._saving)
             gathered = Gathered(elements)
             await asyncio.gather(*(self._read(link, copy, gathered) for link in self._shards.links))
             gathered.check()
-            self._saving = save(gathered.weights, gathered.state)
+            save(gathered.weights, gathered.state)
+        except (TensorsGone, grpc.aio.AioRpcError) as gone:
+            log.info("job %s: the checkpoint of step %d is given up: %s", effect.job, effect.step, gone)
+            self._events.tell(ev.NotSaved(effect.job, effect.generation, effect.step, str(gone)))
+        except Exception as error:
+            self._events.tell(not_saved(effect, error))
 
     async def _read(self, link: ShardLink, copy: int, gathered: Gathered) -> None:
         async for piece in link.read_part(copy):

@@ -6,6 +6,7 @@ checkpoint. A root folder belongs to one process, the job's optimizer: it remove
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -96,7 +97,8 @@ def write_checkpoint(
         _move_into_place(partial, path)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise Failed(f"checkpoint {path}: not written: {error.strerror or error}") from error
+        name = errno.errorcode.get(error.errno or 0, "no errno")
+        raise Failed(f"checkpoint {path}: not written: {error.strerror or error} ({name})") from error
     return CheckpointInfo(path, records[MODEL_FILE].sha256)
 
 

@@ -11,6 +11,7 @@ from services.config.device import DeviceConfig
 from services.config.fit import hold_fit
 from services.config.models import ModelConfig, RegressionConfig
 from services.config.parts import (
+    CheckpointConfig,
     Count,
     DataConfig,
     EitherWireConfig,
@@ -40,6 +41,7 @@ class JobConfig(Part):
         gradient_accumulation_steps: micro-batches of each of those.
         evaluate_every: steps between evaluations; 0: only at the end. The end always has one.
         checkpoint_every: steps between checkpoints; 0: only at the end. The end always has one.
+        checkpoint: what becomes of them.
         model: what is trained; told apart by `model.model_type`.
         pretrained: the checkpoint that the weights start from; None: they follow from the seed.
         device: the mesh of each worker.
@@ -62,6 +64,7 @@ class JobConfig(Part):
     gradient_accumulation_steps: Count = 1
     evaluate_every: Natural = 0
     checkpoint_every: Natural = 500
+    checkpoint: CheckpointConfig = CheckpointConfig()
     model: ModelConfig
     pretrained: PretrainedConfig | None = None
     device: DeviceConfig = DeviceConfig()

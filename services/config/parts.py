@@ -195,6 +195,16 @@ EitherWireConfig = Annotated[WireConfig, BeforeValidator(_of_both)]
 """`WireConfig` as people write it: a mapping, or one word for both directions."""
 
 
+class CheckpointConfig(Part):
+    """What becomes of a job's checkpoints.
+
+    Attributes:
+        on_error: whether the job goes on where one can't be written. Without its first and last one no job does.
+    """
+
+    on_error: Literal["continue", "stop"] = "continue"
+
+
 class SamplingConfig(Part):
     """How text is drawn from the trained model, tt-train's `eval_config`, applied in this order.
 

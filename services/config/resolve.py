@@ -59,6 +59,7 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             evaluate_every=training.eval_every,
             checkpoint_every=training.model_save_interval,
+            checkpoint=training.checkpoint,
             model=resolved.model,
             pretrained=resolved.pretrained,
             device=device,

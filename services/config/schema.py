@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.config.models import RunnerType
 from services.config.parts import (
+    CheckpointConfig,
     Count,
     EitherWireConfig,
     Name,
@@ -37,6 +38,7 @@ class TrainingSection(Section):
     model_type: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
     model_save_interval: Natural = 500
+    checkpoint: CheckpointConfig = CheckpointConfig()
     batch_size: Count = 4
     validation_batch_size: Count | None = None
     num_epochs: Count | None = None

@@ -320,6 +320,15 @@ def test_the_job_succeeds_with_its_last_checkpoint() -> None:
     assert talk.job().ended_seconds
 
 
+def test_a_checkpoint_that_is_missed_is_said_until_there_is_one() -> None:
+    talk = training(1, step=2)
+    missed = pb.CheckpointMissed(job="a", generation=1, step=2, reason="disk full")
+    assert talk.give(ev.FromOptimizer(missed)) == ["save a running"]
+    assert talk.job().detail == "no checkpoint of step 2: disk full"
+    talk.checkpoint(1, 3)
+    assert talk.job().detail == ""
+
+
 def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
     talk = training(1)
     lines = talk.give(ev.FromOptimizer(pb.Unable(job="a", reason="disk full")))

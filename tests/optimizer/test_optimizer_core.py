@@ -29,6 +29,8 @@ def line(effect: ev.Effect) -> str:
             return f"say commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}"
         case ev.Say(pb.CheckpointWritten() as body):
             return f"say checkpoint {body.generation}.{body.step}"
+        case ev.Say(pb.CheckpointMissed() as body):
+            return f"say no checkpoint {body.generation}.{body.step}: {body.reason}"
         case ev.Say(pb.Unable() as body):
             return f"say unable: {body.reason}"
         case ev.Refuse():
@@ -80,12 +82,14 @@ class Dialogue:
         """The aggregator opens a job."""
         return self.order(pb.Open(job=job, spec_json="{}", generation=generation))
 
-    def loaded(self, job: str = "a", generation: int = 0, step: int | None = None) -> list[str]:
+    def loaded(
+        self, job: str = "a", generation: int = 0, step: int | None = None, plan: JobPlan = PLAN
+    ) -> list[str]:
         """A job is found on disk, with a checkpoint of a step or without."""
         if step is None:
-            return self.give(ev.Loaded(job, PLAN, generation))
+            return self.give(ev.Loaded(job, plan, generation))
         written = self.written(generation, step, job)
-        return self.give(ev.Loaded(job, PLAN, generation, "layout", self.elements, written))
+        return self.give(ev.Loaded(job, plan, generation, "layout", self.elements, written))
 
     @staticmethod
     def written(generation: int, step: int, job: str = "a") -> pb.CheckpointWritten:
@@ -111,6 +115,21 @@ class Dialogue:
         """Chunks are updated."""
         return [each for chunk in chunks for each in self.give(ev.Updated("a", step, chunk))]
 
+    def step(self, generation: int, step: int) -> list[str]:
+        """A whole step; what its last chunk brings."""
+        self.chunk(0, generation, step)
+        self.chunk(1, generation, step)
+        self.measured(step)
+        return self.updated(step)
+
+    def saved(self, generation: int, step: int) -> list[str]:
+        """A snapshot is on the disk."""
+        return self.give(ev.Saved(self.written(generation, step)))
+
+    def not_saved(self, generation: int, step: int, reason: str = "disk full") -> list[str]:
+        """A snapshot could not be written."""
+        return self.give(ev.NotSaved("a", generation, step, reason))
+
     def stream(self) -> list[str]:
         """The weights that may be sent now."""
         lines = []
@@ -123,11 +142,11 @@ class Dialogue:
         return self.order(pb.SendWeights(job="a", generation=generation, step=step))
 
 
-def training(generation: int = 0, step: int = 0) -> Dialogue:
+def training(generation: int = 0, step: int = 0, plan: JobPlan = PLAN) -> Dialogue:
     """An optimizer that continues a job, under the next generation."""
     talk = Dialogue()
     talk.open()
-    talk.loaded(generation=generation, step=step)
+    talk.loaded(generation=generation, step=step, plan=plan)
     talk.send_weights(generation + 1, step)
     talk.stream()
     return talk
@@ -291,6 +310,94 @@ def test_checkpoints_are_taken_after_a_steps_last_chunk() -> None:
     assert talk.updated(1, [0]) == [], "repeated"
     assert talk.updated(1, [1]) == ["snapshot 1.2"]
     assert talk.give(ev.Saved(talk.written(1, 2))) == ["say checkpoint 1.2"]
+
+
+EVERY_STEP = JobPlan(steps=9, micro_batches=2, checkpoint_every=1)
+
+
+def test_no_step_waits_for_a_slow_disk() -> None:
+    talk = training(plan=EVERY_STEP)
+    assert talk.step(1, 0) == ["snapshot 1.1"]
+    late = "that of step 1 is still being written; one follows as soon as the disk is free"
+    assert talk.step(1, 1) == [f"say no checkpoint 1.2: {late}"]
+    assert talk.step(1, 2) == [f"say no checkpoint 1.3: {late}"]
+    assert talk.saved(1, 1) == ["say checkpoint 1.1", "snapshot 1.3"], "at once: the weights rest"
+    assert talk.step(1, 3) == [f"say no checkpoint 1.4: {late.replace('step 1', 'step 3')}"]
+    talk.chunk(0, 1, 4)
+    talk.chunk(1, 1, 4)
+    talk.measured(4)
+    assert talk.saved(1, 3) == ["say checkpoint 1.3"], "an update is under way"
+    assert talk.updated(4, [0]) == []
+    assert talk.updated(4, [1]) == ["snapshot 1.5"]
+
+
+def test_the_last_checkpoint_waits_for_the_one_before() -> None:
+    talk = training(step=1)
+    assert talk.step(1, 1) == ["snapshot 1.2"]
+    assert talk.step(1, 2) == [], "none is due"
+    (late,) = talk.step(1, 3)
+    assert late.startswith("say no checkpoint 1.4: that of step 2 is still being written")
+    assert talk.saved(1, 2) == ["say checkpoint 1.2", "snapshot 1.4"]
+
+
+def test_the_last_checkpoint_is_made_even_if_the_one_before_fails() -> None:
+    talk = training(step=1)
+    talk.step(1, 1)
+    talk.step(1, 2)
+    talk.step(1, 3)
+    assert talk.not_saved(1, 2) == ["say no checkpoint 1.2: disk full", "snapshot 1.4"]
+    assert talk.not_saved(1, 4) == ["snapshot 1.4"]
+    assert talk.saved(1, 4) == ["say checkpoint 1.4"]
+
+
+def test_a_job_goes_on_without_a_checkpoint_and_tries_when_the_next_is_due() -> None:
+    talk = training(plan=JobPlan(steps=9, micro_batches=2, checkpoint_every=2))
+    talk.step(1, 0)
+    assert talk.step(1, 1) == ["snapshot 1.2"]
+    assert talk.not_saved(1, 2) == ["say no checkpoint 1.2: disk full"]
+    assert talk.step(1, 2) == []
+    assert talk.step(1, 3) == ["snapshot 1.4"]
+    assert talk.open()[-1] == "say checkpoint 0.0", "the last good one is what it was"
+
+
+def test_a_job_that_wants_its_checkpoints_stops_without_one() -> None:
+    talk = training(plan=JobPlan(steps=9, micro_batches=2, checkpoint_every=1, stops_without_checkpoint=True))
+    talk.step(1, 0)
+    assert talk.not_saved(1, 1) == ["say unable: disk full (checkpoint.on_error: stop)"]
+
+
+def test_the_first_and_the_last_checkpoint_are_tried_twice_then_the_job_fails() -> None:
+    failed = ["say unable: disk full (tried twice; a job needs its first and last one)"]
+    talk = training(step=3)
+    assert talk.step(1, 3) == ["snapshot 1.4"]
+    assert talk.not_saved(1, 4) == ["snapshot 1.4"]
+    assert talk.not_saved(1, 4) == failed
+    talk = Dialogue()
+    talk.open()
+    talk.loaded()
+    talk.order(pb.Initialise(job="a", layout_json="layout"))
+    talk.give(ev.Allocated("a", "layout", talk.elements))
+    talk.initial(0)
+    assert talk.initial(1) == ["store #1", "snapshot 1.0"]
+    assert talk.not_saved(1, 0) == ["snapshot 1.0"]
+    assert talk.not_saved(1, 0) == failed
+
+
+def test_what_a_former_generation_saves_late_is_not_taken_for_the_newest() -> None:
+    talk = training(plan=EVERY_STEP)
+    talk.step(1, 0)
+    talk.give(ev.TensorsLost())
+    talk.open(generation=1)
+    talk.loaded(generation=1, step=0, plan=EVERY_STEP)
+    (late,) = talk.step(2, 0)
+    assert late.startswith("say no checkpoint 2.1: that of step 1 is still being written"), (
+        "one copy at a time"
+    )
+    assert talk.saved(1, 1) == ["snapshot 2.1"]
+    assert talk.open()[-1] == "say checkpoint 1.0"
+    talk.step(2, 1)
+    assert talk.not_saved(1, 1) == [], "another one is being written"
+    assert talk.saved(2, 1) == ["say checkpoint 2.1", "snapshot 2.2"]
 
 
 def test_a_checkpoint_that_could_not_be_written_is_told_to_whoever_comes() -> None:

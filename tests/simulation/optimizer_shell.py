@@ -179,11 +179,14 @@ class OptimizerShell(Process):
         if not effect.step:
             tensors.staged.clear()
         chance = self.world.rng.random()
-        self._disk.submit(3.0 if chance > 0.97 else chance * 0.3, self._write, effect, weights)
+        self._disk.submit(
+            3.0 if chance > 0.97 else chance * 0.3, self._write, effect, weights, 0.9 < chance < 0.95
+        )
 
-    def _write(self, effect: ev.Snapshot, weights: tuple[int, ...]) -> None:
-        if effect.step == self.world.jobs[effect.job].full_disk_at:
-            self.feed(ev.Broke(effect.job, "disk full"))
+    def _write(self, effect: ev.Snapshot, weights: tuple[int, ...], fails: bool) -> None:
+        job = self.world.jobs[effect.job]
+        if effect.step == job.full_disk_at or (fails and effect.step not in (0, job.plan.steps)):
+            self.feed(ev.NotSaved(effect.job, effect.generation, effect.step, "disk full"))
             return
         written = pb.CheckpointWritten(
             job=effect.job,

@@ -112,32 +112,44 @@ def test_a_piece_of_no_chunk_is_refused() -> None:
         Gathered(ELEMENTS).take(Stripe(), piece)
 
 
-def test_a_copy_waits_until_the_one_before_has_been_read() -> None:
+def test_a_copy_that_nobody_reads_holds_up_nothing() -> None:
     async def scenario() -> None:
         copies = Copies()
         loop = asyncio.get_running_loop()
         array = np.zeros(2, np.float32)
         await loop.run_in_executor(None, copies.make, 1, {"weights": array})
         array[:] = 1.0
-        second = loop.run_in_executor(None, copies.make, 2, {"weights": array})
-        done, _ = await asyncio.wait((second,), timeout=0.2)
-        assert not done
-        (first,) = [piece async for piece in copies.read(1)]
-        assert np.frombuffer(first.data, np.float32).tolist() == [0.0, 0.0], "as it was when asked for"
-        await second
+        await loop.run_in_executor(None, copies.make, 2, {"weights": array})
+        array[:] = 2.0
         (later,) = [piece async for piece in copies.read(2)]
-        assert np.frombuffer(later.data, np.float32).tolist() == [1.0, 1.0]
+        assert np.frombuffer(later.data, np.float32).tolist() == [1.0, 1.0], "as it was when asked for"
+        assert not copies._made, "the first is held no longer"
 
     run(scenario())
 
 
-def test_a_link_that_ends_lets_go_of_a_thread_that_waits() -> None:
+def test_a_copy_that_there_is_no_memory_for_is_told_to_its_reader() -> None:
+    class Large:
+        def copy(self) -> Any:
+            raise MemoryError("no room")
+
     async def scenario() -> None:
         copies = Copies()
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, copies.make, 1, {"weights": np.zeros(2, np.float32)})
-        second = loop.run_in_executor(None, copies.make, 2, {"weights": np.zeros(2, np.float32)})
+        arrays: Any = {"weights": Large()}
+        await asyncio.get_running_loop().run_in_executor(None, copies.make, 1, arrays)
+        with pytest.raises(MemoryError, match="no room"):
+            [piece async for piece in copies.read(1)]
+
+    run(scenario())
+
+
+def test_a_reader_that_waits_is_let_go_when_the_link_ends() -> None:
+    async def scenario() -> None:
+        copies = Copies()
+        reader = asyncio.ensure_future(anext(copies.read(1)))
+        await asyncio.sleep(0)
         copies.close()
-        await second
+        with pytest.raises(asyncio.CancelledError):
+            await reader
 
     run(scenario())

@@ -38,7 +38,7 @@ class Home:
     """A home over two shards that only take orders, with a job open in it."""
 
     def __init__(self) -> None:
-        self.told: list[ev.Measured | ev.Broke] = []
+        self.told: list[ev.Measured | ev.NotSaved | ev.Broke] = []
         self.updated: list[int] = []
         self.orders: list[tuple[int, Message]] = []
         self.shards = Shards(
@@ -121,6 +121,29 @@ def test_what_a_shard_can_not_do_fails_the_job_and_names_the_shard(config: JobCo
     def scenario(home: Home) -> None:
         home.report(1, pb.PartBroke(reason="no memory"))
         assert home.told == [ev.Broke("j", "shard 1 of 2 (b:1): no memory")]
+
+    with_home(config, scenario)
+
+
+def test_a_snapshot_that_is_lost_with_a_shard_is_answered(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        saved: list[object] = []
+        home.shards.links[1].why_down, home.shards.links[1]._tensors = "it is gone", None
+        pieces = asyncio.Event()
+
+        async def read_part(copy: int) -> Any:
+            pieces.set()
+            await asyncio.Event().wait()
+            yield
+
+        vars(home.shards.links[0])["read_part"] = read_part
+        home.home.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: saved.append(copies))
+        await pieces.wait()
+        while not home.told:
+            await asyncio.sleep(0)
+        assert home.told == [ev.NotSaved("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
+        assert not saved
+        assert home.orders[-2:] == [(each, pb.CopyPart(copy=1)) for each in (0, 1)]
 
     with_home(config, scenario)
 

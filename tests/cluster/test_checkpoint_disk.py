@@ -1,0 +1,36 @@
+"""A job whose folder of checkpoints can't be written for a while: it goes on, says so, and then writes again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.checkpoints import list_checkpoints, read_checkpoint
+from tests.cluster.harness import Cluster
+
+
+@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (2, 2), (3, 0)])
+def test_a_job_goes_on_while_its_folder_can_not_be_written(
+    tmp_path: Path, tiers: int, shards: int, long_spec: str
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, shards=shards, workers=1) as cluster:
+        job = cluster.submit(long_spec)
+        good = cluster.wait(job, lambda each: each.checkpoint_step > 0, "a checkpoint").checkpoint_step
+        folder = cluster.checkpoints(job)
+        away = folder.with_name("away")
+        folder.rename(away)
+        folder.write_text("in the place of the folder, so that not even root can write there")
+        missed = cluster.wait(job, lambda each: "no checkpoint" in each.detail, "a checkpoint missed")
+        assert "not written" in missed.detail and str(folder) in missed.detail
+        assert (missed.generation, missed.checkpoint_step >= good) == (1, True)
+        cluster.wait_step(job, missed.step + 4)
+        intact = [read_checkpoint(each).step for each in list_checkpoints(away)]
+        assert good in intact
+        folder.unlink()
+        away.rename(folder)
+        later = cluster.wait(job, lambda each: each.checkpoint_step > missed.step, "a checkpoint again")
+        assert (later.generation, later.detail) == (1, "")
+        assert read_checkpoint(Path(later.checkpoint)).step == later.checkpoint_step
+        text = (cluster.optimizer or cluster.aggregator).log_text()
+        assert f"job {job}: no checkpoint of step" in text

@@ -1,0 +1,231 @@
+"""An optimizer with real tensors and a real folder, whose disk hangs or is full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from optimizer import events as ev
+from optimizer.engine import OptimizerEngine, Outlet
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from services.checkpoints import list_checkpoints, newest_checkpoint
+from services.checkpoints import write as writing
+from services.config import load_job
+from services.envelope import OptimizerBody
+from services.metrics import OptimizerMetrics
+from services.plan import PROTOCOL_VERSION
+from services.tensors.layout import Layout
+from tests.cluster.bits import regression_config, write_config
+
+LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
+LIMIT_SECONDS = 30
+
+
+class Aggregator:
+    """What is said to an engine, and what it says; a job of one chunk.
+
+    Args:
+        folder: for config and state.
+        training: settings of `training_config`.
+    """
+
+    def __init__(self, folder: Path, **training: Any) -> None:
+        path = write_config(folder, regression_config(max_steps=6, model_save_interval=1, **training))
+        self._spec_json = load_job(path, [])[0].to_json()
+        self.root = folder / "checkpoints" / "j"
+        self.metrics = OptimizerMetrics()
+        self.engine = OptimizerEngine(
+            name="opt", incarnation="i", state_dir=folder, metrics=self.metrics, record=None
+        )
+        self._said: asyncio.Queue[OptimizerBody] = asyncio.Queue()
+        hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
+        self.engine.connect(hello, Outlet(self._said.put_nowait, lambda reason: None, lambda: None))
+
+    async def said(self, kind: type[Any]) -> Any:
+        """The next word of this kind; those before it are passed over."""
+        while not isinstance(word := await self._said.get(), kind):
+            pass
+        return word
+
+    async def begin(self) -> None:
+        """From nothing to a job that trains."""
+        self.order(pb.Open(job="j", spec_json=self._spec_json))
+        await self.said(pb.Standing)
+        self.order(pb.Initialise(job="j", layout_json=LAYOUT.dumps(), files={"config.json": b"{}"}))
+        await self.said(pb.Standing)
+        self._chunk(INITIAL_WEIGHTS, 0, 0)
+        await self.said(pb.CheckpointWritten)
+
+    def order(self, body: Any) -> None:
+        """An order."""
+        self.engine.feed(ev.Ordered(1, body))
+
+    async def step(self, step: int) -> None:
+        """A whole step, up to the last new weight."""
+        self._chunk(GRADIENT, 1, step)
+        await self.said(pb.Commit)
+        job = self.engine.core.open_job
+        assert job is not None
+        while job.updated < job.chunks:
+            await asyncio.sleep(0)
+
+    def _chunk(self, kind: Any, generation: int, step: int) -> None:
+        header = ChunkHeader(
+            job="j", epoch=1, generation=generation, step=step, kind=kind, elements=LAYOUT.elements
+        )
+        self.engine.chunk(header, np.full(LAYOUT.elements, step + 1, np.float32))
+
+    @property
+    def failures(self) -> float:
+        """Checkpoints that could not be written, by the metric."""
+        labels = {"job": "j", "role": "optimizer"}
+        return self.metrics.registry.get_sample_value("tiermesh_checkpoint_failures_total", labels) or 0.0
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that there are."""
+        return [int(path.name[5:]) for path in list_checkpoints(self.root)]
+
+
+def run(folder: Path, scenario: Callable[[Aggregator], Awaitable[None]], **training: Any) -> None:
+    async def within() -> None:
+        talk = Aggregator(folder, **training)
+        try:
+            await scenario(talk)
+        finally:
+            talk.engine.close()
+
+    asyncio.run(asyncio.wait_for(within(), LIMIT_SECONDS))
+
+
+class Disk:
+    """Stands before the disk: holds writes up, and fails them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.error: int | None = None
+        self._write = writing._write
+        monkeypatch.setattr(writing, "_write", self._slow_write)
+
+    def _slow_write(self, path: Path, data: Any) -> Any:
+        assert self.open.wait(LIMIT_SECONDS)
+        if self.error is not None and path.name == "optimizer.safetensors":
+            path.write_bytes(b"torn")
+            raise OSError(self.error, "the disk says no")
+        return self._write(path, data)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        disk.open.clear()
+        try:
+            for step in range(5):
+                await talk.step(step)
+            assert talk.steps() == [0], "nothing is on the disk yet"
+        finally:
+            disk.open.set()
+        assert (await talk.said(pb.CheckpointWritten)).step == 1, "as it was when it was asked for"
+        assert (await talk.said(pb.CheckpointWritten)).step == 5
+        await talk.step(5)
+        assert (await talk.said(pb.CheckpointWritten)).step == 6
+
+    run(tmp_path, scenario)
+    weights: list[NDArray[np.float32]] = []
+    for _ in range(3):
+        found, notices = newest_checkpoint(tmp_path / "checkpoints" / "j")
+        assert found is not None and not notices
+        weights.append(found.weights)
+        for file in found.path.iterdir():
+            file.unlink()
+        found.path.rmdir()
+    # SGD with gradients of 1, 2, ... over two micro-batches, lr 0.01: from 1 on.
+    for values, sum_of_gradients in zip(weights, (21, 15, 1), strict=True):
+        np.testing.assert_allclose(values, 1 - 0.01 * sum_of_gradients / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+def test_a_job_goes_on_without_a_checkpoint_and_the_last_good_one_stays(
+    tmp_path: Path, disk: Disk, error: int
+) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        await talk.step(0)
+        good = await talk.said(pb.CheckpointWritten)
+        disk.error = error
+        await talk.step(1)
+        missed = await talk.said(pb.CheckpointMissed)
+        assert missed.step == 2
+        assert missed.reason.endswith(
+            f"step-00000002: not written: the disk says no ({errno.errorcode[error]})"
+        )
+        found, notices = newest_checkpoint(talk.root)
+        assert (found is not None and found.step, notices) == (good.step, [])
+        disk.error = None
+        await talk.step(2)
+        assert (await talk.said(pb.CheckpointWritten)).step == 3
+        assert talk.failures == 1
+        assert talk.steps() == [0, 1, 3]
+
+    run(tmp_path, scenario)
+
+
+def test_a_job_that_is_told_so_stops_without_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        disk.error = errno.ENOSPC
+        await talk.step(0)
+        unable = await talk.said(pb.Unable)
+        assert (
+            "step-00000001: not written: the disk says no (ENOSPC) (checkpoint.on_error: stop"
+            in unable.reason
+        )
+
+    run(tmp_path, scenario, checkpoint={"on_error": "stop"})
+
+
+def test_a_job_without_its_last_checkpoint_fails(tmp_path: Path, disk: Disk) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        for step in range(5):
+            await talk.step(step)
+            await talk.said(pb.CheckpointWritten)
+        disk.error = errno.EROFS
+        await talk.step(5)
+        assert "EROFS) (tried twice" in (await talk.said(pb.Unable)).reason
+        assert talk.failures == 2
+        assert talk.steps() == [0, 1, 2, 3, 4, 5]
+
+    run(tmp_path, scenario)
+
+
+def test_a_copy_that_there_is_no_memory_for_is_a_checkpoint_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy(self: Any) -> Any:
+        raise MemoryError("no room")
+
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr("optimizer.tensors.Tensors.copy", copy)
+            await talk.step(0)
+            assert "no room" in (await talk.said(pb.CheckpointMissed)).reason
+        await talk.step(1)
+        assert (await talk.said(pb.CheckpointWritten)).step == 2
+
+    run(tmp_path, scenario)
