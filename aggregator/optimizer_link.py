@@ -29,6 +29,7 @@ from services.streams import (
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
+    Heartbeats,
     Mailbox,
     raise_status,
     until_first_ends,
@@ -166,9 +167,11 @@ class RemoteOptimizer:
         incarnation: str,
         epoch: int,
         events: LinkEvents,
+        heartbeat_seconds: float,
         shared_memory: bool,
         count: Callable[[int], None],
     ) -> None:
+        self._heartbeat_seconds = heartbeat_seconds
         self._shared_memory = shared_memory
         self._count = count
         self._address = address
@@ -193,6 +196,7 @@ class RemoteOptimizer:
             incarnation=incarnation,
             epoch_seen=epoch,
             shard_count=1,
+            heartbeat_seconds=heartbeat_seconds,
         )
 
     async def run(self) -> None:
@@ -246,10 +250,12 @@ class RemoteOptimizer:
             backoff.reset()
             log.info("optimizer %s at %s", hello.name, self._address)
             self._events.connected(hello.name)
+            heartbeats = Heartbeats(self._heartbeat_seconds, lambda: self.tell(pb.Heartbeat()))
             try:
                 await until_first_ends(
-                    self._take_messages(attend),
+                    self._take_messages(attend, heartbeats),
                     self._send_orders(attend),
+                    heartbeats.run(),
                     self._exchange(hello.tensor_port, link),
                 )
             finally:
@@ -265,11 +271,13 @@ class RemoteOptimizer:
                 self._send_chunks(exchange, link),
             )
 
-    async def _take_messages(self, attend: Any) -> None:
+    async def _take_messages(self, attend: Any, heartbeats: Heartbeats) -> None:
         while isinstance(message := await attend.read(), pb.OptimizerMessage):
+            heartbeats.heard()
             body = unseal(message)
-            if body is not None and message.epoch == self._epoch:
-                self._events.message(body)
+            if body is None or isinstance(body, pb.Heartbeat) or message.epoch != self._epoch:
+                continue
+            self._events.message(body)
         await raise_status(attend)
 
     async def _send_orders(self, attend: Any) -> None:

@@ -200,6 +200,7 @@ class AggregatorService:
                 incarnation=self._incarnation,
                 epoch=epoch,
                 events=events,
+                heartbeat_seconds=self._heartbeat_seconds,
                 shared_memory=self._shared_memory,
                 count=self.metrics.shared_memory,
             )

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal, TypeAlias
 
 from benchmarks.report import Skipped
 from benchmarks.setting import ROOT
@@ -38,6 +39,11 @@ _COMMAND_SECONDS = 20.0
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _FIRST_PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
 _ENTERING = ("nsenter", "unshare")
+_NOBODY = "02:00:00:00:00:01"
+"""An address that no port of the switch has."""
+
+Direction: TypeAlias = Literal["both", "from", "to"]
+"""What of a host's link is down: all, what the host sends, or what it is sent."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,40 @@ class Hosts:
             _tc("replace", space, "eth0", bits_per_second)
             _tc("replace", self._switch, f"port{number}", bits_per_second)
 
+    def cut(self, name: str, direction: Direction) -> None:
+        """Take a host's link down: packets are lost, and nobody is told.
+
+        Raises:
+            Failed: ip did not.
+        """
+        if direction == "both":
+            _run("ip", "-n", self._switch, "link", "set", self._port(name), "down")
+        for sender, receiver in self._ways(name, direction):
+            _run(*_neighbour("replace", sender, receiver), "lladdr", _NOBODY, "nud", "permanent")
+
+    def mend(self, name: str, direction: Direction) -> None:
+        """Bring a host's link up again, which was cut so.
+
+        Raises:
+            Failed: ip did not.
+        """
+        if direction == "both":
+            _run("ip", "-n", self._switch, "link", "set", self._port(name), "up")
+        for sender, receiver in self._ways(name, direction):
+            _run(*_neighbour("delete", sender, receiver))
+
+    def _ways(self, name: str, direction: Direction) -> list[tuple[str, str]]:
+        """Namespaces of senders, and addresses that they are to lose, for a link that is cut one way."""
+        others = [other for other in self._spaces if other != name]
+        if direction == "from":
+            return [(self._spaces[name], self.by_name[other].address) for other in others]
+        if direction == "to":
+            return [(self._spaces[other], self.by_name[name].address) for other in others]
+        return []
+
+    def _port(self, name: str) -> str:
+        return f"port{list(self._spaces).index(name) + 1}"
+
     def dropped_packets(self) -> int:
         """How many packets the ports' queues have dropped so far."""
         count = 0
@@ -145,7 +185,7 @@ class Hosts:
         _run("ip", "-n", self._switch, "link", "add", "bridge0", "type", "bridge")
         _run("ip", "-n", self._switch, "link", "set", "bridge0", "up")
         for number, (name, space) in enumerate(self._spaces.items(), 1):
-            port, address = f"port{number}", f"{_NETWORK}.{number}"
+            port, address = self._port(name), f"{_NETWORK}.{number}"
             _run("ip", "netns", "add", space)
             _run(
                 "ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch
@@ -219,6 +259,10 @@ def started_ticks(process: int) -> int:
     except OSError:
         return 0
     return int(stat.rpartition(")")[2].split()[19])
+
+
+def _neighbour(verb: str, space: str, address: str) -> list[str]:
+    return ["ip", "-n", space, "neighbour", verb, address, "dev", "eth0"]
 
 
 def _tc(verb: str, namespace: str, device: str, bits_per_second: float) -> None:

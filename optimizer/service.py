@@ -19,12 +19,19 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
 from services.data_streams import write_message
-from services.envelope import seal, unseal
+from services.envelope import OptimizerBody, seal, unseal
 from services.errors import Refused
 from services.http2.server import Handler
 from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
-from services.streams import HELLO_SECONDS, INCARNATION_KEY, LinkClosed, Mailbox, until_first_ends
+from services.streams import (
+    HELLO_SECONDS,
+    INCARNATION_KEY,
+    Heartbeats,
+    LinkClosed,
+    Mailbox,
+    until_first_ends,
+)
 from services.tensors.same_host import AcceptedLink
 from services.tensors.wire import Message, TensorChunk, check
 
@@ -40,11 +47,16 @@ class AggregatorLink:
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
         self.wake = asyncio.Event()
+        self.heartbeats = Heartbeats(hello.heartbeat_seconds, lambda: self.say(pb.Heartbeat()))
         self.outlet = Outlet(
-            say=lambda body: self.mailbox.put(seal(pb.OptimizerMessage, self.epoch, body)),
+            say=self.say,
             refuse=self.mailbox.close,
             wake=self.wake.set,
         )
+
+    def say(self, body: OptimizerBody) -> None:
+        """Send a message."""
+        self.mailbox.put(seal(pb.OptimizerMessage, self.epoch, body))
 
     def replaced_by(self, hello: pb.Hello) -> None:
         """End this link for another one; ABORTED tells an aggregator that it has been replaced itself."""
@@ -154,12 +166,14 @@ class OptimizerService:
             shard_count=1,
             tensor_port=self.tensor_port,
         )
-        link.mailbox.put(seal(pb.OptimizerMessage, hello.epoch_seen, answer))
+        link.say(answer)
         self._link = link
         self.engine.connect(hello, link.outlet)
         log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
         try:
-            await until_first_ends(self._take_orders(context), self._say(link, context))
+            await until_first_ends(
+                self._take_orders(link, context), self._say(link, context), link.heartbeats.run()
+            )
         except LinkClosed as closed:
             await context.abort(closed.code, str(closed))
         finally:
@@ -179,10 +193,16 @@ class OptimizerService:
             text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError  # abort raises
+        if not hello.heartbeat_seconds > 0:  # a NaN neither
+            text = (
+                f"heartbeat_seconds {hello.heartbeat_seconds} in the aggregator's Hello: expected more than 0"
+            )
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{text}; give both the same version")
         return hello
 
-    async def _take_orders(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _take_orders(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while isinstance(command := await context.read(), pb.OptimizerCommand):
+            link.heartbeats.heard()
             body = unseal(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
                 self.engine.feed(Ordered(command.epoch, body))

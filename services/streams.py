@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -17,6 +18,8 @@ HELLO_SECONDS = 10.0
 """Whoever connects must say hello within this time, and is answered within it."""
 MAILBOX_LENGTH = 4096
 """Control messages that may wait for a peer to read; one that reads none for longer is cut off."""
+DEAF_HEARTBEATS = 6
+"""Whoever is silent on a control stream for that many heartbeats is taken for dead."""
 INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata by which a data stream names the process that attends on the control stream."""
 SESSION_KEY = "tiermesh-session"
@@ -92,6 +95,40 @@ class Mailbox(Generic[Message]):
         """
         first = await self.take()
         return [first, *(self._waiting.popleft() for _ in range(min(most - 1, len(self._waiting))))]
+
+
+class Heartbeats:
+    """Both ends of a control stream speak at least once a heartbeat; who is silent for long is taken for dead.
+
+    Args:
+        seconds: of a heartbeat.
+        beat: says to the other end that this one is there.
+    """
+
+    def __init__(self, seconds: float, beat: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._beat = beat
+        self._heard_seconds = time.monotonic()
+
+    def heard(self) -> None:
+        """The other end has spoken."""
+        self._heard_seconds = time.monotonic()
+
+    async def run(self) -> None:
+        """Speak and listen, beside the stream.
+
+        Raises:
+            LinkClosed: the other end is silent.
+        """
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(self._seconds)
+            self._beat()
+            # What came while this process was paused itself has not been read yet.
+            self._heard_seconds += max(0.0, time.monotonic() - before - self._seconds)
+            silent = time.monotonic() - self._heard_seconds
+            if silent > DEAF_HEARTBEATS * self._seconds:
+                raise LinkClosed(f"silent for {silent:.1f} s")
 
 
 async def until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:

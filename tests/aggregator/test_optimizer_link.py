@@ -71,6 +71,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
                 message=lambda body: None,
                 weights=lambda header, chunk, message: None,
             ),
+            heartbeat_seconds=5.0,
             shared_memory=False,
             count=lambda used: None,
         )

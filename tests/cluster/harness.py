@@ -17,6 +17,7 @@ from typing import ClassVar, TypeVar
 
 import grpc
 
+from benchmarks.hosts import LOOPBACK, Host, inner_process
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from tests.cluster.relay import Relay, Target
@@ -61,11 +62,14 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
 class Daemon:
     """One `tiermesh ROLE` process.
 
+    Args:
+        host: where it runs; elsewhere than on this machine itself, its ports can't be reached from here.
+
     Attributes:
         role: worker, aggregator or optimizer.
         name: of the daemon.
         log: file with what it wrote on both outputs.
-        process: as started.
+        process: as started; on a host of its own, what entered there.
     """
 
     def __init__(
@@ -76,21 +80,28 @@ class Daemon:
         *arguments: object,
         kernels: str = "numpy",
         module: str = "cli.main",
+        host: Host = LOOPBACK,
     ) -> None:
         self.role, self.name = role, name
+        self._host = host
         self.log = folder / f"{name}.log"
         self._ready_file = folder / f"{name}.ready"
         self._ready_file.unlink(missing_ok=True)
         self._ready: dict[str, int] = {}
         command = [
             sys.executable, "-m", module, role, "--name", name, "--ready-file", str(self._ready_file),
-            "--exit-with-parent", *map(str, arguments),
+            "--exit-with-parent", *host.flags, *map(str, arguments),
         ]  # fmt: skip
         if "--listen" not in arguments:
-            command += ["--listen", "127.0.0.1:0"]
+            command += ["--listen", f"{host.address}:0"]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(kernels), stdin=subprocess.PIPE, stdout=log, stderr=log
+                host.command(command),
+                cwd=ROOT,
+                env=environment(kernels),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
             )
 
     def ready(self) -> Daemon:
@@ -118,7 +129,7 @@ class Daemon:
     @property
     def address(self) -> str:
         """Of its gRPC server."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host.address}:{self.port}"
 
     def metrics(self) -> dict[str, float]:
         """Its `/metrics`: each sample by its name with labels."""
@@ -147,7 +158,8 @@ class Daemon:
 
     def kill(self) -> None:
         """kill -9."""
-        self.process.kill()
+        with suppress(ProcessLookupError):
+            os.kill(inner_process(self.process.pid), signal.SIGKILL)
         self.process.wait(LIMIT_SECONDS)
 
     def freeze(self) -> None:
