@@ -21,6 +21,7 @@ from services import timeline
 from services.data_streams import DataStreams, write_message
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
+from services.ladder import Ladder
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.security import Security
 from services.server import open_channel
@@ -171,7 +172,7 @@ class RemoteOptimizer:
         shared_memory: bool,
         count: Callable[[int], None],
     ) -> None:
-        self._heartbeat_seconds = heartbeat_seconds
+        self._ladder = Ladder.of(heartbeat_seconds)
         self._shared_memory = shared_memory
         self._count = count
         self._address = address
@@ -250,7 +251,7 @@ class RemoteOptimizer:
             backoff.reset()
             log.info("optimizer %s at %s", hello.name, self._address)
             self._events.connected(hello.name)
-            heartbeats = Heartbeats(self._heartbeat_seconds, lambda: self.tell(pb.Heartbeat()))
+            heartbeats = Heartbeats(self._ladder, lambda: self.tell(pb.Heartbeat()))
             try:
                 await until_first_ends(
                     self._take_messages(attend, heartbeats),

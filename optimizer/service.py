@@ -22,6 +22,7 @@ from services.data_streams import write_message
 from services.envelope import OptimizerBody, seal, unseal
 from services.errors import Refused
 from services.http2.server import Handler
+from services.ladder import Ladder
 from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import (
@@ -39,7 +40,7 @@ log = logging.getLogger("tiermesh.optimizer")
 
 
 class AggregatorLink:
-    """The aggregator that attends now."""
+    """The aggregator that attends now (Refused: its heartbeat is no time)."""
 
     def __init__(self, hello: pb.Hello) -> None:
         self.name = hello.name
@@ -47,7 +48,7 @@ class AggregatorLink:
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
         self.wake = asyncio.Event()
-        self.heartbeats = Heartbeats(hello.heartbeat_seconds, lambda: self.say(pb.Heartbeat()))
+        self.heartbeats = Heartbeats(Ladder.of(hello.heartbeat_seconds), lambda: self.say(pb.Heartbeat()))
         self.outlet = Outlet(
             say=self.say,
             refuse=self.mailbox.close,
@@ -155,7 +156,13 @@ class OptimizerService:
             fenced = hello.epoch_seen < self.engine.core.epoch
             code = grpc.StatusCode.ABORTED if fenced else grpc.StatusCode.FAILED_PRECONDITION
             await context.abort(code, reason)
-        link = AggregatorLink(hello)
+        try:
+            link = AggregatorLink(hello)
+        except Refused as refused:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"Hello of aggregator {hello.name}: {refused}"
+            )
+            raise
         if self._link is not None:
             self._link.replaced_by(hello)
         answer = pb.Hello(
@@ -193,11 +200,6 @@ class OptimizerService:
             text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError  # abort raises
-        if not hello.heartbeat_seconds > 0:  # a NaN neither
-            text = (
-                f"heartbeat_seconds {hello.heartbeat_seconds} in the aggregator's Hello: expected more than 0"
-            )
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{text}; give both the same version")
         return hello
 
     async def _take_orders(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:

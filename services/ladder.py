@@ -49,7 +49,7 @@ class Ladder:
         hello: for the first message of a stream, and for its answer.
         silent: a worker that was not heard for this long is dead.
         ping: a connection without traffic is pinged, and the answer is waited for, this long each.
-        deaf: an aggregator (or a shard) that was not heard for this long is looked for anew.
+        deaf: an aggregator, optimizer or shard that was not heard for this long is looked for anew.
         stop: for a daemon that stops gracefully.
         broken: a connection without traffic that answers no ping is dead: `ping` twice.
         kill: for a daemon that was told to stop by who started it.

@@ -12,14 +12,12 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from services.errors import TiermeshError
-from services.ladder import STANDARD
+from services.ladder import STANDARD, Ladder
 
 HELLO_SECONDS = 10.0
 """Whoever connects must say hello within this time, and is answered within it."""
 MAILBOX_LENGTH = 4096
 """Control messages that may wait for a peer to read; one that reads none for longer is cut off."""
-DEAF_HEARTBEATS = 6
-"""Whoever is silent on a control stream for that many heartbeats is taken for dead."""
 INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata by which a data stream names the process that attends on the control stream."""
 SESSION_KEY = "tiermesh-session"
@@ -98,15 +96,15 @@ class Mailbox(Generic[Message]):
 
 
 class Heartbeats:
-    """Both ends of a control stream speak at least once a heartbeat; who is silent for long is taken for dead.
+    """Both ends of a control stream speak at least twice a heartbeat; who is silent for long is taken for dead.
 
     Args:
-        seconds: of a heartbeat.
+        ladder: of this cluster: when to speak (`beat`), and what is long (`deaf`).
         beat: says to the other end that this one is there.
     """
 
-    def __init__(self, seconds: float, beat: Callable[[], None]) -> None:
-        self._seconds = seconds
+    def __init__(self, ladder: Ladder, beat: Callable[[], None]) -> None:
+        self._ladder = ladder
         self._beat = beat
         self._heard_seconds = time.monotonic()
 
@@ -122,12 +120,12 @@ class Heartbeats:
         """
         while True:
             before = time.monotonic()
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(self._ladder.beat)
             self._beat()
             # What came while this process was paused itself has not been read yet.
-            self._heard_seconds += max(0.0, time.monotonic() - before - self._seconds)
+            self._heard_seconds += max(0.0, time.monotonic() - before - self._ladder.beat)
             silent = time.monotonic() - self._heard_seconds
-            if silent > DEAF_HEARTBEATS * self._seconds:
+            if silent > self._ladder.deaf:
                 raise LinkClosed(f"silent for {silent:.1f} s")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -19,7 +18,7 @@ from protos import cluster_pb2 as pb
 from services.data_streams import DataStreams
 from services.envelope import seal, unseal
 from services.errors import Refused
-from services.ladder import STANDARD, Ladder
+from services.ladder import Ladder
 from services.metrics import WorkerMetrics
 from services.security import Security
 from services.server import open_channel
@@ -27,6 +26,7 @@ from services.streams import (
     HELLO_SECONDS,
     LINK_ENDS,
     Backoff,
+    Heartbeats,
     LinkClosed,
     Mailbox,
     raise_status,
@@ -71,8 +71,6 @@ class WorkerService:
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._lanes: Lanes | None = None
-        self._ladder = STANDARD
-        self._heard_seconds = 0.0
 
     # ---- life ----
 
@@ -125,8 +123,8 @@ class WorkerService:
                 await raise_status(attend)
                 return
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, self._aggregator, first.epoch)
-            self._ladder, self._heard_seconds = ladder_of(welcome), time.monotonic()
-            backoff.limit(self._ladder.retry)
+            ladder = ladder_of(welcome)
+            backoff.limit(ladder.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
@@ -142,12 +140,13 @@ class WorkerService:
                 metrics=self._metrics,
                 up=backoff.reset,
             )
+            heartbeats = Heartbeats(ladder, self._beat)
             try:
                 await until_first_ends(
-                    self._take_orders(attend),
+                    self._take_orders(attend, heartbeats),
                     self._say(attend),
                     self._lanes.run(),
-                    self._keep_in_touch(),
+                    heartbeats.run(),
                 )
             finally:
                 self._lanes = None
@@ -171,9 +170,9 @@ class WorkerService:
 
     # ---- control ----
 
-    async def _take_orders(self, attend: Any) -> None:
+    async def _take_orders(self, attend: Any, heartbeats: Heartbeats) -> None:
         while isinstance(command := await attend.read(), pb.WorkerCommand):
-            self._heard_seconds = time.monotonic()
+            heartbeats.heard()
             body = unseal(command)
             if isinstance(body, pb.Leave):
                 log.info("job %s: %s", body.job, body.reason)
@@ -185,13 +184,8 @@ class WorkerService:
         while True:
             await write(attend, await self._mailbox.take())
 
-    async def _keep_in_touch(self) -> None:
-        while True:
-            await asyncio.sleep(self._ladder.beat)
-            self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
-            silent = time.monotonic() - self._heard_seconds
-            if silent > self._ladder.deaf:
-                raise LinkClosed(f"silent for {silent:.1f} s")
+    def _beat(self) -> None:
+        self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
 
 def ladder_of(welcome: pb.Welcome) -> Ladder:

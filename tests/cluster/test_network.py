@@ -21,7 +21,11 @@ from tests.cluster.bits import CHECKPOINT_EVERY, Bits, gpt_config, write_config
 from tests.cluster.harness import LIMIT_SECONDS, ROOT, Daemon, environment, eventually
 
 HEARTBEAT_SECONDS = 0.5
-DIRECTIONS: tuple[Direction, ...] = ("both", "from", "to")
+DIRECTIONS = (
+    "both",
+    pytest.param("from", marks=pytest.mark.slow),
+    pytest.param("to", marks=pytest.mark.slow),
+)
 
 
 class Network:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import grpc
 import pytest
 
-from services.streams import MAILBOX_LENGTH, Backoff, LinkClosed, Mailbox, until_first_ends, write
+from services.ladder import Ladder
+from services.streams import MAILBOX_LENGTH, Backoff, Heartbeats, LinkClosed, Mailbox, until_first_ends, write
 
 Result = TypeVar("Result")
 
@@ -159,3 +161,21 @@ def test_attempts_wait_longer_and_longer_up_to_a_limit_and_not_all_the_same() ->
     backoff.limit(5.0)
     backoff.reset()
     assert backoff.next_seconds() <= 1.0
+
+
+def test_who_is_silent_is_taken_for_dead_but_not_for_a_pause_of_ones_own() -> None:
+    async def scenario() -> None:
+        ladder = Ladder.of(0.05)
+        beats: list[float] = []
+        heartbeats = Heartbeats(ladder, lambda: beats.append(time.monotonic()))
+        beating = asyncio.ensure_future(heartbeats.run())
+        await asyncio.sleep(0)
+        time.sleep(2 * ladder.deaf)  # nothing could be read meanwhile
+        while not beats:
+            await asyncio.sleep(0)
+        assert not beating.done()
+        with pytest.raises(LinkClosed, match="silent for"):
+            await asyncio.wait_for(beating, 30)
+        assert len(beats) > ladder.deaf / ladder.beat - 1
+
+    asyncio.run(scenario())
