@@ -310,3 +310,8 @@ class OptimizerEngine:
             return
         self._metrics.checkpointed(effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes)
         self._loop.call_soon_threadsafe(self.feed, ev.Saved(written))
+        keep = opened.config.checkpoint
+        for problem in self.store.prune(
+            effect.job, effect.step, keep_last=keep.keep_last, keep_every=keep.keep_every
+        ):
+            log.warning("job %s: %s", effect.job, problem)

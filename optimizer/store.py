@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
+import threading
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from services.checkpoints import (
     list_checkpoints,
     newest_checkpoint,
     newest_that,
+    set_aside,
+    surplus,
     verify_checkpoint,
     write_checkpoint,
 )
@@ -35,6 +40,8 @@ class JobStore:
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
+        self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must stay where it is
+        self._lock = threading.Lock()  # of what is read, and of what is set aside
 
     def _folder(self, job: str) -> Path:
         if not re.fullmatch(r"[\w-]{1,100}", job):
@@ -110,6 +117,28 @@ class JobStore:
         size_bytes = sum(file.stat().st_size for file in info.path.iterdir())
         return _written(job, generation, step, info.path, info.model_sha256), size_bytes
 
+    def prune(self, job: str, written: int, *, keep_last: int, keep_every: int) -> list[str]:
+        """Remove what a job need not keep now that step `written` is on the disk; a line for each that resists.
+
+        What is being read stays until the next time.
+        """
+        problems = []
+        try:
+            for path in surplus(self._folder(job), written, keep_last=keep_last, keep_every=keep_every):
+                try:
+                    with self._lock:
+                        if path in self._reading.values():
+                            continue
+                        aside = set_aside(path)
+                    shutil.rmtree(aside)
+                except OSError as error:
+                    problems.append(f"checkpoint {path}: not removed: {error.strerror or error}")
+        except OSError as error:
+            problems.append(
+                f"{self._folder(job)}: older checkpoints not looked for: {error.strerror or error}"
+            )
+        return problems
+
     @staticmethod
     def describe(checkpoint: Checkpoint) -> pb.CheckpointWritten:
         """What to tell of a checkpoint that was found."""
@@ -123,7 +152,18 @@ class JobStore:
         Raises:
             Refused: there is no such checkpoint, or it is damaged.
         """
-        path = await asyncio.to_thread(self._verified, request)
+        reader = object()
+        with self._lock:
+            self._reading[reader] = None
+        try:
+            async for part in self._parts(request, reader):
+                yield part
+        finally:
+            with self._lock:
+                del self._reading[reader]
+
+    async def _parts(self, request: pb.ReadCheckpointRequest, reader: object) -> AsyncIterator[pb.FilePart]:
+        path = await asyncio.to_thread(self._verified, request, reader)
         for file in sorted(path.iterdir()):
             size = file.stat().st_size
             with file.open("rb") as opened:
@@ -135,10 +175,17 @@ class JobStore:
                     if not data:
                         break
 
-    def _verified(self, request: pb.ReadCheckpointRequest) -> Path:
+    def _take(self, reader: object, path: Path) -> Path:
+        """Verify a checkpoint, which stays as long as this reader is there."""
+        with self._lock:
+            if reader in self._reading:
+                self._reading[reader] = path
+        return verify_checkpoint(path)
+
+    def _verified(self, request: pb.ReadCheckpointRequest, reader: object) -> Path:
         folder = self._folder(request.job)
         if request.newest:
-            newest, _ = newest_that(verify_checkpoint, folder)
+            newest, _ = newest_that(partial(self._take, reader), folder)
             if newest is None:
                 raise Refused(f"job {request.job} has no checkpoint yet")
             return newest
@@ -147,7 +194,7 @@ class JobStore:
         if path not in held:
             steps = ", ".join(str(int(each.name[5:])) for each in held) or "none"
             raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
-        return verify_checkpoint(path)
+        return self._take(reader, path)
 
 
 def _written(job: str, generation: int, step: int, path: Path, model_sha256: str) -> pb.CheckpointWritten:

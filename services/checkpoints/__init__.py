@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.checkpoints.format import CONSTANTS_FILE, Checkpoint, CheckpointInfo, check_file_names
+from services.checkpoints.prune import set_aside, surplus
 from services.checkpoints.read import (
     list_checkpoints,
     newest_checkpoint,
@@ -21,6 +22,8 @@ __all__ = [
     "newest_checkpoint",
     "newest_that",
     "read_checkpoint",
+    "set_aside",
+    "surplus",
     "verify_checkpoint",
     "write_checkpoint",
 ]

@@ -33,7 +33,9 @@ from services.errors import Failed
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
-_TEMPORARY = (".partial", ".replaced")
+REMOVED = ".removed"
+"""What ends the name of a folder that was a checkpoint and is about to go."""
+_TEMPORARY = (".partial", ".replaced", REMOVED)
 
 
 def write_checkpoint(
@@ -93,7 +95,7 @@ def write_checkpoint(
             files=records,
         )
         _write(partial / STATE_FILE, [state.dump()])
-        _synchronise(partial)
+        synchronise(partial)
         _move_into_place(partial, path)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -124,11 +126,11 @@ def _move_into_place(partial: Path, path: Path) -> None:
         except OSError:
             replaced.rename(path)
             raise
-        _synchronise(path.parent)
+        synchronise(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         partial.rename(path)
-        _synchronise(path.parent)
+        synchronise(path.parent)
 
 
 def _make_folder(path: Path) -> None:
@@ -136,16 +138,16 @@ def _make_folder(path: Path) -> None:
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _synchronise(path.parent)
+        synchronise(path.parent)
 
 
 def _remove_leftovers(root: Path) -> None:
     for folder in root.glob(".step-*"):
         if folder.suffix in _TEMPORARY:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # nothing hangs on that one
 
 
-def _synchronise(folder: Path) -> None:
+def synchronise(folder: Path) -> None:
     """Put a folder's list of names on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -199,10 +199,23 @@ class CheckpointConfig(Part):
     """What becomes of a job's checkpoints.
 
     Attributes:
+        keep_last: so many newest ones are kept; 0: all.
+        keep_every: beside those, of each so many steps the first one; 0: none. Step 0 always is.
         on_error: whether the job goes on where one can't be written. Without its first and last one no job does.
     """
 
+    keep_last: Natural = 0
+    keep_every: Natural = 0
     on_error: Literal["continue", "stop"] = "continue"
+
+    @model_validator(mode="after")
+    def _what_is_kept_beside_the_last(self) -> CheckpointConfig:
+        if self.keep_every and not self.keep_last:
+            raise ValueError(
+                f"training_config.checkpoint.keep_every: {self.keep_every} given with keep_last 0, which keeps all, "
+                "expected keep_last of at least 1; write for example keep_last: 3, or remove keep_every"
+            )
+        return self
 
 
 class SamplingConfig(Part):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -182,6 +183,47 @@ def test_a_job_goes_on_without_a_checkpoint_and_the_last_good_one_stays(
         assert talk.steps() == [0, 1, 3]
 
     run(tmp_path, scenario)
+
+
+def test_older_checkpoints_go_but_not_what_is_being_read(tmp_path: Path) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        await talk.step(0)
+        await talk.said(pb.CheckpointWritten)
+        parts = talk.engine.store.parts(pb.ReadCheckpointRequest(job="j", newest=True))
+        assert (await anext(parts)).step == 1
+        for step in range(1, 5):
+            await talk.step(step)
+            await talk.said(pb.CheckpointWritten)
+        assert 1 in talk.steps()
+        assert {part.step async for part in parts} == {1}
+        await talk.step(5)
+        await talk.said(pb.CheckpointWritten)
+
+    run(tmp_path, scenario, checkpoint={"keep_last": 2, "keep_every": 3})
+    left = sorted(path.name for path in (tmp_path / "checkpoints" / "j").iterdir())
+    assert left == ["generation", "step-00000000", "step-00000003", "step-00000005", "step-00000006"]
+
+
+def test_a_checkpoint_that_can_not_be_removed_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rename(source: Any, target: Any) -> None:
+        if str(target).endswith(".removed"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        real_rename(source, target)
+
+    real_rename = os.rename
+    monkeypatch.setattr(os, "rename", rename)
+
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        for step in range(3):
+            await talk.step(step)
+            await talk.said(pb.CheckpointWritten)
+
+    run(tmp_path, scenario, checkpoint={"keep_last": 1})
+    assert "step-00000001: not removed: Read-only file system" in caplog.text
 
 
 def test_a_job_that_is_told_so_stops_without_a_checkpoint(tmp_path: Path, disk: Disk) -> None:

@@ -1,0 +1,50 @@
+"""Which checkpoints a job no longer needs, and removing one so that it is whole or gone, whenever the power goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.checkpoints.read import list_checkpoints
+from services.checkpoints.write import REMOVED, synchronise
+
+
+def surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> list[Path]:
+    """The checkpoints that may go, oldest first.
+
+    Those of later steps than `written` stay: a job that went back found them damaged, and they are no measure of what
+    is intact.
+
+    Args:
+        root: folder of the job's checkpoints.
+        written: step of the one that has just been written; it stays.
+        keep_last: so many stay, it among them; 0: all.
+        keep_every: of each so many steps the first one stays; 0: none for that. Step 0 always does.
+    """
+    made = [each for each in list_checkpoints(root) if _step(each) <= written]
+    if not keep_last:
+        return []
+    kept, spans = set(made[-keep_last:]), {0}
+    for path in made:
+        span = _step(path) // keep_every if keep_every else 0
+        if _step(path) == 0 or span not in spans:
+            kept.add(path)
+        spans.add(span)
+    return [path for path in made if path not in kept]
+
+
+def set_aside(path: Path) -> Path:
+    """Make a checkpoint one no longer, durably, before the first of its files goes; the folder that it is in then.
+
+    What is left of such a folder by a crash is removed by whoever writes the next checkpoint.
+
+    Raises:
+        OSError: the disk refused; the checkpoint is as it was, or set aside.
+    """
+    aside = path.with_name(f".{path.name}{REMOVED}")
+    path.rename(aside)
+    synchronise(path.parent)
+    return aside
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
