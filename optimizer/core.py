@@ -66,6 +66,7 @@ class OpenJob:
         self.due = (
             False  # a checkpoint is to be made of the weights as soon as they rest and the disk is free
         )
+        self.counting_since_seconds: float | None = None  # the minutes to the next checkpoint
         self.failed_step: int | None = None  # whose checkpoint could not be written, at the newest attempt
 
     def take_layout(self, layout_json: str, elements: int) -> None:
@@ -95,6 +96,7 @@ class OptimizerCore:
         self._connected = False
         self._loading = ""
         self._least_generation = 0
+        self._now_seconds = 0.0  # when the newest step was measured
         self._saving: Snapshot | None = None  # on its way to the disk, of whatever job and generation
         self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
         self._out: list[Effect] = []
@@ -140,6 +142,7 @@ class OptimizerCore:
                 if event.epoch == self.epoch:
                     self._ordered(event)
             case Measured():
+                self._now_seconds = event.now_seconds
                 self._commit(event)
             case Saved():
                 self._saved(event.written)
@@ -357,7 +360,7 @@ class OptimizerCore:
         job.updated += 1
         if job.updated < job.chunks:
             return
-        if job.plan.checkpoints_at(job.step):
+        if job.plan.checkpoints_at(job.step) or self._time_is_up(job):
             self._checkpoint_due(job)
         else:
             self._snapshot_if_free()
@@ -367,6 +370,7 @@ class OptimizerCore:
     def _checkpoint_due(self, job: OpenJob) -> None:
         """Have one made, now or when the one before has been written: no step waits for the disk."""
         job.due = True
+        job.counting_since_seconds = None if job.state == pb.Standing.RECEIVING else self._now_seconds
         before = self._saving
         if before is not None:
             text = (
@@ -374,6 +378,12 @@ class OptimizerCore:
             )
             self._say_missed(job, text)
         self._snapshot_if_free()
+
+    def _time_is_up(self, job: OpenJob) -> bool:
+        """Whether one is due by the minutes since the one before, or since the job's first step here."""
+        if job.counting_since_seconds is None:
+            job.counting_since_seconds = self._now_seconds
+        return 0 < job.plan.checkpoint_seconds <= self._now_seconds - job.counting_since_seconds
 
     def _snapshot_if_free(self) -> None:
         """Make the checkpoint that is due, if none is being written and the weights are those of one step."""

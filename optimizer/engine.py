@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,8 @@ class OptimizerEngine:
         if isinstance(event, ev.NotSaved):
             log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
             self._metrics.checkpoint_failed(event.job)
+        elif isinstance(event, ev.Measured):
+            event = replace(event, now_seconds=self._loop.time())
         self.feed(event)
 
     def _updated(self, event: ev.Updated) -> None:

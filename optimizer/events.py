@@ -81,6 +81,7 @@ class Measured:
         norm: global L2 norm.
         finite: whether every element is finite.
         learning_rate: that this step would be made with.
+        now_seconds: of a clock that never goes back.
     """
 
     job: str
@@ -88,6 +89,7 @@ class Measured:
     norm: float
     finite: bool
     learning_rate: float
+    now_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

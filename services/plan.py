@@ -52,6 +52,7 @@ class JobPlan:
         micro_batches: of each step, the leaves of its reduction tree.
         evaluate_every: steps between evaluations; 0: only after the last step.
         checkpoint_every: steps between checkpoints; 0: only after the last step.
+        checkpoint_seconds: time after a checkpoint at which the next is due, if it isn't by steps; 0: none.
         stops_without_checkpoint: whether the job fails with the first checkpoint that can't be written.
         exact: whether workers must have the fingerprint of the first one.
         min_workers: with fewer of them no more work is given out.
@@ -62,6 +63,7 @@ class JobPlan:
     micro_batches: int
     evaluate_every: int = 0
     checkpoint_every: int = 0
+    checkpoint_seconds: float = 0.0
     stops_without_checkpoint: bool = False
     exact: bool = True
     min_workers: int = 1
@@ -74,7 +76,7 @@ class JobPlan:
         )
 
     def checkpoints_at(self, step: int) -> bool:
-        """Whether the weights after `step` updates become a checkpoint."""
+        """Whether the weights after `step` updates become a checkpoint, whatever time has gone by."""
         return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)
 
 
@@ -85,6 +87,7 @@ def plan_of(config: JobConfig) -> JobPlan:
         micro_batches=config.micro_batches,
         evaluate_every=config.evaluate_every,
         checkpoint_every=config.checkpoint_every,
+        checkpoint_seconds=60 * config.checkpoint.every_minutes,
         stops_without_checkpoint=config.checkpoint.on_error == "stop",
         exact=config.exact,
         min_workers=config.min_workers,

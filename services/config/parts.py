@@ -199,11 +199,13 @@ class CheckpointConfig(Part):
     """What becomes of a job's checkpoints.
 
     Attributes:
+        every_minutes: after a checkpoint the next is due, if it isn't by steps; 0: by steps alone.
         keep_last: so many newest ones are kept; 0: all.
         keep_every: beside those, of each so many steps the first one; 0: none. Step 0 always is.
         on_error: whether the job goes on where one can't be written. Without its first and last one no job does.
     """
 
+    every_minutes: NotNegative = 0.0
     keep_last: Natural = 0
     keep_every: Natural = 0
     on_error: Literal["continue", "stop"] = "continue"

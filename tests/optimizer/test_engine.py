@@ -40,7 +40,8 @@ class Aggregator:
     """
 
     def __init__(self, folder: Path, **training: Any) -> None:
-        path = write_config(folder, regression_config(max_steps=6, model_save_interval=1, **training))
+        settings = {"max_steps": 6, "model_save_interval": 1, **training}
+        path = write_config(folder, regression_config(**settings))
         self._spec_json = load_job(path, [])[0].to_json()
         self.root = folder / "checkpoints" / "j"
         self.metrics = OptimizerMetrics()
@@ -224,6 +225,19 @@ def test_a_checkpoint_that_can_not_be_removed_harms_nobody(
 
     run(tmp_path, scenario, checkpoint={"keep_last": 1})
     assert "step-00000001: not removed: Read-only file system" in caplog.text
+
+
+@pytest.mark.parametrize(("minutes", "made"), [(1e-9, [0, 2, 3]), (60, [0])])
+def test_checkpoints_by_the_clock(tmp_path: Path, minutes: float, made: list[int]) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        for step in range(3):
+            await talk.step(step)
+            if step + 1 in made:
+                await talk.said(pb.CheckpointWritten)
+
+    run(tmp_path, scenario, model_save_interval=0, checkpoint={"every_minutes": minutes})
+    assert [int(path.name[5:]) for path in list_checkpoints(tmp_path / "checkpoints" / "j")] == made
 
 
 def test_a_job_that_is_told_so_stops_without_a_checkpoint(tmp_path: Path, disk: Disk) -> None:

@@ -57,6 +57,7 @@ class Dialogue:
         self.core = OptimizerCore(name="opt")
         self.elements = 2 * CHUNK_ELEMENTS
         self.epoch = epoch
+        self.now_seconds = 1000.0
         assert self.connect(epoch) == []
 
     def give(self, event: ev.Input) -> list[str]:
@@ -109,14 +110,15 @@ class Dialogue:
 
     def measured(self, step: int, finite: bool = True) -> list[str]:
         """The staged gradient is measured."""
-        return self.give(ev.Measured("a", step, 2.0, finite, 0.1))
+        return self.give(ev.Measured("a", step, 2.0, finite, 0.1, self.now_seconds))
 
     def updated(self, step: int, chunks: Iterable[int] = (0, 1)) -> list[str]:
         """Chunks are updated."""
         return [each for chunk in chunks for each in self.give(ev.Updated("a", step, chunk))]
 
-    def step(self, generation: int, step: int) -> list[str]:
-        """A whole step; what its last chunk brings."""
+    def step(self, generation: int, step: int, seconds: float = 0.0) -> list[str]:
+        """A whole step, which takes so long; what its last chunk brings."""
+        self.now_seconds += seconds
         self.chunk(0, generation, step)
         self.chunk(1, generation, step)
         self.measured(step)
@@ -329,6 +331,48 @@ def test_no_step_waits_for_a_slow_disk() -> None:
     assert talk.saved(1, 3) == ["say checkpoint 1.3"], "an update is under way"
     assert talk.updated(4, [0]) == []
     assert talk.updated(4, [1]) == ["snapshot 1.5"]
+
+
+BY_TIME = JobPlan(steps=99, micro_batches=2, checkpoint_every=0, checkpoint_seconds=60.0)
+
+
+def test_checkpoints_by_the_clock() -> None:
+    talk = training(plan=BY_TIME)
+    assert talk.step(1, 0, 500.0) == [], "from the first step on"
+    assert talk.step(1, 1, 59.0) == []
+    assert talk.step(1, 2, 1.0) == ["snapshot 1.3"]
+    assert talk.step(1, 3, 59.0) == [], "from that one on"
+    (late,) = talk.step(1, 4, 1.0)
+    assert late.startswith("say no checkpoint 1.5: that of step 3 is still being written")
+    assert talk.not_saved(1, 3) == ["say no checkpoint 1.3: disk full", "snapshot 1.5"]
+    assert talk.not_saved(1, 5) == ["say no checkpoint 1.5: disk full"]
+    assert talk.step(1, 5, 30.0) == [], "not before the next is due"
+    assert talk.step(1, 6, 30.0) == ["snapshot 1.7"]
+
+
+def test_checkpoints_by_steps_and_by_the_clock() -> None:
+    plan = JobPlan(steps=99, micro_batches=2, checkpoint_every=2, checkpoint_seconds=60.0)
+    talk = training(plan=plan)
+    talk.step(1, 0)
+    assert talk.step(1, 1, 40.0) == ["snapshot 1.2"]
+    talk.saved(1, 2)
+    assert talk.step(1, 2, 40.0) == [], "from the newest one on, whatever it was due by"
+    assert talk.step(1, 3, 40.0) == ["snapshot 1.4"]
+    talk.saved(1, 4)
+    assert talk.step(1, 4, 60.0) == ["snapshot 1.5"]
+
+
+def test_the_clock_of_a_new_job_begins_with_its_first_step() -> None:
+    talk = Dialogue()
+    talk.open()
+    talk.loaded(plan=BY_TIME)
+    talk.order(pb.Initialise(job="a", layout_json="layout"))
+    talk.give(ev.Allocated("a", "layout", talk.elements))
+    talk.initial(0)
+    talk.initial(1)
+    talk.saved(1, 0)
+    assert talk.step(1, 0, 500.0) == []
+    assert talk.step(1, 1, 60.0) == ["snapshot 1.2"]
 
 
 def test_the_last_checkpoint_waits_for_the_one_before() -> None:

@@ -162,7 +162,9 @@ class OptimizerShell(Process):
         must(len(tensors.staged) == job.chunks, f"staged {sorted(tensors.staged)}")
         tensors.staged.clear()
         step = effect.step
-        self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step)))
+        self.feed(
+            ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.world.loop.now)
+        )
 
     def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
         before = tensors.weights[chunk]

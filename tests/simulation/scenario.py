@@ -111,5 +111,6 @@ def _job(
         micro_batches=rng.randint(1, most_micro_batches),
         evaluate_every=rng.choice((0, 7, 20, 50)) if evaluate_every is None else evaluate_every,
         checkpoint_every=rng.choice((3, 5, 8, 13)),
+        checkpoint_seconds=float(chunks % 3),
     )
     return SimulatedJob(number, plan, chunks, rng.randint(0, 9), 0.0)

@@ -80,6 +80,8 @@ Refuse = Callable[..., str]
          'training_config.wire_dtype.gradients: "half" given, expected one of: float32, bfloat16, float16'),
         ({"training_config": {"checkpoint": {"on_error": "retry"}}},
          'training_config.checkpoint.on_error: "retry" given, expected one of: continue, stop'),
+        ({"training_config": {"checkpoint": {"every_minutes": -0.5}}},
+         "training_config.checkpoint.every_minutes: -0.5 given"),
         ({"training_config": {"checkpoint": {"keep_last": -1}}}, "training_config.checkpoint.keep_last: -1 given"),
         ({"training_config": {"checkpoint": {"keep_every": 500}}},
          "training_config.checkpoint.keep_every: 500 given with keep_last 0, which keeps all"),
