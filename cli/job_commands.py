@@ -1,4 +1,4 @@
-"""`tiermesh local`, and the commands that talk to an aggregator: submit, jobs, status, logs, cancel, download."""
+"""`tiermesh local` and `chaos`, and the commands that talk to an aggregator: submit, jobs, status, logs, ..."""
 
 from __future__ import annotations
 
@@ -93,6 +93,62 @@ def local(
             allowed_models=allowed_models,
             timeline=timeline,
             supervise=supervise,
+        ),
+        output,
+    )
+
+
+@click.command()
+@job_config
+@option("--seed", type=int, default=1, help="Of the plan: the same seed, the same faults.")
+@option(
+    "--faults", type=click.IntRange(min=0, max=1000), default=6, help="How many, spread over the job's steps."
+)
+@option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
+@option(
+    "--tiers", type=click.Choice(["2", "3"]), default="3", help="2: the optimizer runs inside the aggregator."
+)
+@option(
+    "--heartbeat-seconds",
+    type=click.FloatRange(min=0.1, max=10.0),
+    default=1.0,
+    help="Of the aggregator; faults last half a heartbeat to five.",
+)
+@option(
+    "--verify", is_flag=True, help="Run the job undisturbed first; exit code 1 unless the bits are the same."
+)
+@path_option("--state-dir", default=Path(".tiermesh/chaos"), help="Queue, checkpoints and logs.")
+@option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
+@output_options
+def chaos(
+    *,
+    path: Path,
+    overrides: tuple[str, ...],
+    seed: int,
+    faults: int,
+    workers: int,
+    tiers: str,
+    heartbeat_seconds: float,
+    verify: bool,
+    state_dir: Path,
+    log_level: str,
+    output: Output,
+) -> None:
+    """Run a job while daemons are killed and frozen and links fail, by a seeded plan."""
+    from cli.chaos.run import ChaosOptions, run
+
+    run(
+        ChaosOptions(
+            job=path,
+            overrides=overrides,
+            seed=seed,
+            faults=faults,
+            workers=workers,
+            tiers=int(tiers),
+            heartbeat_seconds=heartbeat_seconds,
+            verify=verify,
+            state_dir=state_dir,
+            log_level=log_level,
         ),
         output,
     )

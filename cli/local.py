@@ -78,7 +78,7 @@ def run(options: LocalOptions, output: Output) -> None:
         raise Refused(
             f"--state-dir {options.state_dir}: can't be made ({error.strerror}); give another"
         ) from None
-    with _locked(options.state_dir):
+    with locked(options.state_dir):
         submission = (config.name, config.to_json()) if config else None
         started = time.monotonic()
         job = asyncio.run(_run(options, submission, output))
@@ -219,14 +219,14 @@ def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | No
 
 
 @contextmanager
-def _locked(state_dir: Path) -> Iterator[None]:
-    """Hold the state dir against a second `local`."""
+def locked(state_dir: Path) -> Iterator[None]:
+    """Hold the state dir against a second cluster on this machine."""
     with (state_dir / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                f"--state-dir {state_dir}: in use by another `tiermesh local`; wait for it, or give another"
+                f"--state-dir {state_dir}: in use by another `tiermesh local` or `chaos`; wait for it, or give another"
             ) from None
         yield
 

@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import click
 
 from cli.daemon_commands import aggregator, optimizer, worker
-from cli.job_commands import cancel, download, jobs, local, logs, status, submit
+from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, validate
 from cli.output import Output
 from services.errors import Refused, TiermeshError
@@ -51,6 +51,7 @@ for command in (
     generate,
     validate,
     check,
+    chaos,
 ):
     tiermesh.add_command(command)
 

@@ -38,6 +38,7 @@ class Daemon:
         name: of the daemon, also of its log.
         log: file that has its standard output and error.
         port: of its gRPC server, once ready.
+        tensor_port: of its data streams, once ready; 0: it has none.
     """
 
     def __init__(self, role: str, name: str, folder: Path, arguments: Sequence[str]) -> None:
@@ -45,6 +46,7 @@ class Daemon:
         self.name = name
         self.log = folder / f"{name}.log"
         self.port = 0
+        self.tensor_port = 0
         self._arguments = tuple(arguments)
         self._ready = folder / f"{name}.ready.json"
         self._process: asyncio.subprocess.Process
@@ -112,7 +114,8 @@ class Daemon:
                     f"{self.name} (process {self.pid}): not ready after {READY_SECONDS:g} s; see {self.log}"
                 )
             await asyncio.sleep(_POLL_SECONDS)
-        self.port = int(json.loads(self._ready.read_text())["port"])
+        ports = json.loads(self._ready.read_text())
+        self.port, self.tensor_port = int(ports["port"]), int(ports["tensor_port"])
 
     async def ended(self) -> int:
         """Wait until the process has ended, however long that is; returns its exit code."""

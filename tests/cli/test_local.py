@@ -164,7 +164,7 @@ def test_a_dead_role_is_named_with_its_log(job_file: Path, tmp_path: Path) -> No
         aggregator = daemon_pid(state, "aggregator")
         code, _, line = run(job_file, state, "--tiers", "2")
         assert code == 2
-        assert "in use by another `tiermesh local`" in line
+        assert "in use by another `tiermesh local` or `chaos`" in line
         os.kill(daemon_pid(state, "optimizer"), signal.SIGKILL)
         code, lines = rest_of(process)
     assert code == 1
