@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
+from services.plan import LAST_EPOCH
 
 FORMAT = 1
 """Version of the tables; a file with another is refused."""
@@ -130,10 +131,7 @@ class Queue:
             rows = self._connection.execute(
                 "SELECT job, spec_json, fingerprint_json FROM jobs ORDER BY place"
             ).fetchall()
-            return [
-                (jobs_pb2.Job.FromString(job), spec_json, json.loads(fingerprint_json))
-                for job, spec_json, fingerprint_json in rows
-            ]
+            return [_row(*row) for row in rows]
 
     def _open(self) -> None:
         execute = self._connection.execute
@@ -157,7 +155,10 @@ class Queue:
             raise sqlite3.DatabaseError(damage)
 
     def _stored_epoch(self) -> int:
-        return int(self._connection.execute("SELECT epoch FROM cluster").fetchone()[0])
+        row = self._connection.execute("SELECT epoch FROM cluster").fetchone()
+        if row is None or not isinstance(row[0], int) or not 0 <= row[0] < LAST_EPOCH:
+            raise ValueError(f"the epoch is {row and row[0]!r:.100}, expected a number below {LAST_EPOCH}")
+        return row[0]
 
     def _fence(self) -> None:
         """Hold the stored epoch to be ours; to write, within the transaction that does."""
@@ -187,7 +188,7 @@ class Queue:
         """Turn errors of SQLite and of decoding into one line with the file and the mend."""
         try:
             yield
-        except (sqlite3.Error, DecodeError, ValueError) as error:
+        except (sqlite3.Error, DecodeError, ValueError, RecursionError) as error:
             raise self._explain(" ".join(str(error).split())) from None
 
     def _explain(self, text: str) -> TiermeshError:
@@ -209,3 +210,15 @@ class Queue:
             f"{where}: damaged or no queue at all ({text}); put a good copy there, or move it away to start "
             "with an empty queue (checkpoints stay)"
         )
+
+
+def _row(
+    job: object, spec_json: object, fingerprint_json: object
+) -> tuple[jobs_pb2.Job, str, dict[str, str]]:
+    """A job's row, whose columns SQLite lets be of any type (ValueError if one is of another than was written)."""
+    if not (isinstance(job, bytes) and isinstance(spec_json, str) and isinstance(fingerprint_json, str)):
+        raise ValueError("a job's columns are not bytes, text and text")
+    fingerprint = json.loads(fingerprint_json)
+    if not isinstance(fingerprint, dict) or not all(isinstance(each, str) for each in fingerprint.values()):
+        raise ValueError("a job's fingerprint is no mapping of text to text")
+    return jobs_pb2.Job.FromString(job), spec_json, fingerprint

@@ -13,6 +13,9 @@ from cli.options import Target
 from cli.output import Output
 from services.errors import Failed, Refused
 
+MOST_FILES = 100
+"""Of a checkpoint, which has some five."""
+
 
 async def download(target: Target, job: str, folder: Path, step: int | None, output: Output) -> None:
     """Write a checkpoint of `job` to `folder`/step-XXXXXXXX.
@@ -56,17 +59,27 @@ async def _receive(client: JobsClient, job: str, step: int | None, folder: Path)
     """Write the pieces of each file as they come; returns the checkpoint's step and its size in bytes."""
     found: int | None = None
     expected: dict[str, int] = {}
+    left: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
         files: dict[str, BinaryIO] = {}
         async with contextlib.aclosing(client.download(job, step)) as parts:
             async for part in parts:
                 if part.path not in files:
+                    if len(files) == MOST_FILES:
+                        raise Failed(
+                            f"aggregator {client.address}: sent more than {MOST_FILES} files; that is no checkpoint"
+                        )
                     path = _inside(folder, part.path)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     files[part.path] = stack.enter_context(path.open("wb"))
-                    expected[part.path] = part.size
+                    expected[part.path] = left[part.path] = part.size
                     found = part.step
-                files[part.path].write(part.data)
+                left[part.path] -= files[part.path].write(part.data)
+                if left[part.path] < 0:
+                    raise Failed(
+                        f"aggregator {client.address}: {part.path}: more than its {expected[part.path]} bytes arrived; "
+                        "try again"
+                    )
     if found is None:
         raise Failed(f"aggregator {client.address}: sent no files for job {job}; try again")
     for name, size_bytes in expected.items():

@@ -221,7 +221,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     if path is None:
         return
     from services.config.documents import read_document
-    from services.config.problems import unknown_key
+    from services.config.problems import shown, unknown_key
 
     by_flag: dict[str, str] = {
         flag.removeprefix("--"): each.name
@@ -236,9 +236,14 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
         if name is None:
             raise unknown_key(f"--config {path}", key, value, by_flag)
         if isinstance(value, dict) or value is None:
-            raise Refused(f"--config {path}: {key}: {value!r} given, expected a plain value; correct it")
+            raise Refused(f"--config {path}: {key}: {shown(value)} given, expected a plain value; correct it")
         # As text, as from the command line, so that the option's own type judges it.
-        defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
+        try:
+            defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
+        except (ValueError, RecursionError):  # a number too long to write down, a list that holds itself
+            raise Refused(
+                f"--config {path}: {key}: {shown(value)} given, expected a plain value; correct it"
+            ) from None
     context.default_map = {**(context.default_map or {}), **defaults}
 
 

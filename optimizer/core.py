@@ -37,12 +37,9 @@ from optimizer.events import (
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.envelope import OptimizerBody
-from services.plan import PROTOCOL_VERSION, JobPlan
+from services.plan import LAST_GENERATION, PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
-
-LAST_GENERATION = (1 << 32) - 1
-"""That a message can name."""
 
 
 class OpenJob:

@@ -27,6 +27,7 @@ from services.checkpoints import (
 )
 from services.config import JobConfig
 from services.errors import Failed, Refused
+from services.plan import LAST_GENERATION
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
@@ -56,7 +57,10 @@ class JobStore:
         """
         path = self._folder(job) / _GENERATION_FILE
         try:
-            return int(path.read_text())
+            generation = int(path.read_text())
+            if not 0 <= generation <= LAST_GENERATION:
+                raise ValueError(f"{generation} is not from 0 to {LAST_GENERATION}")
+            return generation
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 class TiermeshError(Exception):
-    """Base of all errors raised for a reader; its text is one complete line."""
+    """Base of all errors raised for a reader; its text is one complete line, whatever was quoted in it."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if text.isprintable():
+            return text
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class Refused(TiermeshError):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from services.config import JobConfig
 
 PROTOCOL_VERSION = 1
+LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
+"""That messages can name: a generation is a uint32, and so is the half of a lease id that holds the epoch."""
 WINDOW_CHUNKS = 16
 """How many chunks of float32 ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
 WINDOW_SUMS = 32

@@ -161,9 +161,9 @@ def split_address(what: str, address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
         raise Refused(
-            f"{what} {address!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
+            f"{what} {address[:300]!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
         )
     return host, int(port)
 

@@ -23,6 +23,7 @@ from services.errors import Refused
 
 log = logging.getLogger("tiermesh")
 
+_STEP_DIGITS = 18
 MOST_EVENTS = 200_000
 """What comes after so many is left out: 30 MB of a file."""
 
@@ -60,8 +61,9 @@ class TimelineOptions:
             Refused: they are not, or the folder can't be made.
         """
         first, _, last = steps.partition("-")
-        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-            raise Refused(f"--timeline-steps {steps}: expected FIRST-LAST, for example 10-12")
+        digits = all(each.isdecimal() and len(each) <= _STEP_DIGITS for each in (first, last))
+        if not digits or int(first) > int(last):
+            raise Refused(f"--timeline-steps {steps[:100]!r}: expected FIRST-LAST, for example 10-12")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

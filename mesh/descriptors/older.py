@@ -37,12 +37,18 @@ def converted(text: str, source: str) -> MeshGraphDescriptor:
     """
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: a date or a number that is none
         raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct that place") from None
     try:
         return _converted(document)
     except _Wrong as wrong:
         raise Refused(f"{source}: {wrong}") from None
+    except (TypeError, ValueError) as error:  # a number that the schema has no room for, a list that is none
+        raise Refused(f"{source}: not of the older schema ({' '.join(str(error).split())})") from None
 
 
 class _Wrong(Exception):
@@ -124,7 +130,7 @@ def _links(document: dict[str, Any], known: set[int]) -> list[Connection]:
 def _mesh_id(value: Any, known: set[int]) -> int:
     """The id that `M3` or `3` names."""
     digits = str(value).removeprefix("M")
-    if not digits.isdigit() or int(digits) not in known:
+    if not digits.isdecimal() or int(digits) not in known:
         raise _Wrong(
             f"mesh {value!r} is linked, but Mesh has only {', '.join(f'M{each}' for each in sorted(known))}"
         )

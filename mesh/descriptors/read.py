@@ -61,6 +61,8 @@ def parsed(text: str, source: str) -> MeshGraphDescriptor:
         raise Refused(
             f"{source}: {place}{what}; expected protobuf text such as `mesh_descriptors {{ ... }}`"
         ) from None
+    except RecursionError:
+        raise Refused(f"{source}: nested too deep; expected a mesh graph descriptor") from None
 
 
 def written(descriptor: MeshGraphDescriptor) -> str:

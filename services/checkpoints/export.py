@@ -65,8 +65,13 @@ def read_constants(files: Mapping[str, bytes]) -> dict[str, Float32Array]:
         return {}
     try:
         constants = load(files[CONSTANTS_FILE])
-    except SafetensorError as error:
-        raise Refused(f"{CONSTANTS_FILE}: not a safetensors file: {error}") from None
+    except (
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # of a dtype that numpy lacks, the others
+        raise Refused(f"{CONSTANTS_FILE}: not a safetensors file of float32: {error}") from None
     for name, tensor in constants.items():
         if tensor.dtype != np.float32:
             raise Refused(f"{CONSTANTS_FILE}: {name} is {tensor.dtype}, expected float32")

@@ -109,7 +109,10 @@ class State(BaseModel):
     @classmethod
     def load(cls, data: bytes) -> State:
         """From what `dump` gave (ValueError for anything else, saying what is wrong)."""
-        values = json.loads(data)
+        try:
+            values = json.loads(data)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
         if values.get("format") != FORMAT_VERSION:

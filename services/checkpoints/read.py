@@ -148,7 +148,7 @@ def _read_state(path: Path) -> tuple[State, Layout]:
     try:
         state = State.load(file.read_bytes())
         return state, Layout.from_json(state.layout)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise Refused(f"{STATE_FILE} is damaged: {str(error).splitlines()[0]}") from None
 
 
@@ -182,7 +182,7 @@ def _read_weights(path: Path, layout: Layout, constants: set[str]) -> Float32Arr
             raise Refused(f"{path.name}: {name} is {'not expected' if name in held else 'missing'}")
         for entry in layout.entries:
             try:
-                import_tensor(entry, file.get_tensor(entry.export_name), weights)
+                import_tensor(entry, _tensor(file, entry.export_name), weights)
             except Refused as error:
                 raise Refused(f"{path.name}: {error}") from None
     return weights
@@ -190,5 +190,15 @@ def _read_weights(path: Path, layout: Layout, constants: set[str]) -> Float32Arr
 
 def _read_tensors(path: Path) -> dict[str, NDArray[np.generic]]:
     with _open(path) as file:
-        names = file.keys()
-        return {name: file.get_tensor(name) for name in names}
+        try:
+            return {name: _tensor(file, name) for name in sorted(file.keys())}
+        except Refused as error:
+            raise Refused(f"{path.name}: {error}") from None
+
+
+def _tensor(file: Any, name: str) -> NDArray[np.generic]:
+    try:
+        tensor: NDArray[np.generic] = file.get_tensor(name)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{name!r:.100} is of no dtype that checkpoints have ({error})") from None
+    return tensor

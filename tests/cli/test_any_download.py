@@ -1,0 +1,79 @@
+"""Whatever an aggregator sends as a checkpoint: nothing lands outside the folder, nor more than was announced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cli.download import MOST_FILES, _receive
+from protos.cluster_pb2 import FilePart
+from services.errors import TiermeshError
+from tests.anything import is_told_in_one_line
+
+NAMES = st.sampled_from(
+    [
+        "a",
+        "./a",
+        "a/b",
+        "..",
+        "../x",
+        "/etc/x",
+        "a/../../x",
+        "",
+        ".",
+        "a\\b",
+        "\0",
+        "~",
+        "n" * 300,
+        "a//b",
+        "\n",
+    ]
+) | st.text(alphabet="ab./\\", max_size=8)
+PARTS = st.lists(
+    st.builds(
+        FilePart,
+        path=NAMES,
+        data=st.binary(max_size=20),
+        size=st.integers(0, 20) | st.just((1 << 64) - 1),
+        step=st.sampled_from([5, (1 << 64) - 1]),
+    ),
+    max_size=5,
+)
+
+
+class Sender:
+    """Stands for the client."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, parts: Sequence[FilePart]) -> None:
+        self._parts = parts
+
+    async def download(self, *_: Any) -> AsyncIterator[FilePart]:
+        for part in self._parts:
+            yield part
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=PARTS)
+@example(parts=[FilePart(path="a", data=b"12345", size=4)])
+@example(parts=[FilePart(path=f"f{number}") for number in range(MOST_FILES + 1)])
+def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePart]) -> None:
+    outer = tmp_path_factory.mktemp("outer")
+    folder = outer / "inner"
+    folder.mkdir()
+    try:
+        asyncio.run(_receive(Sender(parts), "a", None, folder))  # type: ignore[arg-type]
+    except TiermeshError as error:
+        assert is_told_in_one_line(error)
+    except OSError:
+        pass  # a name that this system has not; the command tells of it
+    else:
+        assert len({part.path for part in parts}) <= MOST_FILES
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 20 * len(parts)
+    assert list(outer.iterdir()) == [folder]

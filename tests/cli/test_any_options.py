@@ -1,0 +1,61 @@
+"""Whatever a `--config` file holds, a daemon's options are read or refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cli.daemon_commands import aggregator
+from cli.options import _read_config
+from services.errors import Refused
+from tests.anything import is_told_in_one_line
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.dates()
+    | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+KEYS = st.sampled_from(["listen", "name", "tls-ca", "heartbeat_seconds", "log-level"]) | VALUES.filter(
+    lambda key: not isinstance(key, list | dict)
+)
+
+
+def held(content: bytes, folder: Path) -> None:
+    path = folder / "options.yaml"
+    path.write_bytes(content)
+    with click.Context(aggregator) as context:
+        parameter = next(each for each in aggregator.params if each.name == "config")
+        try:
+            _read_config(context, parameter, path)
+        except Refused as error:
+            assert is_told_in_one_line(error)
+            return
+        assert all(isinstance(each, str | list) for each in (context.default_map or {}).values())
+
+
+@settings(max_examples=150, deadline=None)
+@given(document=st.dictionaries(KEYS, VALUES, max_size=3))
+def test_any_mapping(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+    held(yaml.safe_dump(document).encode(), tmp_path_factory.getbasetemp())
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=40))
+@example(content=b"listen: 0x" + b"f" * 5000)
+@example(content=b"listen: &a [*a]")
+@example(content=b"[" * 50_000)
+def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    held(content, tmp_path_factory.getbasetemp())
+    held(b"name: " + content, tmp_path_factory.getbasetemp())

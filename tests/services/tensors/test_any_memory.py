@@ -1,0 +1,94 @@
+"""Whatever a peer offers, answers, or says of its memory: payloads of it stay within it, the rest is refused."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
+from services.errors import Refused
+from services.streams import LinkClosed
+from services.tensors.same_host import MOST_PLACES, SHARED_MEMORY_KEY, AcceptedLink, OfferedLink
+from services.tensors.shared import MappedArray, NotShared
+from tests.anything import is_told_in_one_line, message
+from tests.services.tensors.test_same_host import array_of, confirm
+from tests.services.tensors.test_shared import memory
+
+NUMBERS = st.integers(-1, 70).map(str) | st.sampled_from([str(os.getpid()), "9" * 5000, "1_0", "x", ""])
+TOKENS = st.sampled_from(["00" * 32, "00", "zz" * 32, ""]) | st.text(max_size=8)
+OFFERS = st.tuples(NUMBERS, NUMBERS, TOKENS).map(" ".join) | st.text(max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OFFERS)
+def test_any_offer(offer: str) -> None:
+    try:
+        link = AcceptedLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
+    except Refused as error:
+        assert is_told_in_one_line(error)
+        return
+    assert not link.shares
+    assert link.metadata == ((SHARED_MEMORY_KEY, "no"),)
+    link.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.tuples(TOKENS, NUMBERS, NUMBERS).map(" ".join) | st.text(max_size=30))
+def test_any_answer(answer: str) -> None:
+    link = OfferedLink("peer", enabled=True, count=lambda _: None)
+    try:
+        confirm(link, ((SHARED_MEMORY_KEY, answer),))
+    except LinkClosed as closed:
+        assert str(closed).isprintable()
+    assert not link.shares
+    link.close()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    numbers=st.lists(
+        st.integers(0, 5) | st.sampled_from([64, 200, 1 << 40, (1 << 64) - 1]), min_size=5, max_size=5
+    ),
+    size_bytes=st.sampled_from([8, 4096, 4096 + 64, 4096 + 200]),
+    chunk=st.integers(0, 9) | st.just((1 << 32) - 1),
+)
+def test_any_header(numbers: list[int], size_bytes: int, chunk: int) -> None:
+    made = memory(np.array(numbers, "<u8").tobytes()[:size_bytes], size_bytes)
+    try:
+        mapped = MappedArray(os.getpid(), made, numbers[0])
+    except NotShared:
+        return
+    finally:
+        os.close(made)
+    assert mapped.payload.size < size_bytes
+    assert mapped.place(chunk).size <= mapped.payload.size
+    assert mapped.holds(chunk, 7) in (True, False)
+
+
+ARRAY = array_of(2)
+PLACES = message(
+    SharedPlaces,
+    identity=st.just(ARRAY.identity),
+    descriptor=st.just(ARRAY.descriptor),
+    indices=st.lists(st.integers(0, 3), max_size=MOST_PLACES + 1),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(places=PLACES, header=message(ChunkHeader))
+def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
+    caller = OfferedLink("peer", enabled=True, count=lambda _: None)
+    server = AcceptedLink("peer", caller.metadata, enabled=True)
+    try:
+        chunks = server.deserialize(Chunk(header=header, shared=places).SerializeToString())
+    except Refused as error:
+        assert is_told_in_one_line(error)
+    else:
+        assert 1 <= len(chunks) <= MOST_PLACES
+        assert all(len(chunk.payload) <= ARRAY.payload.size for chunk in chunks)
+    finally:
+        caller.close()
+        server.close()
