@@ -63,7 +63,7 @@ class TimelineOptions:
         first, _, last = steps.partition("-")
         digits = all(each.isdecimal() and len(each) <= _STEP_DIGITS for each in (first, last))
         if not digits or int(first) > int(last):
-            raise Refused(f"--timeline-steps {steps[:100]!r}: expected FIRST-LAST, for example 10-12")
+            raise Refused(f"--timeline-steps {steps[:100]}: expected FIRST-LAST, for example 10-12")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -77,7 +77,7 @@ def test_any_older_document(folder: Path, document: Any) -> None:
     content=st.binary(max_size=40)
     | st.text(alphabet="abc:{}[]&*!|>-?#'\"%@, \n\t019.e_=<", max_size=40).map(str.encode)
 )
-@example(b"[" * 50_000)
+@example(b"[" * 5_000)
 @example(b"a: 2001-99-99")
 @example(b"a: " + b"9" * 5000)
 def test_any_yaml(folder: Path, content: bytes) -> None:
