@@ -91,9 +91,10 @@ class Flow:
         for left, right, parent in arrival.merges:
             self._out.put(Merge(chunk, left, right, parent))
         if arrival.done:
-            self._out.put(
-                Forward(self.header(step_sum.version, chunk, elements, GRADIENT), step_sum.coverage.root)
-            )
+            onward = self.header(step_sum.version, chunk, elements, GRADIENT)
+            if chunk == 0:
+                onward.non_finite.extend(step_sum.non_finite)
+            self._out.put(Forward(onward, step_sum.coverage.root))
 
     def initial(self, header: ChunkHeader) -> None:
         """A chunk of initial weights: straight on to the optimizer."""

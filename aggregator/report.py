@@ -7,7 +7,7 @@ from aggregator.fitness import Fitness
 from aggregator.members import Version
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
-from protos.tensors_pb2 import FLOAT16
+from services.non_finite import why_not_finite
 from services.plan import WireTypes
 
 RATE_MEMORY = 0.9
@@ -85,10 +85,9 @@ class Report:
         if self.job.HasField("loss"):
             text += f", Loss: {self.job.loss:.7f}"
         if not commit.applied:
-            text += " (skipped: the gradient is not finite"
-            if wire.gradients == FLOAT16:
-                text += "; it travels as float16, whose largest is 65504: with wire_dtype bfloat16 it may be larger"
-            text += ")"
+            why = why_not_finite(commit.non_finite, wire.gradients)
+            self.job.skipped = f"step {version.step}: {why}"
+            text += f" (skipped: {why})"
         self.note("step", text, commit.grad_norm, commit.learning_rate)
 
     @property

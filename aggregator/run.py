@@ -302,6 +302,7 @@ class Run:
         if in_place and not member.in_place:
             self.orders.window(member.session, self.sum, self.chunks)
         member.in_place = in_place
+        self.sum.blame(assignment, member.name, header.non_finite)
         self.flow.gradient(self.sum, assignment, header, self.elements)
         self._widen(self.sum)
 

@@ -9,6 +9,7 @@ from aggregator.coverage import Arrival, Coverage
 from aggregator.leases import plan
 from aggregator.losses import total
 from aggregator.members import Version
+from protos.tensors_pb2 import NonFinite
 from services.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
 from services.tensors.tree import Node
 
@@ -45,6 +46,7 @@ class StepSum:
         self.limit = min(WINDOW_CHUNKS * room, chunks)
         self._position = 0
         self._losses: dict[int, float] = {}
+        self._non_finite: dict[int, NonFinite] = {}
 
     # ---- who computes what ----
 
@@ -101,6 +103,19 @@ class StepSum:
         if len(losses) == assignment.node.count:
             self._losses.update(enumerate(losses, assignment.node.first))
         return self.coverage.add(assignment.node, chunk)
+
+    def blame(self, assignment: Assignment, worker: str, found: Iterable[NonFinite]) -> None:
+        """A worker found gradients of an assignment's micro-batches that are not finite."""
+        node = assignment.node
+        for each in found:
+            if node.first <= each.micro_batch < node.stop:
+                named = NonFinite(micro_batch=each.micro_batch, parameter=each.parameter, worker=worker)
+                self._non_finite[each.micro_batch] = named
+
+    @property
+    def non_finite(self) -> list[NonFinite]:
+        """Micro-batches whose gradients are not finite, as far as chunk 0 of their nodes has come, in their order."""
+        return [self._non_finite[index] for index in sorted(self._non_finite)]
 
     def reopen(self, chunks: Iterable[int]) -> list[int]:
         """The optimizer lacks these chunks; those that had been passed on and must be sent anew."""

@@ -67,6 +67,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "checkpoint_step": job.checkpoint_step if job.checkpoint else None,
         "model_sha256": job.model_sha256 or None,
         "tokens_per_second": job.tokens_per_second,
+        "skipped": job.skipped or None,
         "generation": job.generation,
         "submitted_seconds": job.submitted_seconds or None,
         "started_seconds": job.started_seconds or None,
@@ -82,6 +83,8 @@ def job_line(job: jobs_pb2.Job) -> str:
     if job.HasField("validation_loss"):
         parts.append(f"validation loss {job.validation_loss:.4f} at step {job.validation_step}")
     parts.append(job.name)
+    if job.skipped:
+        parts.append(f"(skipped {job.skipped})")
     if job.detail:
         parts.append(f"({job.detail})")
     return "  ".join(parts)

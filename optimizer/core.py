@@ -35,8 +35,9 @@ from optimizer.events import (
     Updated,
 )
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.envelope import OptimizerBody
+from services.non_finite import why_not_finite
 from services.plan import LAST_GENERATION, PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
@@ -55,6 +56,7 @@ class OpenJob:
         self.elements = 0
         self.chunks = 0
         self.staged: set[int] = set()
+        self.non_finite: list[NonFinite] = []  # of the micro-batches whose sum is staged; told with chunk 0
         self.deciding = False
         self.updated = 0  # chunks whose weights are those of `step`
         self.allocating = ""  # the layout that room is being made for
@@ -321,6 +323,8 @@ class OptimizerCore:
         initial = job.state == pb.Standing.RECEIVING
         self._out.append(StoreInitial(header.index) if initial else Stage(header.index))
         job.staged.add(header.index)
+        if header.index == 0:
+            job.non_finite = list(header.non_finite)
         if len(job.staged) < job.chunks:
             return
         job.deciding = True
@@ -333,6 +337,10 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
             return
+        if not event.finite and job.plan.on_non_finite == "stop":
+            why = why_not_finite(job.non_finite, job.plan.wire.gradients)
+            self._broke(Broke(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
+            return
         self._say(
             pb.Commit(
                 job=job.job,
@@ -341,6 +349,7 @@ class OptimizerCore:
                 applied=event.finite,
                 grad_norm=event.norm,
                 learning_rate=event.learning_rate,
+                non_finite=() if event.finite else job.non_finite,
             )
         )
         self._out.append(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))

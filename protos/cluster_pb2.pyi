@@ -408,20 +408,22 @@ class Close(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate")
+    __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate", "non_finite")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
     applied: bool
     grad_norm: float
     learning_rate: float
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    non_finite: _containers.RepeatedCompositeFieldContainer[_tensors_pb2.NonFinite]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., applied: _Optional[bool] = ..., grad_norm: _Optional[float] = ..., learning_rate: _Optional[float] = ..., non_finite: _Optional[_Iterable[_Union[_tensors_pb2.NonFinite, _Mapping]]] = ...) -> None: ...
 
 class CheckpointWritten(_message.Message):
     __slots__ = ("job", "generation", "step", "path", "model_sha256")

@@ -24,21 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/tensors.proto\x12\x08tiermesh\"\x83\x02\n\x0b\x43hunkHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05lease\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12!\n\x04kind\x18\x07 \x01(\x0e\x32\x13.tiermesh.ChunkKind\x12\r\n\x05index\x18\x08 \x01(\r\x12\x0e\n\x06offset\x18\t \x01(\x04\x12\x10\n\x08\x65lements\x18\n \x01(\r\x12\x1e\n\x05\x64type\x18\x0b \x01(\x0e\x32\x0f.tiermesh.DType\x12\x0e\n\x06\x63rc32c\x18\x0c \x01(\x07\x12\x0e\n\x06losses\x18\r \x03(\x01\"W\n\x0cSharedPlaces\x12\x10\n\x08identity\x18\x01 \x01(\x06\x12\x12\n\ndescriptor\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07indices\x18\x04 \x03(\r\"g\n\x05\x43hunk\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\x12&\n\x06shared\x18\x0e \x01(\x0b\x32\x16.tiermesh.SharedPlaces\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*F\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03*W\n\tChunkKind\x12\x1a\n\x16\x43HUNK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08GRADIENT\x10\x01\x12\x0b\n\x07WEIGHTS\x10\x02\x12\x13\n\x0fINITIAL_WEIGHTS\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/tensors.proto\x12\x08tiermesh\"C\n\tNonFinite\x12\x13\n\x0bmicro_batch\x18\x01 \x01(\r\x12\x11\n\tparameter\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\"\xac\x02\n\x0b\x43hunkHeader\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05lease\x18\x05 \x01(\x04\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12!\n\x04kind\x18\x07 \x01(\x0e\x32\x13.tiermesh.ChunkKind\x12\r\n\x05index\x18\x08 \x01(\r\x12\x0e\n\x06offset\x18\t \x01(\x04\x12\x10\n\x08\x65lements\x18\n \x01(\r\x12\x1e\n\x05\x64type\x18\x0b \x01(\x0e\x32\x0f.tiermesh.DType\x12\x0e\n\x06\x63rc32c\x18\x0c \x01(\x07\x12\x0e\n\x06losses\x18\r \x03(\x01\x12\'\n\nnon_finite\x18\x0e \x03(\x0b\x32\x13.tiermesh.NonFinite\"W\n\x0cSharedPlaces\x12\x10\n\x08identity\x18\x01 \x01(\x06\x12\x12\n\ndescriptor\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0f\n\x07indices\x18\x04 \x03(\r\"g\n\x05\x43hunk\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\x12&\n\x06shared\x18\x0e \x01(\x0b\x32\x16.tiermesh.SharedPlaces\x12\x0f\n\x07payload\x18\x0f \x01(\x0c*F\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0c\n\x08\x42\x46LOAT16\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03*W\n\tChunkKind\x12\x1a\n\x16\x43HUNK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08GRADIENT\x10\x01\x12\x0b\n\x07WEIGHTS\x10\x02\x12\x13\n\x0fINITIAL_WEIGHTS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensors_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=490
-  _globals['_DTYPE']._serialized_end=560
-  _globals['_CHUNKKIND']._serialized_start=562
-  _globals['_CHUNKKIND']._serialized_end=649
-  _globals['_CHUNKHEADER']._serialized_start=35
-  _globals['_CHUNKHEADER']._serialized_end=294
-  _globals['_SHAREDPLACES']._serialized_start=296
-  _globals['_SHAREDPLACES']._serialized_end=383
-  _globals['_CHUNK']._serialized_start=385
-  _globals['_CHUNK']._serialized_end=488
+  _globals['_DTYPE']._serialized_start=600
+  _globals['_DTYPE']._serialized_end=670
+  _globals['_CHUNKKIND']._serialized_start=672
+  _globals['_CHUNKKIND']._serialized_end=759
+  _globals['_NONFINITE']._serialized_start=34
+  _globals['_NONFINITE']._serialized_end=101
+  _globals['_CHUNKHEADER']._serialized_start=104
+  _globals['_CHUNKHEADER']._serialized_end=404
+  _globals['_SHAREDPLACES']._serialized_start=406
+  _globals['_SHAREDPLACES']._serialized_end=493
+  _globals['_CHUNK']._serialized_start=495
+  _globals['_CHUNK']._serialized_end=598
 # @@protoc_insertion_point(module_scope)

@@ -29,8 +29,18 @@ GRADIENT: ChunkKind
 WEIGHTS: ChunkKind
 INITIAL_WEIGHTS: ChunkKind
 
+class NonFinite(_message.Message):
+    __slots__ = ("micro_batch", "parameter", "worker")
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    micro_batch: int
+    parameter: str
+    worker: str
+    def __init__(self, micro_batch: _Optional[int] = ..., parameter: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+
 class ChunkHeader(_message.Message):
-    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "losses")
+    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "losses", "non_finite")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +54,7 @@ class ChunkHeader(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
+    NON_FINITE_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     generation: int
@@ -57,7 +68,8 @@ class ChunkHeader(_message.Message):
     dtype: DType
     crc32c: int
     losses: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ...) -> None: ...
+    non_finite: _containers.RepeatedCompositeFieldContainer[NonFinite]
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ...) -> None: ...
 
 class SharedPlaces(_message.Message):
     __slots__ = ("identity", "descriptor", "sequence", "indices")

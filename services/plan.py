@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
 
@@ -59,6 +59,7 @@ class JobPlan:
         exact: whether workers must have the fingerprint of the first one.
         min_workers: with fewer of them no more work is given out.
         wire: how its tensors travel.
+        on_non_finite: what becomes of a step whose gradient is not finite: it is skipped, or the job stops.
     """
 
     steps: int
@@ -70,6 +71,7 @@ class JobPlan:
     exact: bool = True
     min_workers: int = 1
     wire: WireTypes = WireTypes()
+    on_non_finite: Literal["skip", "stop"] = "skip"
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the weights after `step` updates are evaluated."""
@@ -94,4 +96,5 @@ def plan_of(config: JobConfig) -> JobPlan:
         exact=config.exact,
         min_workers=config.min_workers,
         wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),
+        on_non_finite=config.on_non_finite,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import from_ranges
@@ -56,6 +56,7 @@ class HeldLease:
         ready_from: chunks from this one to the last are in place.
         begun: whether it is being performed; before, the first of its weights is waited for.
         losses: of the node's micro-batches, once the last chunk to be sent, chunk 0, is in place.
+        non_finite: those of them whose gradients are not finite; known with the losses.
     """
 
     lease: pb.Lease
@@ -63,6 +64,7 @@ class HeldLease:
     ready_from: int
     begun: bool = False
     losses: tuple[float, ...] = ()
+    non_finite: tuple[NonFinite, ...] = ()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -152,7 +154,11 @@ class WorkerCore:
             case NodeReady():
                 held = self.leases.get(event.lease)
                 if held is not None:
-                    held.ready_from, held.losses = event.chunk, event.losses
+                    held.ready_from, held.losses, held.non_finite = (
+                        event.chunk,
+                        event.losses,
+                        event.non_finite,
+                    )
             case Ordered():
                 self._ordered(event)
             case Loaded():
@@ -397,6 +403,7 @@ class WorkerCore:
         )
         if chunk == 0:
             header.losses.extend(held.losses)
+            header.non_finite.extend(held.non_finite)
         return header
 
     # ---- weights ----

@@ -18,7 +18,7 @@ from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import board
 from mesh.refusals import explained
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services import timeline
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
@@ -283,6 +283,7 @@ class DeviceThread:
     def _train(self, built: BuiltStep, lease: pb.Lease) -> None:
         step = built.step
         losses: list[float] = []
+        non_finite: list[NonFinite] = []
         elements = step.layout.elements
         told = -(-elements // CHUNK_ELEMENTS)
 
@@ -294,6 +295,14 @@ class DeviceThread:
                 timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
                 self._tell(ev.NodeReady(lease.lease, chunk))
 
+        def not_finite(index: int, parameter: str) -> None:
+            non_finite.append(NonFinite(micro_batch=index, parameter=parameter))
+            log.warning(
+                "job %s: step %d: the gradient of micro-batch %d is not finite, first that of %s",
+                lease.job, lease.step + 1, index, parameter,
+            )  # fmt: skip
+
+        step.on_non_finite = not_finite
         started = time.perf_counter()
         self._sums[lease.lease] = memory = self._memory.take(elements, built.wire_bytes)
         total = NodeSum(memory.values, lease.count, ready)
@@ -311,7 +320,7 @@ class DeviceThread:
                 self._first_iteration_complete(built)
         seconds = time.perf_counter() - started - self._fetching_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
-        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses)))
+        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(non_finite)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
         self._metrics.waited_for_weights(lease.job, self._fetching_seconds)

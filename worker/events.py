@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos.cluster_pb2 import BatchLoss, Lease
-from protos.tensors_pb2 import ChunkHeader
+from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.envelope import WorkerBody, WorkerOrder
 from services.plan import WireTypes
 
@@ -86,11 +86,13 @@ class Described:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """The node's sum is in place from this chunk to the last; with chunk 0 the losses of its micro-batches."""
+    """The node's sum is in place from this chunk to the last; with chunk 0 what is told of its micro-batches: losses,
+    and which of them have gradients that are not finite."""
 
     lease: int
     chunk: int
     losses: tuple[float, ...] = ()
+    non_finite: tuple[NonFinite, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -168,4 +168,5 @@ class Exchange:
         first = chunks[0].header
         for chunk in chunks[1:]:
             first.losses.extend(chunk.header.losses)
+            first.non_finite.extend(chunk.header.non_finite)
         return [(self._link.refer(first, array, first.lease, [each.header.index for each in chunks]),)]

@@ -18,6 +18,7 @@ from services import timeline
 from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, RegressionConfig
 from services.errors import Refused
+from services.tensors.kernels import all_finite
 from services.tensors.layout import Layout
 from worker.autograd import Parameter, Tape, Tensor, Variable
 from worker.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
@@ -44,6 +45,8 @@ class TrainingStep:
         evaluation_batches: number of held-out batches.
         tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
         on_phase: told FORWARD_PASS and BACKWARD_PASS at their ends, if it is set.
+        on_non_finite: told of a micro-batch whose gradient has a NaN or an infinity, if it is set: its index, and the
+            first parameter, in the order of the backward pass, whose gradient has.
 
     Raises:
         Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
@@ -67,6 +70,7 @@ class TrainingStep:
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
         self.on_phase: Callable[[str], None] | None = None
+        self.on_non_finite: Callable[[int, str], None] | None = None
         self.evaluation_batches = self._dataset.evaluation_batches
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
@@ -128,6 +132,8 @@ class TrainingStep:
                 tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
                 loss = self._forward_and_backward(tape, batch, gradients.take)
             gradients.finish()
+            if gradients.non_finite and self.on_non_finite is not None:
+                self.on_non_finite(index, gradients.non_finite)
             return float(self._rows(loss).sum() / batch.rows)
 
     def evaluate(self, index: int) -> tuple[float, int]:
@@ -190,7 +196,11 @@ class TrainingStep:
 
 
 class _GradientSink:
-    """Takes gradients as the backward pass completes them, in any order, and tells how far down all are in place."""
+    """Takes gradients as the backward pass completes them, in any order, and tells how far down all are in place.
+
+    Attributes:
+        non_finite: the first parameter whose gradient has a NaN or an infinity; empty if none has.
+    """
 
     def __init__(
         self,
@@ -207,13 +217,17 @@ class _GradientSink:
         self._ready = ready
         self._missing_below = len(layout.entries)
         self._early: set[int] = set()
+        self.non_finite = ""
 
     def take(self, parameter: Parameter, gradient: Tensor) -> None:
         """Read a complete gradient, which lies as its parameter does, off the mesh into its place."""
         index = self._indices[parameter]
         entry = self._layout.entries[index]
         value = download(self._mesh, gradient, parameter.placements)
-        self._out[entry.offset : entry.stop] = from_mesh(parameter, value, self._mesh)
+        place = self._out[entry.offset : entry.stop]
+        place[:] = from_mesh(parameter, value, self._mesh)
+        if not self.non_finite and not all_finite(place):  # now: `ready` may add other micro-batches to it
+            self.non_finite = entry.name
         self._early.add(index)
         offset = None
         while self._missing_below - 1 in self._early:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -53,6 +53,7 @@ class JobConfig(Part):
         wire_dtype: of gradients and weights between roles.
         exact: refuse workers whose fingerprint differs from the first one's.
         min_workers: with fewer of them the job waits; has no part in the result.
+        on_non_finite: skip a step whose gradient has a NaN or an infinity, or stop the job.
     """
 
     name: Name = "tt_train_nano_gpt"
@@ -76,6 +77,7 @@ class JobConfig(Part):
     wire_dtype: EitherWireConfig = WireConfig()
     exact: bool = True
     min_workers: Count = 1
+    on_non_finite: Literal["skip", "stop"] = "skip"
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:

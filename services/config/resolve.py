@@ -71,6 +71,7 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             wire_dtype=training.wire_dtype,
             exact=training.exact,
             min_workers=training.min_workers,
+            on_non_finite=training.on_non_finite,
         )
     except ValidationError as error:  # rules across fields, which the sections alone can't hold
         raise refusal(error, "", JobConfig) from None

@@ -71,6 +71,7 @@ class TrainingSection(Section):
     accumulation: Literal["host"] = "host"
     exact: bool = True
     min_workers: Count = 1
+    on_non_finite: Literal["skip", "stop"] = "skip"
 
 
 class AdamWSection(Section):

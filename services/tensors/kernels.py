@@ -74,6 +74,15 @@ def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
         compiled.scale(_of_size(values, out), np.float32(factor), out)
 
 
+def all_finite(values: Float32Array) -> bool:
+    """Whether none of [n] float32 is a NaN or an infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        screened = np.dot(
+            values, values
+        )  # one pass without a copy; beyond 1e19 finite values overflow it too
+    return bool(np.isfinite(screened)) or bool(np.isfinite(values).all())
+
+
 def to_wire(
     values: Float32Array, dtype: WireDType, place: NDArray[np.uint8] | None = None
 ) -> NDArray[np.float32] | NDArray[np.uint16]:

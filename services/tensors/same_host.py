@@ -73,8 +73,8 @@ class TensorLink:
         """The bytes of a `Chunk` message for chunks that lie in their places, marked with `sequence`.
 
         Args:
-            header: of the first of them; the others are alike but for index, offset and elements. Losses are those of
-                chunk 0.
+            header: of the first of them; the others are alike but for index, offset and elements. What is told of
+                micro-batches is chunk 0's.
             array: of this process.
             sequence: the mark.
             indices: of at most `MOST_PLACES` chunks.
@@ -114,7 +114,7 @@ class TensorLink:
             payload = array.place(index) if array is not None else _NOTHING
             header.index, header.offset, header.elements = index, index * CHUNK_ELEMENTS, payload.size // size
             if index:
-                del header.losses[:]
+                del header.losses[:], header.non_finite[:]
             found.append(TensorChunk(header, payload.data, array, places.sequence))
         return found
 

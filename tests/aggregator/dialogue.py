@@ -9,7 +9,7 @@ from aggregator import events as ev
 from aggregator.core import AggregatorCore, Clock, Record
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job, JobState
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.plan import PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.ranges import from_ranges, to_ranges
@@ -205,6 +205,7 @@ class Dialogue:
         lease: int = 0,
         losses: tuple[float, ...] = (),
         in_place: bool = False,
+        non_finite: Iterable[NonFinite] = (),
     ) -> list[str]:
         """A chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
@@ -216,6 +217,7 @@ class Dialogue:
             kind=GRADIENT,
             index=index,
             losses=losses,
+            non_finite=non_finite,
         )
         return self.give(ev.ChunkArrived(session, header, in_place))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aggregator import events as ev
 from aggregator.run import STALL_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
+from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from tests.aggregator.dialogue import Dialogue, training
 
 # ---- the making of the initial weights ----
@@ -158,8 +161,29 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_said_so() -> None:
     commit = pb.Commit(job="a", generation=1, step=0, applied=False)
     effects = talk.core.handle(ev.FromOptimizer(commit), _clock(talk))
     assert [each.text for each in effects if isinstance(each, ev.Note)] == [
-        "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite)"
+        "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite, though those of all micro-batches are: "
+        "their sum overflowed)"
     ]
+
+
+@pytest.mark.parametrize("weights_first", [False, True])
+def test_who_has_a_gradient_that_is_not_finite_is_said(weights_first: bool) -> None:
+    talk = training(1, 2)
+    found = NonFinite(micro_batch=3, parameter="w")
+    talk.chunk(2, 1, 0, 0, losses=(1.0, 1.0), non_finite=[found])
+    last = ChunkHeader(
+        job="a", epoch=talk.core.epoch, generation=1, lease=talk.leases[1], kind=GRADIENT, losses=(1.0, 1.0)
+    )
+    effects = talk.core.handle(ev.ChunkArrived(1, last), _clock(talk))
+    (onward,) = [each.header for each in effects if isinstance(each, ev.Forward)]
+    assert list(onward.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
+    if weights_first:
+        talk.weights(1, 1, 0)
+    commit = pb.Commit(job="a", generation=1, step=0, applied=False, non_finite=onward.non_finite)
+    talk.give(ev.FromOptimizer(commit))
+    why = "the gradient is not finite: worker w2, micro-batch 3, parameter w"
+    assert talk.notes[-1] == f"Step: 1, Loss: 1.0000000 (skipped: {why})"
+    assert talk.job().skipped == f"step 1: {why}"
 
 
 def _clock(talk: Dialogue):  # type: ignore[no-untyped-def]

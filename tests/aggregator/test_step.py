@@ -8,6 +8,7 @@ import pytest
 
 from aggregator.members import Version
 from aggregator.step import StepSum
+from protos.tensors_pb2 import NonFinite
 from services.plan import WINDOW_CHUNKS
 from services.tensors.tree import Node
 
@@ -137,3 +138,15 @@ def test_losses_of_another_length_are_not_believed() -> None:
     step_sum = granted(2, 1)
     step_sum.arrive(step_sum.assignments[0], 0, [1.0])
     assert step_sum.loss is None
+
+
+def test_micro_batches_that_are_not_finite_are_named_in_their_order() -> None:
+    step_sum = granted(4, 1, 2)
+    left, right = step_sum.assignments
+    step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
+    step_sum.blame(
+        left, "a", [NonFinite(micro_batch=0, parameter="w"), NonFinite(micro_batch=2, parameter="x")]
+    )
+    step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
+    named = [(each.worker, each.micro_batch, each.parameter) for each in step_sum.non_finite]
+    assert named == [("a", 0, "w"), ("b", 3, "v")], "once each, and nobody speaks of others' micro-batches"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from optimizer import events as ev
 from optimizer.core import OptimizerCore
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.plan import PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.ranges import from_ranges
@@ -26,7 +27,8 @@ def line(effect: ev.Effect) -> str:
             missing = "".join(f" #{chunk}" for chunk in from_ranges(body.missing, 99))
             return f"say {STATES[body.state]} {body.generation}.{body.step}, missing{missing or ' nothing'}"
         case ev.Say(pb.Commit() as body):
-            return f"say commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}"
+            found = "".join(f", {each.worker} {each.micro_batch}" for each in body.non_finite)
+            return f"say commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}{found}"
         case ev.Say(pb.CheckpointWritten() as body):
             return f"say checkpoint {body.generation}.{body.step}"
         case ev.Say(pb.CheckpointMissed() as body):
@@ -301,6 +303,39 @@ def test_a_gradient_that_is_not_finite_is_a_step_that_changes_nothing() -> None:
     talk.chunk(0)
     talk.chunk(1)
     assert talk.measured(0, finite=False) == ["say commit 1.0 skipped", "update step 0 skipped"]
+
+
+FOUND = NonFinite(micro_batch=1, parameter="w", worker="a")
+
+
+def test_a_commit_says_whose_gradients_were_not_finite_though_the_aggregator_is_another() -> None:
+    talk = training()
+    talk.chunk(1)
+    talk.chunk(0, non_finite=[FOUND])
+    talk.give(ev.Disconnected())
+    talk.connect(2)
+    assert talk.measured(0, finite=False) == ["say commit 1.0 skipped, a 1", "update step 0 skipped"]
+    talk.updated(0)
+    talk.chunk(1, 1, 1)
+    talk.chunk(0, 1, 1)
+    assert talk.measured(1, finite=False) == ["say commit 1.1 skipped", "update step 1 skipped"]
+
+
+def test_a_job_that_is_to_stop_is_not_committed() -> None:
+    talk = Dialogue()
+    talk.open()
+    plan = replace(PLAN, on_non_finite="stop")
+    talk.give(ev.Loaded("a", plan, 0, "layout", talk.elements, talk.written(1, 0)))
+    talk.chunk(1)
+    talk.chunk(0, non_finite=[FOUND])
+    said = (
+        "say unable: step 1: the gradient is not finite: worker a, micro-batch 1, parameter w "
+        "(on_non_finite: stop)"
+    )
+    assert talk.measured(0, finite=False) == [said]
+    talk.give(ev.Disconnected())
+    talk.connect(2)
+    assert said in talk.open(), "to whoever comes"
 
 
 def test_checkpoints_are_taken_after_a_steps_last_chunk() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+import worker.step
 from mesh.device import Mesh, open_mesh
 from services.config import (
     DataConfig,
@@ -21,7 +22,8 @@ from services.config import (
     LinearRegressionConfig,
     OptimizerConfig,
 )
-from worker.parallel import axes_of
+from worker.autograd import Parameter
+from worker.parallel import axes_of, from_mesh
 from worker.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -223,3 +225,29 @@ def test_no_bit_hangs_on_the_emulators_threads(dtype: str, make_config: Callable
             loss, out = gradient(loaded(make_config(model, batch_size=32), mesh))
         results.append((loss, out.tobytes()))
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_told_before_it_is_ready(
+    bad: float, mesh: Mesh, make_config: Callable[..., JobConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = loaded(make_config(), mesh)
+    names = [entry.name for entry in step.layout.entries]
+    told: list[tuple[int, str]] = []
+    step.on_non_finite = lambda index, parameter: told.append((index, parameter))
+    gradient(step)
+    assert told == []
+
+    def broken(parameter: Parameter, value: Any, mesh: Mesh) -> Any:
+        read = from_mesh(parameter, value, mesh).copy()
+        read[-1] = bad if parameter.name in names[:2] else read[-1]
+        return read
+
+    def overwrite(offset: int) -> None:
+        out[offset:] = 0.0  # as a sum with other micro-batches changes it
+
+    monkeypatch.setattr(worker.step, "from_mesh", broken)
+    out = np.empty(step.layout.elements, np.float32)
+    step.micro_batch(0, 3, out, overwrite)
+    ((index, parameter),) = told
+    assert index == 3 and parameter in names[:2], "once a micro-batch"

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    GRADIENT,
+    INITIAL_WEIGHTS,
+    WEIGHTS,
+    ChunkHeader,
+    NonFinite,
+)
 from services.plan import WINDOW_CHUNKS, WireTypes
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.ranges import to_ranges
@@ -106,7 +115,8 @@ class Dialogue:
         lines = []
         while (header := self.core.next_chunk()) is not None:
             losses = f" losses {list(header.losses)}" if header.losses else ""
-            lines.append(f"{header.lease} #{header.index}{losses}")
+            found = "".join(f" not finite {each.micro_batch}" for each in header.non_finite)
+            lines.append(f"{header.lease} #{header.index}{losses}{found}")
         return lines
 
 
@@ -360,6 +370,15 @@ def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.sent() == ["7 #0 losses [1.0, 2.0]"]
     assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == ["say computed"]
+
+
+def test_gradients_that_are_not_finite_are_named_with_the_last_chunk_however_often_it_goes() -> None:
+    talk = holding()
+    talk.lease(7)
+    talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),)))
+    assert talk.sent() == ["7 #2", "7 #1", "7 #0 losses [1.0, 2.0] not finite 1"]
+    talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
+    assert talk.sent() == ["7 #0 losses [1.0, 2.0] not finite 1"]
 
 
 def test_only_what_is_wanted_of_a_node_is_sent() -> None:

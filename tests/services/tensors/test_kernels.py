@@ -114,3 +114,17 @@ def test_the_largest_float32_values_are_finite_in_the_norm() -> None:
 def test_block_sums_of_nothing_are_none() -> None:
     assert kernels.norm_squared_blocks(np.empty(0, np.float32)).size == 0
     assert kernels.norm([]) == 0.0
+
+
+@pytest.mark.parametrize("where", [0, 7, 99])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_element_that_is_not_finite_is_found(bad: float, where: int) -> None:
+    values = np.ones(100, np.float32)
+    assert kernels.all_finite(values)
+    values[where] = bad
+    assert not kernels.all_finite(values)
+
+
+def test_the_largest_float32_values_are_finite() -> None:
+    assert kernels.all_finite(np.full(100, np.finfo(np.float32).max, np.float32))
+    assert kernels.all_finite(np.empty(0, np.float32))

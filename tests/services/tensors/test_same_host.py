@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, NonFinite, SharedPlaces
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import shared
@@ -86,6 +86,9 @@ def both(links: list[TensorLink]) -> tuple[OfferedLink, AcceptedLink]:
     return caller, server
 
 
+FOUND = NonFinite(micro_batch=3, parameter="w")
+
+
 def array_of(chunks: int) -> SharedArray:
     """An array of float32 chunks, each full of its index."""
     array = SharedArray(4 * CHUNK_ELEMENTS * chunks, 4 * CHUNK_ELEMENTS)
@@ -98,7 +101,9 @@ def array_of(chunks: int) -> SharedArray:
 def passes(sender: TensorLink, receiver: TensorLink) -> list[TensorChunk]:
     """Refer to some chunks of an array; what comes of it."""
     array = array_of(3)
-    message = sender.refer(ChunkHeader(dtype=FLOAT32, losses=[1.5], index=2), array, 9, (2, 0))
+    message = sender.refer(
+        ChunkHeader(dtype=FLOAT32, losses=[1.5], index=2, non_finite=[FOUND]), array, 9, (2, 0)
+    )
     assert len(message) < 150
     return receiver.deserialize(message)
 
@@ -115,6 +120,9 @@ def test_two_ends_that_see_each_other_share(links: list[TensorLink]) -> None:
     for chunks in (passes(caller, server), passes(server, caller)):
         assert [chunk.header.index for chunk in chunks] == [2, 0]
         assert [chunk.header.losses for chunk in chunks] == [[], [1.5]], "losses are those of chunk 0"
+        assert [list(chunk.header.non_finite) for chunk in chunks] == [[], [FOUND]], (
+            "and so is what was found"
+        )
         for chunk in chunks:
             check(chunk, 3 * CHUNK_ELEMENTS, FLOAT32)
             assert chunk.memory is not None

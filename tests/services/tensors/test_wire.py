@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, DType
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, DType, NonFinite
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.wire import ChunkRefused, TensorChunk, check, deserialize, pack, serialize, too_large
 
@@ -33,6 +33,7 @@ headers = st.builds(
     dtype=st.integers(0, 3),
     crc32c=st.integers(0, 2**32 - 1),
     losses=st.lists(st.floats(allow_nan=False), max_size=40),
+    non_finite=st.lists(st.builds(NonFinite, micro_batch=st.integers(0, 9), parameter=st.text(max_size=9))),
 )
 payloads = st.binary(max_size=2000)
 

@@ -1,0 +1,67 @@
+"""A gradient with a NaN: found before the COMMIT and named; the step is skipped or the job stops. See nan_worker.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from protos import jobs_pb2 as jobs
+from tests.cluster.bits import regression_config, spec_of
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.cluster.nan_worker import FAULTY_MICRO_BATCH, FAULTY_STEP
+
+MODULE = "tests.cluster.nan_worker"
+NAMED = rf"the gradient is not finite: worker worker-[12], micro-batch {FAULTY_MICRO_BATCH}, parameter \S*weight\b"
+
+
+def config(**training: Any) -> dict[str, Any]:
+    """Four micro-batches a step, a checkpoint after each."""
+    return regression_config(gradient_accumulation_steps=4, model_save_interval=1, **training)
+
+
+def told(cluster: Cluster, job: str) -> list[str]:
+    """The lines of the job's log."""
+    return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "workers", "options", "wire"),
+    [
+        (2, 1, (), "float32"),
+        (2, 2, (), "bfloat16"),
+        (3, 2, ("--no-shared-memory",), "float32"),
+        (3, 1, ("--no-shared-memory",), "float16"),
+    ],
+)
+def test_the_step_is_skipped_by_name(
+    tmp_path: Path, tiers: int, workers: int, options: tuple[str, ...], wire: str
+) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=workers, options=options, worker_module=MODULE) as cluster:
+        cluster.wait_workers(workers)
+        job = cluster.submit(spec_of(tmp_path, config(wire_dtype={"gradients": wire})))
+        ended = cluster.finish(job)
+        (line,) = [line for line in told(cluster, job) if "(skipped" in line]
+        assert re.search(rf"^Step: {FAULTY_STEP + 1}, .*\(skipped: {NAMED}\)$", line)
+        assert re.search(rf"^step {FAULTY_STEP + 1}: {NAMED}$", ended.skipped)
+        folders = [cluster.checkpoints(job) / f"step-{step:08}" for step in (2, 3, 5)]
+        before, after, last = (load_file(folder / "model.safetensors") for folder in folders)
+        for name, values in before.items():
+            np.testing.assert_array_equal(after[name], values, "that step changed nothing")
+            assert (last[name] != values).any(), "the next ones did"
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_the_job_stops_by_name(tmp_path: Path, tiers: int) -> None:
+    with Cluster(tmp_path, tiers=tiers, workers=1, worker_module=MODULE) as cluster:
+        job = cluster.submit(spec_of(tmp_path, config(on_non_finite="stop")))
+        ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
+        assert ended.state == jobs.FAILED
+        assert re.search(rf": step {FAULTY_STEP + 1}: {NAMED}", ended.detail), ended.detail
+        assert ended.step == FAULTY_STEP, "what was before it is kept"
+        after = cluster.submit(spec_of(tmp_path, config(project_name="after", max_steps=2)))
+        assert cluster.finish(after).step == 2, "the cluster goes on to the next job"
