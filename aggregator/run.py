@@ -103,6 +103,9 @@ class Run:
         able = self._able()
         if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
             return "the optimizer's answer"
+        missed = f"; {self.job.detail}" if self.job.detail else ""
+        if self.job.phase == "checkpoint":
+            return f"the optimizer to write the checkpoint of step {self.job.step}{missed}"
         if short := self.quorum.waits_for(now):
             return short
         if not self._members:
@@ -113,7 +116,8 @@ class Run:
                 for member in self._members.values()
             )
         holders = sum(member.holds == self.version for member in able)
-        return f"{self.job.phase} of step {self.job.step}; {holders} of {len(able)} workers hold its weights"
+        hold = f"{holders} of {len(able)} workers hold its weights"
+        return f"{self.job.phase} of step {self.job.step}; {hold}{missed}"
 
     def is_computing(self, member: Member) -> bool:
         """Whether a worker has something to compute now."""
