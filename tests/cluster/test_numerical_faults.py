@@ -30,18 +30,21 @@ def told(cluster: Cluster, job: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("tiers", "workers", "options", "wire"),
+    ("tiers", "workers", "shards", "options", "wire"),
     [
-        (2, 1, (), "float32"),
-        (2, 2, (), "bfloat16"),
-        (3, 2, ("--no-shared-memory",), "float32"),
-        (3, 1, ("--no-shared-memory",), "float16"),
+        (2, 1, 0, (), "float32"),
+        (2, 2, 0, (), "bfloat16"),
+        (2, 2, 2, (), "float32"),
+        (3, 2, 0, ("--no-shared-memory",), "float32"),
+        (3, 1, 0, ("--no-shared-memory",), "float16"),
     ],
 )
 def test_the_step_is_skipped_by_name(
-    tmp_path: Path, tiers: int, workers: int, options: tuple[str, ...], wire: str
+    tmp_path: Path, tiers: int, workers: int, shards: int, options: tuple[str, ...], wire: str
 ) -> None:
-    with Cluster(tmp_path, tiers=tiers, workers=workers, options=options, worker_module=MODULE) as cluster:
+    with Cluster(
+        tmp_path, tiers=tiers, workers=workers, shards=shards, options=options, worker_module=MODULE
+    ) as cluster:
         cluster.wait_workers(workers)
         job = cluster.submit(spec_of(tmp_path, config(wire_dtype={"gradients": wire})))
         ended = cluster.finish(job)

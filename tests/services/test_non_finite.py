@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, NonFinite
-from services.non_finite import MOST_NAMED, why_not_finite
+from services.non_finite import LONGEST_PARAMETER, MOST_NAMED, why_not_finite
 
 
 def found(number: int) -> list[NonFinite]:
@@ -27,3 +27,10 @@ def test_a_sum_of_finite_gradients() -> None:
     assert why_not_finite([], FLOAT32) == why_not_finite([], BFLOAT16)
     assert "their sum overflowed" in why_not_finite([], FLOAT32)
     assert "travels as float16, whose largest is 65504" in why_not_finite([], FLOAT16)
+
+
+def test_whatever_a_worker_calls_a_parameter_the_line_is_one_and_short() -> None:
+    odd = NonFinite(worker="a", micro_batch=0, parameter="w\n\x1b[2J" + "x" * 10_000)
+    told = why_not_finite([odd], FLOAT32)
+    assert told.isprintable()
+    assert len(told) < LONGEST_PARAMETER + 100
