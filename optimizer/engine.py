@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -288,13 +288,14 @@ class OptimizerEngine:
     def _save(
         self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
     ) -> None:
-        """On any thread: have copies written."""
-        self._disk.submit(self._write, effect, opened, weights, state)
+        """On any thread: have copies written; what is older is removed when they are no longer held."""
+        written = self._disk.submit(self._write, effect, opened, weights, state)
+        self._disk.submit(self._prune, effect, opened.config, written)
 
     def _write(
         self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
-    ) -> None:
-        """On the disk thread."""
+    ) -> bool:
+        """On the disk thread; whether there is a new checkpoint."""
         started = time.perf_counter()
         try:
             written, size_bytes = self.store.write(
@@ -309,10 +310,16 @@ class OptimizerEngine:
             )
         except Exception as error:
             self._loop.call_soon_threadsafe(self._told, not_saved(effect, error))
-            return
+            return False
         self._metrics.checkpointed(effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes)
         self._loop.call_soon_threadsafe(self.feed, ev.Saved(written))
-        keep = opened.config.checkpoint
+        return True
+
+    def _prune(self, effect: ev.Snapshot, config: JobConfig, written: Future[bool]) -> None:
+        """On the disk thread, after the write."""
+        if not written.result():
+            return
+        keep = config.checkpoint
         for problem in self.store.prune(
             effect.job, effect.step, keep_last=keep.keep_last, keep_every=keep.keep_every
         ):
