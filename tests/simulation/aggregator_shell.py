@@ -8,16 +8,16 @@ from aggregator import events as ev
 from aggregator.core import AggregatorCore, Clock
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.ladder import STANDARD_HEARTBEAT_SECONDS
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.tree import Node
-from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
+from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.truth import SimulationFailed, merged, must
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-HEARTBEAT_SECONDS = 5.0
 
 
 class AggregatorShell(Process):
@@ -31,17 +31,18 @@ class AggregatorShell(Process):
             name="aggregator",
             epoch=epoch,
             records=world.disk.records(),
-            heartbeat_seconds=HEARTBEAT_SECONDS,
+            heartbeat_seconds=STANDARD_HEARTBEAT_SECONDS,
             tiers=world.scenario.tiers,
         )
         self.kept: dict[tuple[int, Node], Any] = {}
-        self.reopened = 0
+        self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
         self._sessions: dict[int, Link] = {}
         self._last_session = 0
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
         self.tick()
+        self.beat()
         self.dial()
 
     @property
@@ -55,8 +56,8 @@ class AggregatorShell(Process):
         """Give the core an input and carry out what it decides."""
         if not self.alive:
             return
-        now = self.world.loop.now
-        for effect in self.effects(self.core.handle, event, Clock(now, 1e9 + now)):
+        clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
+        for effect in self.effects(self.core.handle, event, clock):
             self._carry_out(effect, payload)
         for link in self._sessions.values():
             self.pump(link)
@@ -124,6 +125,17 @@ class AggregatorShell(Process):
             self.hold_consistency()
             self.later(self.core.ladder.tick, self.tick)
 
+    def beat(self) -> None:
+        """Show all workers that it lives."""
+        for link in self._sessions.values():
+            link.down_control.send(self.epoch, pb.Heartbeat())
+        self.later(self.core.ladder.beat, self.beat)
+
+    def thawed(self) -> None:
+        """It goes on after a freeze."""
+        for link in self._sessions.values():
+            self.pump(link)
+
     # ---- workers ----
 
     def accept(self, link: Link, hello: pb.Hello) -> None:
@@ -140,7 +152,9 @@ class AggregatorShell(Process):
         """A control message of a worker arrived."""
         if not self.alive:
             return
-        if isinstance(body, pb.Hello):
+        if is_end(epoch):
+            link.ended(body)
+        elif isinstance(body, pb.Hello):
             self.accept(link, body)
         else:
             self.feed(ev.FromWorker(link.session, epoch, body))
@@ -163,6 +177,8 @@ class AggregatorShell(Process):
 
     def pump(self, link: Link) -> None:
         """Send a worker the weights that it may be sent."""
+        if not self.running:
+            return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
             header = self.core.next_weights(link.session)
             if header is None:
@@ -181,7 +197,7 @@ class AggregatorShell(Process):
         if optimizer is None or not optimizer.alive:
             self.later(0.01 + self.world.rng.random() ** 4, self.dial)
             return
-        link = Link(self.world, 0, local=local)
+        link = Link(self.world, 0, local=local, pinged=not local)
         link.connect(
             up_control=lambda epoch, body: optimizer.ordered(link, epoch, body),
             up_data=lambda header, payload: optimizer.received(link, header, payload),

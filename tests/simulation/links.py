@@ -1,17 +1,20 @@
-"""Connections between processes: a control and a data stream, each in both directions, that break together."""
+"""Connections between processes: a control and a data stream, each in both directions, that break together.
+
+A direction may also go silent, and nobody is told: what was sent waits, as in a sender's socket, until the silence ends
+or somebody has had enough of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from services.ladder import STANDARD
 from tests.simulation.network import Pipe
 
 if TYPE_CHECKING:
+    from tests.simulation.process import Process
     from tests.simulation.world import World
-
-CHUNKS_IN_FLIGHT = 6
-"""Chunks that a data stream takes before it slows its writer."""
 
 
 class Link:
@@ -22,15 +25,19 @@ class Link:
         ends: the process that was called, and the caller.
         up_control, up_data: from the caller.
         down_control, down_data: to the caller.
+        up: whether both ends want it.
+        local: in one process.
+        pinged: each end gives it up when its pings stay unanswered; else the ends see to silence themselves.
     """
 
-    def __init__(self, world: World, session: int, *, local: bool = False) -> None:
+    def __init__(self, world: World, session: int, *, local: bool = False, pinged: bool = False) -> None:
         self.session = session
         self.ends: tuple[Any, Any] = (None, None)
+        self.up = True
+        self.local = local
+        self.pinged = pinged
         self._world = world
-        self._local = local
         self._lost: list[Callable[[str], None]] = []
-        self._pipes: list[Pipe] = []
         self.up_control: Pipe
         self.up_data: Pipe
         self.down_control: Pipe
@@ -49,28 +56,33 @@ class Link:
     ) -> None:
         """Lay the four pipes; `lost_below` tells the caller, `lost_above` the called, that the link is down."""
         self.ends = ends
-        self.up_control, self.down_control = self._control(up_control), self._control(down_control)
-        self.up_data, self.down_data = self._data(up_data), self._data(down_data)
-        self._pipes = [self.up_control, self.down_control, self.up_data, self.down_data]
+        called, caller = ends
+        self.up_control, self.down_control = (
+            self._control(up_control, called),
+            self._control(down_control, caller),
+        )
+        self.up_data, self.down_data = self._data(up_data, called), self._data(down_data, caller)
         self._lost = [lost_above, lost_below]
 
-    def _control(self, deliver: Callable[..., None]) -> Pipe:
+    def _control(self, deliver: Callable[..., None], receiver: Process) -> Pipe:
         scenario = self._world.scenario
         return Pipe(
             self._world.loop,
             self._world.rng,
             deliver,
+            receiver=receiver,
             seconds=self._seconds(scenario.control_seconds),
             repeat=scenario.repeat_control,
             copy=scenario.copies_messages,
         )
 
-    def _data(self, deliver: Callable[..., None]) -> Pipe:
+    def _data(self, deliver: Callable[..., None], receiver: Process) -> Pipe:
         scenario = self._world.scenario
         return Pipe(
             self._world.loop,
             self._world.rng,
             deliver,
+            receiver=receiver,
             seconds=self._seconds(scenario.data_seconds),
             repeat=scenario.repeat_chunks,
             repeat_late=True,
@@ -79,35 +91,76 @@ class Link:
 
     def _seconds(self, usual: float) -> float:
         """Some streams are much slower than the others of the same connection."""
-        return 0.0 if self._local else usual * self._world.rng.choice(self._world.scenario.skews)
-
-    @property
-    def up(self) -> bool:
-        """Whether messages still pass."""
-        return self._pipes[0].open
+        return 0.0 if self.local else usual * self._world.rng.choice(self._world.scenario.skews)
 
     def cut(self) -> None:
         """Break: messages in flight are lost, each end notices in its own time, maybe long after the other."""
         if not self.up:
             return
-        for pipe in self._pipes:
+        self.up = False
+        for pipe in (self.up_control, self.up_data, self.down_control, self.down_data):
             pipe.cut()
-        for lost in self._lost:
+        for end, lost in zip(self.ends, self._lost, strict=True):
             chance = self._world.rng.random()
-            self._world.loop.after(40.0 if chance > 0.95 else 4 * chance**3, lost, "the link broke")
+            end.later(40.0 if chance > 0.95 else 4 * chance**3, lost, "the link broke")
 
     def close(self, reason: str) -> None:
         """Closed by the side that was called: what it said before still arrives."""
         if not self.up:
             return
+        self.up = False
         for pipe in (self.up_control, self.up_data, self.down_data):
             pipe.cut()
         self.down_control.send(_CLOSED, reason)
 
+    def abandon(self, reason: str) -> None:
+        """Given up by the caller: what it sent before still arrives, some of it maybe after its next connection."""
+        self.down_data.cut()
+        if self.up:
+            self.up = False
+            self.up_control.send(_CLOSED, reason)
+        self.closed(reason)
+
     def closed(self, reason: str) -> None:
-        """The caller has read the end of the stream."""
-        self.down_control.cut()
-        self._lost[1](reason)
+        """The caller is done with it, or has read that the called is."""
+        if self.down_control.open:
+            self.down_control.cut()
+            self._lost[1](reason)
+
+    def ended(self, reason: str) -> None:
+        """The called has read that the caller is done with it."""
+        self.up_control.cut()
+        self.up_data.cut()
+        self._lost[0](reason)
+
+    # ---- silence ----
+
+    def hold(self, seconds: float, *, up: bool, down: bool) -> None:
+        """Let nothing through in these directions for so long."""
+        until = self._world.loop.now + seconds
+        for held, pipes in (
+            (up, (self.up_control, self.up_data)),
+            (down, (self.down_control, self.down_data)),
+        ):
+            for pipe in pipes if held else ():
+                pipe.hold(until)
+        self.silent(until)
+
+    def silent(self, until: float) -> None:
+        """Pings stay unanswered until then."""
+        if self.pinged:
+            for end, give_up in zip(self.ends, (self._close_and_tell, self.abandon), strict=True):
+                patience = STANDARD.ping * (1 + self._world.rng.random())
+                end.later(patience, self._unanswered, until, give_up)
+
+    def _close_and_tell(self, reason: str) -> None:
+        if self.up:
+            self.close(reason)
+            self._lost[0](reason)
+
+    def _unanswered(self, until: float, give_up: Callable[[str], None]) -> None:
+        if self._world.loop.now < until:
+            give_up("pings stay unanswered")
 
 
 _CLOSED: Any = object()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
 
 
 class Loop:
@@ -40,6 +44,7 @@ class Pipe:
         loop: its time.
         rng: decides delays and repetitions.
         deliver: takes what was sent, in order.
+        receiver: whose it is; while it is frozen it takes nothing.
         seconds: typical delay; 0: none, and nothing is repeated (in one process).
         repeat: how likely a message is to come twice.
         repeat_late: a repetition may come any time later, not only right after the first.
@@ -52,13 +57,13 @@ class Pipe:
         rng: random.Random,
         deliver: Callable[..., None],
         *,
+        receiver: Process,
         seconds: float,
         repeat: float = 0.0,
         repeat_late: bool = False,
         copy: bool = False,
     ) -> None:
         self.open = True
-        self.in_flight = 0
         self._loop = loop
         self._random = rng.random
         self._deliver = deliver
@@ -66,7 +71,9 @@ class Pipe:
         self._repeat = repeat if seconds else 0.0
         self._repeat_late = repeat_late
         self._copy = copy
-        self._last = 0.0
+        self._receiver = receiver
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._last = self._held_until = 0.0
 
     def send(self, *items: Any) -> None:
         """Send; lost if the pipe is or gets broken before it arrives."""
@@ -84,7 +91,7 @@ class Pipe:
     def _put(self, items: tuple[Any, ...]) -> None:
         if not self.open:
             return
-        self.in_flight += 1
+        self._queue.append(items)
         arrival = self._loop.now
         if self._seconds:
             chance = self._random()
@@ -95,16 +102,31 @@ class Pipe:
         if arrival < self._last:
             arrival = self._last
         self._last = arrival
-        self._loop.at(arrival, self._arrive, items)
+        self._loop.at(arrival, self._arrive)
 
-    def _arrive(self, items: tuple[Any, ...]) -> None:
-        if self.open:
-            self.in_flight -= 1
-            self._deliver(*items)
+    def _arrive(self) -> None:
+        """Deliver the first in the queue; whatever is held up comes later, in the same order."""
+        held_until = max(self._held_until, self._receiver.frozen_until)
+        if not self.open:
+            return
+        if self._loop.now < held_until:
+            self._loop.at(held_until, self._arrive)
+        else:
+            self._deliver(*self._queue.popleft())
+
+    @property
+    def in_flight(self) -> int:
+        """How much was sent and has not arrived."""
+        return len(self._queue)
+
+    def hold(self, until: float) -> None:
+        """Let nothing through until then; nobody is told."""
+        self._held_until = max(self._held_until, until)
 
     def cut(self) -> None:
         """Break: what is in flight is lost."""
         self.open = False
+        self._queue.clear()
 
 
 def _through_bytes(item: Any) -> Any:

@@ -8,8 +8,10 @@ from optimizer import events as ev
 from optimizer.core import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from tests.simulation.links import CHUNKS_IN_FLIGHT, Link
+from tests.simulation import history
+from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.truth import SimulatedJob, SimulationFailed, must, updated
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ class OptimizerShell(Process):
         """A control message of an aggregator arrived."""
         if not self.alive:
             return
-        if isinstance(body, pb.Hello):
+        if is_end(epoch):
+            link.ended(body)
+        elif isinstance(body, pb.Hello):
             reason = self.core.why_not(body)
             if reason:
                 link.close(reason)
@@ -67,9 +71,14 @@ class OptimizerShell(Process):
             self._link = None
             self.feed(ev.Disconnected())
 
+    def thawed(self) -> None:
+        """It goes on after a freeze."""
+        if self._link is not None:
+            self.pump(self._link)
+
     def pump(self, link: Link) -> None:
         """Send the weights that may be sent."""
-        if not self.alive or link is not self._link:
+        if not self.running or link is not self._link:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
             header = self.core.next_weights()
@@ -155,16 +164,15 @@ class OptimizerShell(Process):
     def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
         job = tensors.job
         must(job.id == effect.job, f"{effect} while {job.id} is open")
-        for chunk in range(job.chunks):
-            expected = job.sum_of(chunk, effect.step)
-            if tensors.staged.get(chunk) != expected:
-                raise SimulationFailed(f"staged {tensors.staged.get(chunk)}, expected {expected}")
-        must(len(tensors.staged) == job.chunks, f"staged {sorted(tensors.staged)}")
+        step, opened = effect.step, self.core.open_job
+        for chunk, staged in tensors.staged.items():
+            if (staged.chunk, staged.key) != (chunk, job.keys[step]):
+                raise SimulationFailed(f"chunk {chunk} of step {step} is staged as {staged}")
+            if opened is not None and opened.job == job.id:
+                covered = history.Covered(job.id, opened.generation, step, chunk, staged.micro_batches)
+                self.world.history.add(covered)
         tensors.staged.clear()
-        step = effect.step
-        self.feed(
-            ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.world.loop.now)
-        )
+        self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.now))
 
     def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
         before = tensors.weights[chunk]

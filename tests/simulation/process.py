@@ -17,6 +17,8 @@ class Process:
     Attributes:
         alive: False from its death on; what comes to it then is lost.
         doomed_after: effects that it still carries out before it dies; None: it is healthy.
+        frozen_until: until then it does nothing, while its connections stay.
+        clock_ahead_seconds: by how much its monotonic clock has jumped.
     """
 
     def __init__(self, world: World, title: str) -> None:
@@ -24,6 +26,8 @@ class Process:
         self.title = title
         self.alive = True
         self.doomed_after: int | None = None
+        self.frozen_until = 0.0
+        self.clock_ahead_seconds = 0.0
 
     def effects(self, handle: Callable[..., list[Any]], *inputs: Any) -> Iterator[Any]:
         """The core's effects of an input, one by one, as long as the process lives."""
@@ -46,13 +50,35 @@ class Process:
         self.alive = False
         self.world.died(self)
 
+    @property
+    def running(self) -> bool:
+        """Whether it lives and is not frozen."""
+        return self.alive and self.world.loop.now >= self.frozen_until
+
+    @property
+    def now(self) -> float:
+        """Its monotonic clock, in seconds."""
+        return self.world.loop.now + self.clock_ahead_seconds
+
+    def thawed(self) -> None:
+        """It goes on after a freeze: send what may be sent."""
+
+    def freeze(self, seconds: float) -> None:
+        """Do nothing for so long, as after SIGSTOP."""
+        self.frozen_until = max(self.frozen_until, self.world.loop.now + seconds)
+        self.later(0.0, self.thawed)
+
     def later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call so much later, if the process still lives."""
         self.world.loop.after(seconds, self._if_alive, call, arguments)
 
     def _if_alive(self, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        if self.alive:
+        if not self.alive:
+            return
+        if self.running:
             call(*arguments)
+        else:
+            self.world.loop.at(self.frozen_until, self._if_alive, call, arguments)
 
 
 class Queue:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from services.plan import JobPlan
 from tests.simulation.truth import SimulatedJob
 
-STEPS = 200
+CHUNKS_IN_FLIGHT = 6
+"""Chunks that a data stream takes before it slows its writer."""
+
+STEPS = 120
 """Steps of a seed's jobs in all, at least."""
 
 
@@ -43,6 +46,13 @@ class Scenario:
     copies_messages: bool
     faults: int
     odd_worker: bool
+
+    @property
+    def step_seconds(self) -> float:
+        """What steps don't take on average: every message is late, in several goes where there are many chunks."""
+        messages = 4 * (self.control_seconds + self.data_seconds) * max(self.skews)
+        goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
+        return 1.5 * goes * (messages + 3 * self.optimizer_seconds + 0.5)
 
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:

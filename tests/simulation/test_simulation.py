@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from aggregator.core import AggregatorCore
 from aggregator.coverage import Coverage
+from aggregator.events import CloseWorker
 from aggregator.flow import WeightStore
 from aggregator.members import Version
 from aggregator.report import Report
@@ -88,7 +90,7 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
-    def chunk_arrived(self: Run, member: Any, header: Any, now: float) -> None:
+    def chunk_arrived(self: Run, member: Any, header: Any, now: float, *, in_place: bool) -> None:
         if self.sum is not None and self.sum.assignments:
             self.flow.gradient(self.sum, self.sum.assignments[0], header, self.elements)
 
@@ -237,6 +239,40 @@ def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_may_go", lambda self, held, chunk: held.ready_from < self.job.chunks)
 
 
+def never_notices_silence(patch: pytest.MonkeyPatch) -> None:
+    ticked = AggregatorCore._ticked
+
+    def deaf(self: AggregatorCore, now: float) -> None:
+        for member in self.members.values():
+            member.heard_seconds = now
+        ticked(self, now)
+
+    patch.setattr(AggregatorCore, "_ticked", deaf)
+
+
+def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
+    close = AggregatorCore._close
+
+    def closed(self: AggregatorCore, member: Any, reason: str, now: float) -> None:
+        if not reason.startswith("silent"):
+            close(self, member, reason, now)
+            return
+        self._out.put(CloseWorker(member.session, reason))
+        member.heard_seconds = 1e9
+
+    patch.setattr(AggregatorCore, "_close", closed)
+
+
+def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
+    committed = Report.committed
+
+    def told(self: Report, *arguments: Any) -> None:
+        self._told = None
+        committed(self, *arguments)
+
+    patch.setattr(Report, "committed", told)
+
+
 MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -255,6 +291,9 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     begins_leases_before_their_weights,
     forgets_leases_that_come_before_their_weights,
     sends_before_it_is_computed,
+    never_notices_silence,
+    leaves_leases_with_silent_workers,
+    tells_of_a_step_again,
 ]
 
 
@@ -267,6 +306,7 @@ def test_a_mistake_in_a_core_fails_a_seed(
         try:
             World(seed, scenario=Scenario.hostile(seed)).run()
         except Exception as error:
+            assert not isinstance(error, TypeError), "the mistake does not fit the core any more"
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail(f"{mistake.__name__} passes 100 seeds")

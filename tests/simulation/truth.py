@@ -27,17 +27,17 @@ def must(condition: object, text: str) -> None:
 
 
 class Sum(NamedTuple):
-    """The gradient of one chunk, summed over the micro-batches in `mask`."""
+    """The gradient of one chunk, summed over these micro-batches."""
 
     node: Node
-    mask: int
+    micro_batches: tuple[int, ...]
     chunk: int
     key: int
 
 
 def node_sum(node: Node, chunk: int, key: int) -> Sum:
     """What a worker computes."""
-    return Sum(node, ((1 << node.count) - 1) << node.first, chunk, key)
+    return Sum(node, tuple(range(node.first, node.first + node.count)), chunk, key)
 
 
 def merged(left: Sum, right: Sum, parent: Node) -> Sum:
@@ -46,9 +46,7 @@ def merged(left: Sum, right: Sum, parent: Node) -> Sum:
         raise SimulationFailed(f"{left} + {right} is not a node of the tree: {parent}")
     if left.key != right.key or left.chunk != right.chunk:
         raise SimulationFailed(f"added unlike sums: {left} + {right}")
-    if left.mask & right.mask:
-        raise SimulationFailed(f"micro-batch counted twice: {left} + {right}")
-    return Sum(parent, left.mask | right.mask, left.chunk, left.key)
+    return Sum(parent, left.micro_batches + right.micro_batches, left.chunk, left.key)
 
 
 def key_of(number: int, step: int, weights: tuple[int, ...]) -> int:
@@ -88,8 +86,6 @@ class SimulatedJob:
         self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
         self.layout = Layout.build([("weight", (self.elements,), True, "weight", False)])
         self.layout_json = self.layout.dumps()
-        self.root = Node(0, self.plan.micro_batches)
-        self.full_mask = (1 << self.plan.micro_batches) - 1
         self.applied = [hash((self.number, step, 5)) % 23 != 0 for step in range(self.plan.steps)]
         self.weights = [tuple(hash((self.number, chunk)) for chunk in range(self.chunks))]
         self.keys: list[int] = []
@@ -98,10 +94,6 @@ class SimulatedJob:
             key = key_of(self.number, step, before)
             self.keys.append(key)
             self.weights.append(tuple(updated(each, key) for each in before) if applied else before)
-
-    def sum_of(self, chunk: int, step: int) -> Sum:
-        """The whole gradient of a step."""
-        return Sum(self.root, self.full_mask, chunk, self.keys[step])
 
     def loss(self, step: int, micro_batch: int) -> float:
         """Loss of a micro-batch."""

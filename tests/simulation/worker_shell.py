@@ -10,9 +10,10 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.ladder import STANDARD
 from services.tensors.tree import Node
-from tests.simulation.links import CHUNKS_IN_FLIGHT, Link, is_end
+from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT
 from tests.simulation.truth import SimulatedJob, key_of, must, node_sum
 from worker import events as ev
 from worker.core import WorkerCore
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 UNFIT = 0.1
-"""How likely it is that a mesh can't be opened."""
+"""How likely it is, as long as there are faults, that a mesh can't be opened."""
 Task = Iterator[float]
 """Work of the device: yields how long each piece takes, or WAITS."""
 WAITS = -1.0
@@ -65,7 +66,8 @@ class WorkerShell(Process):
         self._waiting = False  # the device, in a lease, for weights
         self._tasks: deque[Task] = deque()
         self._busy = False
-        self._events = Pipe(world.loop, world.rng, self._from_device, seconds=0.001)
+        self._heard_seconds = 0.0
+        self._events = Pipe(world.loop, world.rng, self._from_device, receiver=self, seconds=0.001)
         self.dial()
         self._beat()
 
@@ -78,6 +80,7 @@ class WorkerShell(Process):
             self.later(0.01 + self.world.rng.random() ** 4, self.dial)
             return
         link = self._link = Link(self.world, aggregator.new_session())
+        self._heard_seconds = self.now
         link.connect(
             up_control=lambda epoch, body: aggregator.worker_said(link, epoch, body),
             up_data=lambda header, payload: self._up_arrived(link, aggregator, header, payload),
@@ -99,6 +102,7 @@ class WorkerShell(Process):
         if is_end(epoch):
             link.closed(body)
             return
+        self._heard_seconds = self.now
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             link.up_data.send(None, None)
@@ -124,12 +128,19 @@ class WorkerShell(Process):
     def _beat(self) -> None:
         if self._link is not None:
             self._link.up_control.send(self.core.epoch, pb.Heartbeat())
+            silent = self.now - self._heard_seconds
+            if silent > STANDARD.deaf:
+                self._link.abandon(f"silent for {silent:.1f} s")
         self.later(STANDARD.beat, self._beat)
+
+    def thawed(self) -> None:
+        """It goes on after a freeze."""
+        self.pump()
 
     def pump(self) -> None:
         """Send the chunks that may be sent."""
         link = self._link
-        if link is None or not self.alive:
+        if link is None or not self.running:
             return
         while link.up and link.up_data.in_flight < CHUNKS_IN_FLIGHT:
             header = self.core.next_chunk()
@@ -216,7 +227,7 @@ class WorkerShell(Process):
 
     def _build(self, effect: ev.Build) -> Task:
         yield self.world.rng.random()
-        if self.world.rng.random() < UNFIT:
+        if self.world.faulty and self.world.rng.random() < UNFIT:
             self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))
             return
         self._job = job = self.world.jobs[effect.job]

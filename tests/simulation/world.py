@@ -15,6 +15,8 @@ from aggregator.events import Note, SaveJob
 from optimizer import events as optimizer_events
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, Job, JobState
+from services.ladder import STANDARD
+from tests.simulation import history
 from tests.simulation.aggregator_shell import AggregatorShell
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
@@ -27,9 +29,12 @@ from tests.simulation.worker_shell import WorkerShell
 Core = TypeVar("Core")
 
 PATIENCE_SECONDS = 300.0
-"""Without a fault, something gets done at least that often (virtual seconds)."""
+"""Whatever goes wrong, something gets done at least that often (virtual seconds)."""
 MOST_SECONDS = 40_000.0
 """Every run is over by then."""
+RECOVERY_SECONDS = 120.0
+"""How long the last fault may cost, once it is over, beside the steps that are made again."""
+FREEZE_SECONDS = (1.0, 10.0, 25.0, 60.0)
 HANG_SECONDS = 1500.0
 """How long a hanging device hangs: longer than the aggregator waits for a lease."""
 
@@ -97,12 +102,15 @@ class World:
         self.optimizer: OptimizerShell | None = None
         self.commits = 0
         self.lost_in_flight = 0
-        self._versions: dict[str, tuple[int, int]] = {}
-        self._noted_steps: set[tuple[str, int, int]] = set()
+        self.faulty = True
+        self.history = history.Checker()
+        for job in self.scenario.jobs:
+            self.history.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
         self._cancelled: set[str] = set()
         self._lives = 0
         self._progress_seconds = 0.0
         self._patience_seconds = PATIENCE_SECONDS
+        self._disturbed_until = 0.0
         planned = self.scenario.jobs[0].plan.steps
         self._faults_at = sorted(self.rng.randint(0, planned * 9 // 10) for _ in range(self.scenario.faults))
 
@@ -143,7 +151,27 @@ class World:
             )
             raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
         must(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
+        if self.faulty and not self._faults_at and self.loop.now > self._disturbed_until:
+            self._end_faults()
+        if not self.faulty:
+            self.history.add(history.Ticked(self.loop.now / STANDARD.tick))
         self.loop.after(10.0, self._watch)
+
+    def _end_faults(self) -> None:
+        """From here on nothing goes wrong: bound the rest of the run."""
+        if len(self.disk.jobs) < len(self.jobs):
+            return
+        self.faulty = False
+        for process in (self.aggregator, self.optimizer, *self.workers.values()):
+            if process is not None:
+                process.doomed_after = None
+        left = 0
+        for job in self.jobs.values():
+            if self.disk.jobs[job.id].job.state in (QUEUED, RUNNING):
+                found = self.disk.newest_checkpoint(job.id)
+                left += job.plan.steps - (found[0].step if found else 0)
+        bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD.tick
+        self.history.add(history.FaultsEnded(self.loop.now / STANDARD.tick, bound))
 
     def _moved(self) -> None:
         self._progress_seconds = self.loop.now
@@ -159,7 +187,7 @@ class World:
         """Submit, again until it is acknowledged."""
         if job in self.disk.jobs:
             return
-        if self.aggregator is not None and self.aggregator.alive:
+        if self.aggregator is not None and self.aggregator.running:
             plan = self.jobs[job].plan
             submitted = aggregator_events.Submitted(Job(id=job, name=job), job, plan)
             self.aggregator.feed(submitted)
@@ -170,7 +198,7 @@ class World:
         saved = self.disk.jobs.get(job)
         if saved is not None and saved.job.state not in (QUEUED, RUNNING):
             return
-        if self.aggregator is not None and self.aggregator.alive:
+        if self.aggregator is not None and self.aggregator.running:
             self.aggregator.feed(aggregator_events.CancelAsked(job))
         self.loop.after(1.0, self._cancel, job)
 
@@ -195,6 +223,7 @@ class World:
         process.alive = False
         self._cut_links_of(process)
         delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
+        self._disturb(delay)
         if isinstance(process, WorkerShell):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = bool(others) and self.rng.random() < 0.3
@@ -228,7 +257,8 @@ class World:
     def _fault(self) -> None:
         self._moved()
         rng = self.rng
-        kinds = ["link", "link", "worker", "worker", "aggregator"]
+        self.links = [link for link in self.links if link.up]
+        kinds = ["link", "link", "worker", "worker", "aggregator", "silence", "silence", "freeze", "clock"]
         if self.scenario.tiers == 3:
             kinds += ["optimizer", "optimizer link"]
             kinds += ["usurper"] if rng.random() < 0.2 else []
@@ -254,19 +284,63 @@ class World:
             case "everything":
                 for process in [self.aggregator, self.optimizer, *alive]:
                     self._doom(process)
+            case "silence" if distant := [link for link in self.links if not link.local]:
+                seconds = self._silence_seconds()
+                way = rng.choice(("up", "down", "both"))
+                rng.choice(distant).hold(seconds, up=way != "down", down=way != "up")
+            case "freeze":
+                self._freeze(
+                    rng.choice([self.aggregator, self.optimizer, *alive]), rng.choice(FREEZE_SECONDS)
+                )
+            case "clock":
+                self._jump(rng.choice([self.aggregator, self.optimizer, *alive]))
             case "usurper" if self.aggregator is not None and self.aggregator.alive:
                 self._usurp(self.aggregator)
             case "hang" if alive:
                 rng.choice(alive).hang_seconds = HANG_SECONDS
+                self._disturb(HANG_SECONDS)
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
 
     def _usurp(self, former: AggregatorShell) -> None:
-        """Another aggregator is started while one lives on, as far as it is let."""
+        """Another aggregator is started while one lives on, as far as it is let, or is frozen and comes back late."""
+        if self.rng.random() < 0.5:
+            self._freeze(former, self.rng.choice(FREEZE_SECONDS))
+        self._disturb(60.0)
         self._start_aggregator()
         for link in self.links:
             if former in link.ends and self.optimizer not in link.ends:
                 self.loop.after(self.rng.random() * 20, link.cut)
         self.loop.after(60.0, former.die)
+
+    def _disturb(self, seconds: float) -> None:
+        """What just went wrong goes on for so long."""
+        self._disturbed_until = max(self._disturbed_until, self.loop.now + seconds)
+
+    def _silence_seconds(self) -> float:
+        """How long a link is silent; the longest silence is longer than any run, and somebody's to notice."""
+        seconds = self.rng.choice((2.0, 10.0, 25.0, 60.0, 2 * MOST_SECONDS))
+        self._disturb(min(seconds, 60.0))
+        return seconds
+
+    def _freeze(self, process: Process | None, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so long: nobody is told, what is sent to it waits, its clock goes on."""
+        if process is None or not process.running:
+            return
+        self._disturb(seconds)
+        one_process = self.scenario.tiers == 2 and process in (self.aggregator, self.optimizer)
+        for each in (self.aggregator, self.optimizer) if one_process else (process,):
+            if each is not None and each.alive:
+                each.freeze(seconds)
+        for link in self.links:
+            if process in link.ends:
+                link.silent(self.loop.now + seconds)
+
+    def _jump(self, process: Process | None) -> None:
+        """A process finds its monotonic clock far ahead (its host was suspended), and the time of day anywhere."""
+        if process is not None:
+            process.clock_ahead_seconds += self.rng.choice((3.0, 20.0, 700.0, 100_000.0))
+        if isinstance(process, AggregatorShell):
+            process.wall_clock_seconds += self.rng.uniform(-1e6, 1e6)
 
     def _doom(self, process: Process | None) -> None:
         """A process dies now, or soon, between two effects."""
@@ -282,14 +356,7 @@ class World:
         """An optimizer decided a step."""
         opened = optimizer.core.open_job
         assert opened is not None
-        version = (opened.generation, effect.step)
-        last = self._versions.get(effect.job, (0, -1))
-        must(version > last, f"{effect.job}: committed {version} after {last}")
-        must(
-            version[0] > last[0] or version[1] == last[1] + 1,
-            f"{effect.job}: committed {version} right after {last}",
-        )
-        self._versions[effect.job] = version
+        self.history.add(history.Committed(effect.job, opened.generation, effect.step))
         self.commits += 1
         self._moved()
         self._maybe_fault()
@@ -299,9 +366,7 @@ class World:
         job = self.jobs[note.job.id]
         self._check_told(note.job)
         if note.kind == "step":
-            told = (job.id, note.job.generation, note.job.step)
-            must(told not in self._noted_steps, f"step {told} was told twice")
-            self._noted_steps.add(told)
+            self.history.add(history.Told(job.id, note.job.generation, note.job.step))
         if note.kind in ("evaluation", "checkpoint", "state"):
             self._moved()
 

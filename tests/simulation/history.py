@@ -1,0 +1,158 @@
+"""What must hold of every history, of a virtual cluster as of a real one. Events come in order; a wrong one raises.
+
+- A step of a generation is committed at most once, and versions (generation, step) rise strictly: within a generation
+  by one step, from one to the next back to any step.
+- What a step was committed with covers each chunk of the layout by exactly the step's micro-batches, each once.
+- People are told of a step of a generation at most once.
+- Once nothing goes wrong any more, all jobs end within a bound that grows with the steps that are left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+class HistoryWrong(AssertionError):
+    """Something that must hold did not."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job's step: how many micro-batches and chunks it has."""
+
+    job: str
+    micro_batches: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A chunk of a step's sum is complete; `micro_batches` are those that were added up, one entry for each time."""
+
+    job: str
+    generation: int
+    step: int
+    chunk: int
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The optimizer decided a step."""
+
+    job: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """The aggregator told people of the weights after `step` updates."""
+
+    job: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class FaultsEnded:
+    """From now on nothing goes wrong; all jobs are to end within so many ticks."""
+
+    tick: float
+    within_ticks: float
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time goes by, and not all jobs have ended."""
+
+    tick: float
+
+
+Event = Planned | Covered | Committed | Told | FaultsEnded | Ticked
+
+
+@dataclass
+class _JobHistory:
+    planned: Planned
+    version: tuple[int, int] = (0, -1)
+    covered: set[int] = field(default_factory=set)
+    covered_version: tuple[int, int] = (0, -1)
+    committed: set[tuple[int, int]] = field(default_factory=set)
+    told: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Checker:
+    """Holds events, one after the other, against what must hold."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _JobHistory] = {}
+        self._end: FaultsEnded | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event.
+
+        Raises:
+            HistoryWrong: it can't follow what came before.
+        """
+        match event:
+            case Planned():
+                known = self._jobs.setdefault(event.job, _JobHistory(event)).planned
+                _must(known == event, event, f"the same job was planned as {known}")
+            case Covered():
+                self._covered(self._jobs[event.job], event)
+            case Committed():
+                self._committed(self._jobs[event.job], event)
+            case Told():
+                job, version = self._jobs[event.job], (event.generation, event.step)
+                _must(version not in job.told, event, "it was told of before")
+                job.told.add(version)
+            case FaultsEnded():
+                self._end = event
+            case Ticked() if self._end is not None:
+                _must(event.tick - self._end.tick <= self._end.within_ticks, event, f"after {self._end}")
+
+    def _covered(self, job: _JobHistory, event: Covered) -> None:
+        counts = Counter(event.micro_batches)
+        lost = [each for each in range(job.planned.micro_batches) if not counts.pop(each, 0)]
+        twice = sorted(each for each, count in Counter(event.micro_batches).items() if count > 1)
+        _must(
+            not lost and not twice, event, f"micro-batches {lost} were lost, {twice} counted more than once"
+        )
+        _must(not counts, event, f"micro-batches {sorted(counts)} are none of this step")
+        _must(event.chunk < job.planned.chunks, event, f"the layout has {job.planned.chunks} chunks")
+        version = (event.generation, event.step)
+        if version != job.covered_version:
+            job.covered_version, job.covered = version, set()
+        job.covered.add(event.chunk)
+
+    def _committed(self, job: _JobHistory, event: Committed) -> None:
+        version, last = (event.generation, event.step), job.version
+        _must(version not in job.committed, event, "it was committed before")
+        _must(version > last, event, f"it comes after {last}")
+        _must(version[0] > last[0] or version[1] == last[1] + 1, event, f"it comes right after {last}")
+        covered = job.covered if job.covered_version == version else set()
+        missing = sorted(set(range(job.planned.chunks)) - covered)
+        _must(not missing, event, f"its sum lacks chunks {missing}")
+        job.version = version
+        job.committed.add(version)
+
+
+def check(events: Iterable[Event]) -> int:
+    """Hold a whole history against what must hold; returns how many steps were committed.
+
+    Raises:
+        HistoryWrong: an event can't follow what came before.
+    """
+    checker, commits = Checker(), 0
+    for event in events:
+        checker.add(event)
+        commits += isinstance(event, Committed)
+    return commits
+
+
+def _must(condition: bool, event: Event, text: str) -> None:
+    if not condition:
+        raise HistoryWrong(f"{event}: {text}")
