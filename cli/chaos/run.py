@@ -126,7 +126,8 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
                 if job.state not in ENDED:
                     raise Refused(
                         f"--state-dir {options.state_dir}: job {job.id} ({job.name}) is unfinished at step {job.step} "
-                        f"of {job.steps}; give another --state-dir"
+                        f"of {job.steps}; end it with `tiermesh local JOB.yaml --resume --state-dir "
+                        f"{options.state_dir}`, or give another --state-dir"
                     )
             undisturbed = None
             if options.verify:

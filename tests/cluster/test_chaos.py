@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cluster.bits import regression_config, write_config
-from tests.cluster.harness import tiermesh
+from tests.cluster.harness import LIMIT_SECONDS, ROOT, environment, tiermesh
 
 SEED = 3
 
@@ -26,6 +30,45 @@ def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     for fault in result["faults"]:
         assert f"step {fault['at_step']}: {fault['target']}: " in done.stderr
     (killed,) = (fault["target"] for fault in result["faults"] if fault["kind"] == "kill")
-    log = (tmp_path / "state" / "logs" / f"{killed}.log").read_text()
-    assert log.count("epoch 2") >= 1, "the aggregator came back"
+    assert killed == "aggregator"
+    assert "aggregator aggregator, epoch 2" in (tmp_path / "state" / "logs" / "aggregator.log").read_text()
     assert not list((tmp_path / "state" / "logs").glob("*.ready.json")), "all daemons were stopped"
+
+
+def test_a_daemon_that_nobody_killed_is_named_and_the_unfinished_job_refused(tmp_path: Path) -> None:
+    job = write_config(tmp_path, regression_config(max_steps=1_000_000))
+    state = tmp_path / "state"
+    command = (
+        "chaos",
+        str(job),
+        "--faults",
+        "0",
+        "--tiers",
+        "2",
+        "--workers",
+        "1",
+        "--state-dir",
+        str(state),
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "cli.main", *command],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert next((line for line in process.stdout if "  step " in line), None), "it trains"
+            pid = json.loads((state / "logs" / "worker-1.ready.json").read_text())["pid"]
+            os.kill(pid, signal.SIGKILL)
+            *_, last = process.stdout
+            assert process.wait(LIMIT_SECONDS) == 1
+        finally:
+            process.kill()
+    assert last.startswith(f"tiermesh: worker-1 (process {pid}) ended, killed by SIGKILL")
+    refused = tiermesh(*command)
+    assert refused.returncode == 2
+    assert "is unfinished at step" in refused.stderr and "--resume --state-dir" in refused.stderr
