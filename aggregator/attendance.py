@@ -13,7 +13,7 @@ from aggregator.plane import DataPlane
 from aggregator.sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as pb
 from services.envelope import unseal
-from services.streams import HELLO_SECONDS, LinkClosed, until_first_ends
+from services.streams import LinkClosed, until_first_ends
 
 
 class Attendance:
@@ -23,6 +23,7 @@ class Attendance:
         sessions: of the workers that attend.
         plane: is told who comes and goes.
         feed: gives the core an input.
+        hello_seconds: within which whoever connects must say Hello.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Attendance:
         sessions: Sessions,
         plane: DataPlane,
         feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
+        hello_seconds: float,
     ) -> None:
+        self._hello_seconds = hello_seconds
         self._sessions = sessions
         self._plane = plane
         self._feed = feed
@@ -57,12 +60,12 @@ class Attendance:
 
     async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
         try:
-            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+            first = await asyncio.wait_for(context.read(), self._hello_seconds)
         except asyncio.TimeoutError:
             first = None
         hello = unseal(first) if isinstance(first, pb.WorkerMessage) else None
         if not isinstance(hello, pb.Hello):
-            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
+            text = f"the first message must be Hello, within {self._hello_seconds:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError  # abort raises
         return hello

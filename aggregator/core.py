@@ -368,6 +368,7 @@ class AggregatorCore:
             record.plan,
             record.fingerprint,
             epoch=self.epoch,
+            ladder=self.ladder,
             lanes=self._lanes,
             new_lease=self._new_lease,
             members=self.members,

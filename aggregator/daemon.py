@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,9 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from services.daemon import DaemonOptions, Service, run_role
 from services.errors import Refused
+from services.ladder import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Ladder
 from services.metrics import AggregatorMetrics
 from services.process import make_state_dir
 from services.security import split_address
+
+OWN_RUNGS = ("lock", "hello", "silent", "comeback", "stall", "unfit")
+"""Timeouts that the aggregator alone keeps."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,8 @@ class AggregatorOptions(DaemonOptions):
         state_dir: where the queue, and in 2-tier the checkpoints, live.
         optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
         record: file to record the core's inputs and effects in, for replay; None: none.
-        heartbeat_seconds: how often both sides of a connection speak at least.
+        heartbeat_seconds: what all timeouts follow from.
+        timeouts: rungs of the ladder that are set by hand, in seconds.
         shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in; none: they are in this
             one.
         shard: whether this is such a process itself, which is told everything by the aggregator that names it.
@@ -31,7 +37,8 @@ class AggregatorOptions(DaemonOptions):
     state_dir: Path = field(kw_only=True)
     optimizer: str | None = field(default=None, kw_only=True)
     record: Path | None = field(default=None, kw_only=True)
-    heartbeat_seconds: float = field(default=5.0, kw_only=True)
+    heartbeat_seconds: float = field(default=STANDARD_HEARTBEAT_SECONDS, kw_only=True)
+    timeouts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     shards: tuple[str, ...] = field(default=(), kw_only=True)
     shard: bool = field(default=False, kw_only=True)
 
@@ -47,6 +54,7 @@ def run(options: AggregatorOptions) -> int:
 
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
+        _check_timeouts(options)
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
         service = AggregatorService(
@@ -57,6 +65,7 @@ def run(options: AggregatorOptions) -> int:
             metrics=metrics,
             record=options.record,
             heartbeat_seconds=options.heartbeat_seconds,
+            timeouts=options.timeouts,
             shared_memory=options.shared_memory,
             shards=options.shards,
         )
@@ -84,6 +93,17 @@ def _check_roles(options: AggregatorOptions) -> None:
     twice = {address for address in options.shards if options.shards.count(address) > 1}
     if twice:
         raise Refused(f"--shards: {', '.join(sorted(twice))} given twice; each shard is a process of its own")
+
+
+def _check_timeouts(options: AggregatorOptions) -> None:
+    """Hold the rungs that are set by hand to be an aggregator's, and in order (Refused)."""
+    for name in options.timeouts:
+        if name in HEARTBEATS and name not in OWN_RUNGS:
+            raise Refused(
+                f"--timeout {name}: other processes keep it too, so it follows from the heartbeat alone; expected one "
+                f"of {', '.join(OWN_RUNGS)}"
+            )
+    Ladder.of(options.heartbeat_seconds, options.timeouts)
 
 
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:

@@ -76,10 +76,6 @@ class Evaluation:
         """A worker is gone: what it was evaluating is free again."""
         self.leases = {key: each for key, each in self.leases.items() if each.session != session}
 
-    def granted_before(self, seconds: float) -> list[EvaluationLease]:
-        """Leases that were granted before this time."""
-        return [each for each in self.leases.values() if each.since_seconds < seconds]
-
     def release(self, lease: EvaluationLease) -> None:
         """Make a lease void: its batches are free again."""
         del self.leases[lease.lease]

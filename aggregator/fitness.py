@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aggregator.members import Member
-
-RETURN_SECONDS = 120.0
-"""After a restart of the aggregator: how long the workers that ran the job before may take to come back."""
-UNFIT_SECONDS = 1800.0
-"""How long a job waits for meshes that can't be opened, if there are no others: a person may mend them meanwhile."""
+from services.ladder import Ladder
 
 
 class Fitness:
@@ -20,13 +16,14 @@ class Fitness:
         layout_hash: of the job's layout; empty until it is known.
     """
 
-    def __init__(self, *, exact: bool, fingerprint: Mapping[str, str], now: float) -> None:
+    def __init__(self, *, exact: bool, fingerprint: Mapping[str, str], ladder: Ladder, now: float) -> None:
         self.fingerprint = dict(fingerprint)
         self.layout_hash = ""
         self._exact = exact
+        self._unfit_seconds = ladder.unfit  # a person may mend meshes meanwhile
         self._fit: set[str] = set()
         self._unfit_since_seconds: float | None = None
-        self._expected_until_seconds = now + RETURN_SECONDS if fingerprint else now
+        self._expected_until_seconds = now + ladder.comeback if fingerprint else now
 
     def why_not_layout(self, layout_hash: str) -> str:
         """Why a worker that has built this layout can't take part; empty if it can."""
@@ -78,4 +75,4 @@ class Fitness:
         if self._unfit_since_seconds is None:
             self._unfit_since_seconds = now
         waiting = any(member.waiting for member in members)
-        return not waiting or now - self._unfit_since_seconds > UNFIT_SECONDS
+        return not waiting or now - self._unfit_since_seconds > self._unfit_seconds

@@ -19,13 +19,11 @@ from google.protobuf.message import DecodeError
 
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
+from services.ladder import STANDARD
 from services.plan import LAST_EPOCH
 
 FORMAT = 1
 """Version of the tables; a file with another is refused."""
-
-LOCK_SECONDS = 5.0
-"""How long a write waits for another process that writes."""
 
 _TABLES = """
 CREATE TABLE cluster (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), epoch INTEGER NOT NULL);
@@ -41,14 +39,15 @@ CREATE TABLE jobs (
 
 
 class Queue:
-    """Jobs in order of submission, and the epoch.
+    """Jobs in order of submission, and the epoch. A write waits `lock_seconds` for another process that writes.
 
     Raises:
         Refused: the file can't be opened, isn't a queue, or is of another version.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock_seconds: float = STANDARD.lock) -> None:
         self.path = path
+        self._lock_seconds = lock_seconds
         self._epoch: int | None = None
         self._lock = threading.Lock()
         try:
@@ -59,7 +58,7 @@ class Queue:
             ) from None
         with self._errors_named():
             self._connection = sqlite3.connect(
-                path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
+                path, timeout=lock_seconds, isolation_level=None, check_same_thread=False
             )
         try:
             with self._errors_named():
@@ -195,7 +194,7 @@ class Queue:
         where = f"queue {self.path}"
         if "locked" in text:
             return Failed(
-                f"{where}: locked by another process for more than {LOCK_SECONDS:g} s; is another aggregator "
+                f"{where}: locked by another process for more than {self._lock_seconds:g} s; is another aggregator "
                 "running on this state dir?"
             )
         if "readonly" in text:

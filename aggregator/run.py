@@ -22,12 +22,14 @@ from aggregator.step import StepSum
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.ladder import Ladder
 from services.plan import JobPlan
 from services.tensors.layout import Layout
 from services.tensors.ranges import from_ranges, to_ranges
 
-STALL_SECONDS = 600.0
-"""A lease that takes longer is given to somebody else, if there is one."""
+STALLED_TIMES = 5
+"""A lease that takes longer than the `stall` rung, and than that many times what its worker's speed lets expect, goes
+to somebody else, if there is one."""
 MOST_FAILURES = 3
 """A worker of which so many leases fail in a row is refused."""
 
@@ -53,6 +55,7 @@ class Run:
         fingerprint: Mapping[str, str],
         *,
         epoch: int,
+        ladder: Ladder,
         lanes: int,
         new_lease: Callable[[], int],
         members: Mapping[int, Member],
@@ -61,7 +64,7 @@ class Run:
     ) -> None:
         self.job = job
         self.plan = plan
-        self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, now=now)
+        self.fitness = Fitness(exact=plan.exact, fingerprint=fingerprint, ladder=ladder, now=now)
         self.report = Report(job, spec_json, self.fitness, out)
         self.quorum = Quorum(
             plan.min_workers, members, self.fitness, lambda text: self.report.note("member", text)
@@ -79,6 +82,7 @@ class Run:
         self._checkpoint: Version | None = None
         self._tokens_per_micro_batch = 0
         self._members = members
+        self._ladder = ladder
         self._lanes = lanes
         self._out = out
         job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
@@ -410,6 +414,8 @@ class Run:
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
         """A worker has complete weights of a version on its mesh."""
         member.holds, member.stalled = Version(holding.generation, holding.step), False
+        if self.sum is not None and member.holds == self.version:
+            self.sum.begun(member.session, now)
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
@@ -499,23 +505,34 @@ class Run:
             return
         holders = [each for each in self._able() if self.version is None or each.holds == self.version]
         if not all(self.is_computing(member) for member in holders):
-            self._release_late(now - STALL_SECONDS, now)
+            self._release_late(now)
         self.dispatch(now)
 
-    def _release_late(self, late: float, now: float) -> None:
+    def _late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
+        """Whether a worker takes too long over a lease."""
+        speed = self._members[session].speed
+        expected = micro_batches / speed if speed else 0.0
+        return now - since_seconds > max(self._ladder.stall, STALLED_TIMES * expected)
+
+    def _release_late(self, now: float) -> None:
         current = self.initialisation
-        if current is not None and current.since_seconds < late:
+        if current is not None and self._late(current.session, current.since_seconds, 0, now):
             self._stalled(current.session)
             self._end_initialisation()
         if self.sum is not None:
             for each in self.sum.assignments:
-                if each.session is not None and not each.computed and each.since_seconds < late:
+                if each.session is None or each.computed:
+                    continue
+                work = sum(other.node.count for other in self.sum.of_session(each.session))
+                if self._late(each.session, each.since_seconds, work, now):
                     self._stalled(each.session)
                     if each.lease:
                         self.orders.revoke(each.session, each.lease)
                     self.sum.release(each, now)
         if self.evaluation is not None:
-            for lease in self.evaluation.granted_before(late):
+            for lease in list(self.evaluation.leases.values()):
+                if not self._late(lease.session, lease.since_seconds, lease.count, now):
+                    continue
                 self._stalled(lease.session)
                 self.orders.revoke(lease.session, lease.lease)
                 self.evaluation.release(lease)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from services import timeline
 from services.config import JobConfig
 from services.envelope import OptimizerBody
 from services.http2.server import Handler
+from services.ladder import STANDARD_HEARTBEAT_SECONDS, Ladder
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import plan_of
 from services.record import make_core
@@ -63,7 +64,8 @@ class AggregatorService:
         security: Security,
         metrics: AggregatorMetrics,
         record: Path | None = None,
-        heartbeat_seconds: float = 2.0,
+        heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
+        timeouts: Mapping[str, float] | None = None,
         shared_memory: bool = True,
         shards: Sequence[str] = (),
     ) -> None:
@@ -76,6 +78,8 @@ class AggregatorService:
         self._security = security
         self._record = record
         self._heartbeat_seconds = heartbeat_seconds
+        self._timeouts = dict(timeouts or {})
+        self._ladder = Ladder.of(heartbeat_seconds, timeouts)
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
@@ -102,7 +106,7 @@ class AggregatorService:
         """
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
-        self._queue = Queue(self._state_dir / "queue.sqlite")
+        self._queue = Queue(self._state_dir / "queue.sqlite", self._ladder.lock)
         epoch = self._queue.raise_epoch()
         records = [
             Record(job, spec_json, plan_of(JobConfig.from_json(spec_json)), fingerprint)
@@ -116,6 +120,7 @@ class AggregatorService:
             epoch=epoch,
             records=records,
             heartbeat_seconds=self._heartbeat_seconds,
+            timeouts=self._timeouts,
             tiers=3 if self._optimizer else 2,
             lanes=max(1, len(self._shard_addresses)),
         )
@@ -135,7 +140,7 @@ class AggregatorService:
                 failed=self._fail_later,
                 shared_memory=self._shared_memory,
             )
-        self._attendance = Attendance(self._sessions, self._plane, self.feed)
+        self._attendance = Attendance(self._sessions, self._plane, self.feed, self._ladder.hello)
         self.metrics.epoch(epoch)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
@@ -222,7 +227,7 @@ class AggregatorService:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self.core.ladder.tick)
+            await asyncio.sleep(self._ladder.tick)
             self._queue.check_epoch()
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())

@@ -22,7 +22,7 @@ class Assignment:
         node: of the reduction tree.
         session: of the worker it is planned for; None: nobody's.
         lease: its id once granted, 0 before.
-        since_seconds: when it was planned or granted, on the monotonic clock.
+        since_seconds: when it was planned or granted, or its worker had the weights, whichever was last; monotonic.
         computed: whether the worker said that it has computed it.
     """
 
@@ -84,6 +84,11 @@ class StepSum:
     def busy(self, session: int) -> bool:
         """Whether a worker has something left to compute."""
         return any(not each.computed for each in self.of_session(session))
+
+    def begun(self, session: int, now: float) -> None:
+        """A worker has the weights: only now does it compute in earnest."""
+        for each in self.of_session(session):
+            each.since_seconds = now
 
     def abandon(self, session: int, now: float) -> None:
         """A worker is gone: what it had is nobody's."""

@@ -16,6 +16,20 @@ from cli.options import (
     option,
     path_option,
 )
+from services.errors import Refused
+from services.ladder import STANDARD_HEARTBEAT_SECONDS
+
+
+def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+    """NAME=SECONDS, several times (Refused)."""
+    timeouts = {}
+    for text in given:
+        name, _is, seconds = text.partition("=")
+        try:
+            timeouts[name] = float(seconds)
+        except ValueError:
+            raise Refused(f"--timeout {text}: expected NAME=SECONDS, for example stall=900") from None
+    return timeouts
 
 
 @click.command()
@@ -47,7 +61,18 @@ def worker(
 @option("--shard", is_flag=True, help="Be a shard: hold the tensors that an aggregator with --shards splits.")
 @path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
 @option(
-    "--heartbeat-seconds", type=float, default=5.0, help="A worker that is silent for 2.5 of these is lost."
+    "--heartbeat-seconds",
+    type=float,
+    default=STANDARD_HEARTBEAT_SECONDS,
+    help="A worker that is silent for 2.5 of these is lost.",
+)
+@option(
+    "--timeout",
+    "timeouts",
+    multiple=True,
+    metavar="NAME=SECONDS",
+    callback=_read_timeouts,
+    help="A timeout set by hand (docs/operations.md has them all); may be given several times.",
 )
 @path_option("--record", help="Record what the core sees and does here, for replay.")
 @daemon_options(AGGREGATOR_ADDRESS)
@@ -58,6 +83,7 @@ def aggregator(
     shard: bool,
     state_dir: Path,
     heartbeat_seconds: float,
+    timeouts: dict[str, float],
     record: Path | None,
     daemon: dict[str, Any],
 ) -> int:
@@ -70,6 +96,7 @@ def aggregator(
             optimizer=optimizer,
             record=record,
             heartbeat_seconds=heartbeat_seconds,
+            timeouts=timeouts,
             shards=tuple(address.strip() for address in shards.split(",") if address.strip()),
             shard=shard,
             **daemon,

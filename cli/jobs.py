@@ -15,11 +15,12 @@ from cli.output import Output, clock, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed
+from services.ladder import STANDARD
 
 if TYPE_CHECKING:
     from services.config import JobConfig
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = STANDARD.follow
 """Following a job outlives a restart of its aggregator that takes no longer than this."""
 
 _RETRY_SECONDS = 1.0

@@ -13,13 +13,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from services.errors import Failed
+from services.ladder import STANDARD
 from services.tensors import compiler
 
 READY_SECONDS = 120.0
 """A daemon must serve within this time; a device, or a busy machine, takes its time."""
-
-STOP_SECONDS = 20.0
-"""A daemon must end within this time after SIGTERM; then it is killed."""
 
 _POLL_SECONDS = 0.05
 
@@ -134,12 +132,12 @@ class Daemon:
         )
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that takes longer than STOP_SECONDS."""
+        """SIGTERM, and SIGKILL when that takes longer than the `kill` rung: its own stop ends before."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+                await asyncio.wait_for(self._process.wait(), STANDARD.kill)
             except asyncio.TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()

@@ -14,15 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from services import logs, process, timeline
 from services.http2.server import Handler, StreamServer
+from services.ladder import STANDARD
 from services.metrics import start_metrics
 from services.security import Security, join_address, split_address
 from services.server import start_server
 from services.timeline import TimelineOptions
 
 log = logging.getLogger("tiermesh")
-
-GRACE_SECONDS = 5.0
-"""Calls that are open when a daemon stops may take this long to end."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,8 @@ def run_role(
         finally:
             timeline.stop()
             if tensors is not None:
-                await tensors.stop(GRACE_SECONDS)
-            await server.stop(GRACE_SECONDS)
+                await tensors.stop(STANDARD.grace)
+            await server.stop(STANDARD.grace)
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
 

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Failed, Refused, TiermeshError
+from services.ladder import STANDARD
 
 log = logging.getLogger("tiermesh")
-
-STOP_SECONDS = 30.0
-"""A graceful stop that takes longer is cut off."""
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
@@ -100,7 +98,7 @@ def run_daemon(
     serve: Callable[[], Coroutine[Any, Any, None]],
     *,
     exit_with_parent: bool = False,
-    stop_seconds: float = STOP_SECONDS,
+    stop_seconds: float = STANDARD.stop,
 ) -> int:
     """Run a daemon to its end and say how it ended, in at most one line of log.
 

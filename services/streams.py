@@ -14,7 +14,7 @@ import grpc
 from services.errors import TiermeshError
 from services.ladder import STANDARD, Ladder
 
-HELLO_SECONDS = 10.0
+HELLO_SECONDS = STANDARD.hello
 """Whoever connects must say hello within this time, and is answered within it."""
 MAILBOX_LENGTH = 4096
 """Control messages that may wait for a peer to read; one that reads none for longer is cut off."""

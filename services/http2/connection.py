@@ -32,13 +32,14 @@ from services.http2.frames import (
 from services.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
 from services.http2.parser import CONTROL_FRAME_BYTES, FrameParser, Sink
 from services.http2.stream import WINDOW_BYTES, Part, Stream
+from services.ladder import STANDARD
 from services.security import join_address
 
 log = logging.getLogger("tiermesh")
 
-KEEPALIVE_SECONDS = 20.0
+KEEPALIVE_SECONDS = STANDARD.ping
 """A connection on which nothing came for so long is pinged."""
-KEEPALIVE_TIMEOUT_SECONDS = 20.0
+KEEPALIVE_TIMEOUT_SECONDS = STANDARD.broken - STANDARD.ping
 """A connection whose ping isn't answered for so long is dead."""
 LINGER_SECONDS = 5.0
 """A peer gets so long to take the last frames and to close; then the connection is cut."""

@@ -25,13 +25,14 @@ from services.http2.headers import (
 )
 from services.http2.messages import MessageRefused
 from services.http2.stream import Part, Stream
+from services.ladder import STANDARD
 from services.process import describe
 from services.security import Security, join_address, split_address
 from services.streams import LinkClosed
 
 log = logging.getLogger("tiermesh")
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = STANDARD.hello
 """Whoever connects must have called a method within this time."""
 
 _BACKLOG = 100

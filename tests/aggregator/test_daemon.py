@@ -1,4 +1,4 @@
-"""What an aggregator's options may not say together is refused in one line, before anything is opened."""
+"""What an aggregator's options may not say is refused in one line, before anything is opened."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ from tests.cluster.harness import tiermesh
     ],
 )
 def test_shards_that_make_no_sense(tmp_path: Path, arguments: tuple[Any, ...], line: str) -> None:
+    done = tiermesh("aggregator", "--state-dir", tmp_path, "--listen", "127.0.0.1:0", *arguments)
+    assert done.returncode == 2
+    assert line in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--timeout", "stall"), "--timeout stall: expected NAME=SECONDS, for example stall=900"),
+        (("--timeout", "stall=long"), "--timeout stall=long: expected NAME=SECONDS"),
+        (("--timeout", "stal=900"), "timeout stal: no such rung; expected one of tick, beat"),
+        (("--timeout", "kill=50"), "--timeout kill: other processes keep it too"),
+        (
+            ("--timeout", "lock=1", "--timeout", "silent=90"),
+            "timeout lock: 1 s, expected more than retry (3.75 s)",
+        ),
+        (("--timeout", "silent=90"), "timeout ping: 20 s, expected more than silent (90 s), the rung below"),
+        (("--heartbeat-seconds", "0"), "--heartbeat-seconds 0.0: expected 0.1 to 600"),
+    ],
+)
+def test_timeouts_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
     done = tiermesh("aggregator", "--state-dir", tmp_path, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 2
     assert line in done.stderr.splitlines()[-1]

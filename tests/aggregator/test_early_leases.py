@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator import events as ev
-from aggregator.run import STALL_SECONDS
+from services.ladder import STANDARD
 from tests.aggregator.dialogue import Dialogue, training
 
 
@@ -40,7 +40,7 @@ def test_a_worker_that_gets_its_weights_too_slowly_stalls() -> None:
     talk.weights(1, 1, 0, 1)
     talk.holding(1, 1, 1)
     talk.computed(1)
-    assert talk.later(STALL_SECONDS - 1, 1, 2) == []
+    assert talk.later(STANDARD.stall - 1, 1, 2) == []
     assert talk.later(2.0, 1, 2) == ["2 <- revoke", "1 <- window 2", "1 <- train 2-3 of 1.1"]
     talk.holding(2, 1, 1)
     assert talk.core.status(talk.now).workers[1].state == "ready", "it was heard of again"
@@ -48,7 +48,7 @@ def test_a_worker_that_gets_its_weights_too_slowly_stalls() -> None:
 
 def test_nobody_is_relieved_while_all_wait_for_weights() -> None:
     talk = committed(1, 2)
-    assert talk.later(STALL_SECONDS + 1, 1, 2) == [], "the optimizer may be away for long"
+    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "the optimizer may be away for long"
 
 
 def test_a_version_is_overtaken_by_another_generation() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aggregator import events as ev
-from aggregator.fitness import RETURN_SECONDS, UNFIT_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
+from services.ladder import STANDARD
 from tests.aggregator.dialogue import Dialogue, layout_of, training
 
 
@@ -68,7 +68,7 @@ def test_a_job_waits_long_for_meshes_and_then_says_what_for() -> None:
     talk.hello(1)
     talk.says(1, pb.Unable(job="a", reason="chips busy", retries=True))
     assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (chips busy)"
-    talk.later(UNFIT_SECONDS - 1, 1)
+    talk.later(STANDARD.unfit - 1, 1)
     assert talk.job().state == RUNNING
     talk.later(2, 1)
     assert talk.job().state == FAILED
@@ -130,5 +130,5 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     talk.hello(2)
     talk.ready(2, blas="Haswell")
     assert talk.job().state == RUNNING
-    talk.later(RETURN_SECONDS + 1, 2)
+    talk.later(STANDARD.comeback + 1, 2)
     assert talk.job().state == FAILED

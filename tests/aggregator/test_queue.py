@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from aggregator import queue as queue_module
 from aggregator.queue import Queue
 from protos import jobs_pb2
 from services.errors import Failed, Refused
@@ -119,10 +118,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Queue(tmp_path)
 
 
-def test_a_locked_file_is_waited_for_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "LOCK_SECONDS", 0.1)
+def test_a_locked_file_is_waited_for_then_named(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as queue:
+    with Queue(path, lock_seconds=0.1) as queue:
         queue.raise_epoch()
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aggregator import events as ev
-from aggregator.run import STALL_SECONDS
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
+from services.ladder import STANDARD
 from tests.aggregator.dialogue import Dialogue, training
 
 # ---- the making of the initial weights ----
@@ -62,7 +62,7 @@ def test_the_worker_that_initialises_stalls() -> None:
     talk.joins(1)
     talk.joins(2)
     talk.stands(1, 0, state=pb.Standing.EMPTY)
-    assert talk.later(STALL_SECONDS + 1, 1, 2) == ["1 <- revoke", "2 <- initialise"]
+    assert talk.later(STANDARD.stall + 1, 1, 2) == ["1 <- revoke", "2 <- initialise"]
 
 
 # ---- a step ----
@@ -116,7 +116,7 @@ def test_a_busy_worker_gets_what_was_left_when_it_is_done() -> None:
 
 def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     talk = training(1, 2)
-    assert talk.later(STALL_SECONDS + 1, 1, 2) == [], "nobody is idle"
+    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "nobody is idle"
     talk.computed(2)
     assert talk.later(1.0, 1, 2) == ["1 <- revoke", "2 <- window 1", "2 <- train 0-1 of 1.0"]
     assert talk.core.status(talk.now).workers[0].state == "stalled"
@@ -323,7 +323,7 @@ def test_a_worker_dies_or_stalls_while_it_evaluates() -> None:
     talk = training(1, 2, step=2, evaluate_every=2)
     talk.evaluated(2, 1, 2, (1, 2.0))
     talk.evaluated(2, 1, 2, (2, 2.0))
-    assert talk.later(STALL_SECONDS + 1, 1, 2) == ["1 <- revoke", "2 <- evaluate 0 of 1.2"]
+    assert talk.later(STANDARD.stall + 1, 1, 2) == ["1 <- revoke", "2 <- evaluate 0 of 1.2"]
     assert talk.give(ev.WorkerLost(2, "gone")) == ["1 <- evaluate 0 of 1.2"]
 
 
@@ -381,3 +381,29 @@ def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     lines = talk.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
     assert "the optimizer's layout entry 0: expected an object" in lines[1]
+
+
+def test_slow_is_relative_to_what_was_measured() -> None:
+    """A worker that needs 200 s for each of 4 micro-batches has not stalled after 600 s."""
+    talk = training(1)
+    talk.computed(1, seconds=800.0)
+    talk.chunk(1, 1, 0, 0)
+    talk.commits(1, 0)
+    talk.holding(1, 1, 1)
+    talk.joins(2, holds=(1, 1))
+    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "the other is idle, but 5 times 800 s are not over"
+    assert any("1 <- revoke" in line for line in talk.later(5 * 800.0 - STANDARD.stall, 1, 2))
+
+
+def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
+    talk = training(1, 2)
+    for session in (1, 2):
+        talk.computed(session)
+        talk.chunk(session, 1, 0, 0)
+    talk.commits(1, 0)
+    talk.holding(1, 1, 1)
+    talk.computed(1)
+    talk.later(STANDARD.stall - 1, 1, 2)
+    talk.holding(2, 1, 1)
+    assert talk.later(STANDARD.stall - 1, 1, 2) == [], "the weights were long on the way"
+    assert any("2 <- revoke" in line for line in talk.later(2, 1, 2))

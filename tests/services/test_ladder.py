@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,14 @@ def test_a_rung_may_be_set_by_hand_while_the_order_holds() -> None:
 def test_an_order_that_is_broken_is_refused(overrides: dict[str, float], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
         Ladder.of(5.0, overrides)
+
+
+def test_the_table_for_people_is_the_code_s() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    section = page.partition("## Timeouts")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| `" in line
+    ]
+    told = [(row[0].strip("` *"), float(row[1]), float(row[2].removesuffix(" s"))) for row in rows]
+    assert told == [(name, HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD).items()]
+    assert all(len(row) == 5 and row[3] and row[4] for row in rows)
