@@ -45,13 +45,13 @@ def held(content: bytes, folder: Path) -> None:
         assert all(isinstance(each, str | list) for each in (context.default_map or {}).values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(document=st.dictionaries(KEYS, VALUES, max_size=3))
 def test_any_mapping(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     held(yaml.safe_dump(document).encode(), tmp_path_factory.getbasetemp())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(content=st.binary(max_size=40))
 @example(content=b"listen: 0x" + b"f" * 5000)
 @example(content=b"listen: &a [*a]")

@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("descriptors")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(document=OLDER)
 @example(
     {"ChipSpec": {"arch": "blackhole", "ethernet_ports": {}}, "Board": [], "Mesh": [], "RelaxedGraph": 5}
@@ -89,7 +89,7 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cut=st.integers(0, len(LINE)), tokens=st.lists(TOKENS | st.text(max_size=4), max_size=12))
 @example(0, ["a {"] * 5000)
 def test_any_textproto(folder: Path, cut: int, tokens: list[str]) -> None:

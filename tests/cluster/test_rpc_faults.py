@@ -1,0 +1,77 @@
+"""Fault × RPC: whatever happens to a message of a data or control stream, the job ends in the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.bits import Bits, bits, gpt_config, spec_of
+from tests.cluster.rpc_proxy import Fault, ProxiedCluster
+
+STEPS = 3
+CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated")
+# gRPC keeps the order of a stream's messages, and TCP's checksum finds flipped bits: of what arrives damaged or out of
+# order nevertheless, only chunks can tell, by their index and their checksum.
+CHUNK_KINDS = (*CONTROL_KINDS, "reordered", "bit-flipped")
+CHUNK_BYTES = 4096
+
+MATRIX = [
+    (service, method, direction, kind)
+    for service in ("Cluster", "Optimizer")
+    for method, kinds in (("Attend", CONTROL_KINDS), ("Exchange", CHUNK_KINDS))
+    for direction in ("up", "down")
+    for kind in kinds
+    if (kind, direction) != ("before", "down")  # no message has passed: there is no direction
+]
+SHORT = {
+    ("Cluster", "Exchange", "up", "bit-flipped"),
+    ("Cluster", "Exchange", "down", "truncated"),
+    ("Cluster", "Exchange", "up", "reordered"),
+    ("Cluster", "Attend", "up", "midway"),
+    ("Cluster", "Attend", "down", "duplicated"),
+    ("Optimizer", "Exchange", "up", "after"),
+    ("Optimizer", "Exchange", "down", "bit-flipped"),
+    ("Optimizer", "Attend", "down", "cancelled"),
+    ("Optimizer", "Attend", "up", "before"),
+}
+
+
+@pytest.fixture(scope="module")
+def spec(corpus: Path) -> str:
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="faults", max_steps=STEPS))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
+    """Of 3 tiers; jobs run in it one after the other, each with its fault."""
+    folder = tmp_path_factory.mktemp("faults")
+    with ProxiedCluster(folder, tiers=3, workers=2, options=("--no-shared-memory",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undamaged(cluster: ProxiedCluster, spec: str) -> Bits:
+    """What the job makes when nothing happens."""
+    return bits(cluster.finish(cluster.submit(spec)))
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "direction", "kind"),
+    [
+        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow, id="-".join(each))
+        for each in MATRIX
+    ],
+)
+def test_the_job_ends_in_the_same_bits(
+    cluster: ProxiedCluster, spec: str, undamaged: Bits, service: str, method: str, direction: str, kind: str
+) -> None:
+    proxy = cluster.to_aggregator if service == "Cluster" else cluster.to_optimizer
+    least_bytes = CHUNK_BYTES if method == "Exchange" else 0
+    proxy.strike(  # type: ignore[attr-defined]
+        Fault(f"/tiermesh.{service}/{method}", direction, kind, passing=3, least_bytes=least_bytes)
+    )
+    job = cluster.finish(cluster.submit(spec))
+    assert proxy.struck.is_set(), "the fault was not met with"  # type: ignore[attr-defined]
+    assert bits(job) == undamaged
