@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.bits import Bits, bits, gpt_config, spec_of
+from tests.cluster.harness import tiermesh
 from tests.cluster.rpc_proxy import Fault, ProxiedCluster
 
 STEPS = 3
@@ -75,3 +77,20 @@ def test_the_job_ends_in_the_same_bits(
     job = cluster.finish(cluster.submit(spec))
     assert proxy.struck.is_set(), "the fault was not met with"  # type: ignore[attr-defined]
     assert bits(job) == undamaged
+
+
+@pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])
+@pytest.mark.parametrize("kind", ["midway", "truncated"])
+def test_a_download_that_breaks_leaves_nothing_and_the_next_one_is_whole(
+    cluster: ProxiedCluster, spec: str, undamaged: Bits, rpc: str, kind: str, tmp_path: Path
+) -> None:
+    job = cluster.finish(cluster.submit(spec)).id
+    proxy = cluster.to_aggregator if rpc.startswith("Jobs") else cluster.to_optimizer
+    proxy.strike(Fault(f"/tiermesh.{rpc}", "down", kind, passing=1))  # type: ignore[attr-defined]
+    command = ("download", job, tmp_path, "--aggregator", cluster.to_aggregator.address)
+    broken = tiermesh(*command)
+    assert (broken.returncode, len(broken.stderr.splitlines())) == (1, 1), broken.stderr
+    assert not list(tmp_path.iterdir())
+    assert tiermesh(*command).returncode == 0
+    model = tmp_path / f"step-{STEPS:08d}" / "model.safetensors"
+    assert hashlib.sha256(model.read_bytes()).hexdigest() == undamaged.model_sha256
