@@ -34,7 +34,7 @@ from aggregator.events import (
 from aggregator.members import Member
 from aggregator.run import Run
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.ladder import Ladder
@@ -121,6 +121,7 @@ class AggregatorCore:
             optimizer=self.optimizer or self._why_no_optimizer,
             running_job=self.run.job.id if self.run else "",
             waiting=self.waits_for(now),
+            waits=self.waits(now),
         )
         for member in self.members.values():
             if self.run is None:
@@ -140,6 +141,10 @@ class AggregatorCore:
                 )
             )
         return status
+
+    def waits(self, now: float) -> list[Wait]:
+        """What workers owe the running job, the longest wait first."""
+        return [] if self.run is None else self.run.waits(now)
 
     def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""

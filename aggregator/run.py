@@ -19,8 +19,9 @@ from aggregator.orders import Orders
 from aggregator.quorum import Quorum
 from aggregator.report import Report
 from aggregator.step import StepSum
+from aggregator.waits import waits_of
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
+from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState, Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.ladder import Ladder
 from services.plan import JobPlan
@@ -122,6 +123,10 @@ class Run:
         holders = sum(member.holds == self.version for member in able)
         hold = f"{holders} of {len(able)} workers hold its weights"
         return f"{self.job.phase} of step {self.job.step}; {hold}{missed}"
+
+    def waits(self, now: float) -> list[Wait]:
+        """What workers owe the job, the longest wait first."""
+        return waits_of(self.job.id, self.job.step, self.sum, self.evaluation, self._members, now)
 
     def is_computing(self, member: Member) -> bool:
         """Whether a worker has something to compute now."""

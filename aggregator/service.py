@@ -31,7 +31,7 @@ from aggregator.shards.shards import Shards
 from optimizer.engine import OptimizerEngine
 from optimizer.home import HomeEvents, TensorHome
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, JobEvent
+from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
@@ -95,6 +95,7 @@ class AggregatorService:
         self._newest: NewestWeights
         self._plane: DataPlane
         self.shards: Shards | None = None
+        self._waits_told: dict[tuple[str, int, str], str] = {}  # the rung that each has passed
 
     # ---- life ----
 
@@ -232,10 +233,25 @@ class AggregatorService:
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())
             self.metrics.workers_connected(len(self.core.members))
+            self._name_waits(self.core.waits(time.monotonic()))
             if self.shards is not None:
                 self.metrics.shards_connected(sum(link.up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
             self.metrics.queue_length(queued)
+
+    def _name_waits(self, waits: Sequence[Wait]) -> None:
+        """Show who is waited for, and log it once for each rung that a wait passes."""
+        self.metrics.waits({each.peer: each.seconds for each in reversed(waits)})
+        told, self._waits_told = self._waits_told, {}
+        for each in waits:
+            owed, rung = (each.peer, each.step, each.what), self._ladder.passed(each.seconds)
+            self._waits_told[owed] = rung
+            if rung and told.get(owed, "") != rung:
+                log.warning(
+                    "waits for worker %s: %s, bucket %d, for %.1f s (longer than `%s`)",
+                    each.peer, each.what, each.bucket, each.seconds, rung,
+                    extra={"job": each.job, "step": each.step},
+                )  # fmt: skip
 
     def _fail_later(self, error: Exception) -> None:
         """From another thread: end the service with this error."""

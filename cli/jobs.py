@@ -142,6 +142,10 @@ async def cluster_status(target: Target, output: Output) -> None:
             f"{worker.step}, {worker.micro_batches_per_second:.1f} micro-batches/s, heard "
             f"{worker.seconds_since_heard:.1f} s ago"
         )
+    for wait in status.waits:
+        output.say(
+            f"waits for {wait.peer}: {wait.what}, step {wait.step}, bucket {wait.bucket}, for {wait.seconds:.1f} s"
+        )
     if not status.workers:
         output.say("no workers; start one with: tiermesh worker --aggregator HOST:PORT")
     output.result(
@@ -151,6 +155,17 @@ async def cluster_status(target: Target, output: Output) -> None:
             "optimizer": status.optimizer,
             "running_job": status.running_job or None,
             "waiting": status.waiting or None,
+            "waits": [
+                {
+                    "peer": wait.peer,
+                    "job": wait.job,
+                    "step": wait.step,
+                    "bucket": wait.bucket,
+                    "what": wait.what,
+                    "seconds": wait.seconds,
+                }
+                for wait in status.waits
+            ],
             "shards": [
                 {
                     "name": shard.name or None,

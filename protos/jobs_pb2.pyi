@@ -136,7 +136,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class ClusterStatus(_message.Message):
     RUNNING_JOB_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tiers: int
     optimizer: str
@@ -151,7 +152,24 @@ class ClusterStatus(_message.Message):
     running_job: str
     waiting: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("peer", "job", "step", "bucket", "what", "seconds")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    job: str
+    step: int
+    bucket: int
+    what: str
+    seconds: float
+    def __init__(self, peer: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("index", "address", "name", "detail", "seconds_since_heard")

@@ -93,6 +93,12 @@ class Ladder:
         ladder.check()
         return ladder
 
+    def passed(self, seconds: float) -> str:
+        """The highest rung, from `silent` on, that is shorter than a wait; empty if there is none."""
+        rungs = asdict(self)
+        names = list(rungs)[list(rungs).index("silent") :]
+        return next((name for name in reversed(names) if rungs[name] < seconds), "")
+
     def check(self) -> None:
         """Hold the order.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -174,6 +176,12 @@ class AggregatorMetrics(_RoleMetrics):
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._workers = self._unlabelled("workers_connected", "Workers attending")
         self._shards = self._unlabelled("shards_connected", "Shards that answer; 0 without shards")
+        self._wait = Gauge(
+            "tiermesh_wait_seconds",
+            "How long what a peer owes the running job is waited for",
+            ("role", "peer"),
+            registry=self.registry,
+        )
         self._queue = self._unlabelled("queue_length", "Jobs queued or running")
         self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
@@ -200,6 +208,12 @@ class AggregatorMetrics(_RoleMetrics):
     def received(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that arrived, from workers and optimizer."""
         self._bytes_received.labels(job, self.role).inc(payload_bytes)
+
+    def waits(self, seconds_of: Mapping[str, float]) -> None:
+        """Set how long each peer that owes something is waited for; others vanish."""
+        self._wait.clear()
+        for peer, seconds in seconds_of.items():
+            self._wait.labels(self.role, peer).set(seconds)
 
     def workers_connected(self, count: int) -> None:
         """Set the number of workers attending."""

@@ -119,6 +119,12 @@ def test_a_frozen_worker_loses_its_leases_and_comes_back(
         cluster.wait_step(job, 3)
         frozen, frozen_seconds = cluster.workers[0], time.time()
         frozen.freeze()
+        eventually(
+            lambda: frozen.name in [each.peer for each in cluster.status().waits], "the wait to be named"
+        )
+        eventually(
+            lambda: cluster.aggregator.metric("tiermesh_wait_seconds", peer=frozen.name) > 1.0, "its metric"
+        )
         cluster.aggregator.wait_log(f"worker {frozen.name} is gone: silent for")
         (line,) = [each for each in cluster.aggregator.log_text().splitlines() if "silent for" in each]
         assert logged_seconds(line) - frozen_seconds <= 3 * heartbeat_seconds

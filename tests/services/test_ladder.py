@@ -62,3 +62,13 @@ def test_the_table_for_people_is_the_code_s() -> None:
     told = [(row[0].strip("` *"), float(row[1]), float(row[2].removesuffix(" s"))) for row in rows]
     assert told == [(name, HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD).items()]
     assert all(len(row) == 5 and row[3] and row[4] for row in rows)
+
+
+def test_a_wait_is_told_by_the_highest_rung_that_it_has_passed() -> None:
+    assert [STANDARD.passed(seconds) for seconds in (12.4, 12.6, 599.0, 601.0, 1e9)] == [
+        "",
+        "silent",
+        "follow",
+        "stall",
+        "unfit",
+    ]

@@ -1,0 +1,35 @@
+"""Dialogues on whom a job waits for."""
+
+from __future__ import annotations
+
+from protos.jobs_pb2 import Wait
+from tests.aggregator.dialogue import Dialogue, training
+
+
+def told(talk: Dialogue) -> list[Wait]:
+    return list(talk.core.status(talk.now).waits)
+
+
+def test_who_owes_the_next_bucket_is_named_with_step_and_time() -> None:
+    talk = training(1, 2, chunks=2)
+    talk.later(3.0, 1, 2)
+    mine = Wait(peer="w1", job="a", bucket=1, what="gradients of micro-batches 0-1", seconds=3.0)
+    other = Wait(peer="w2", job="a", bucket=1, what="gradients of micro-batches 2-3", seconds=3.0)
+    assert told(talk) == [mine, other]
+    talk.chunk(1, 1, 0, 1)
+    assert told(talk) == [other], "the first one has sent its part of the bucket"
+    talk.chunk(2, 1, 0, 1)
+    assert [(wait.peer, wait.bucket) for wait in told(talk)] == [("w1", 0), ("w2", 0)]
+    for session in (1, 2):
+        talk.chunk(session, 1, 0, 0)
+    assert told(talk) == [], "workers owe nothing more"
+
+
+def test_who_evaluates_is_named() -> None:
+    talk = training(1, step=4)
+    talk.later(2.0, 1)
+    assert told(talk) == [Wait(peer="w1", job="a", step=4, what="losses of batch 0", seconds=2.0)]
+
+
+def test_without_a_job_nobody_is_waited_for() -> None:
+    assert told(Dialogue()) == []
