@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
+from services.failpoints import point
 from services.ladder import STANDARD
 from services.plan import LAST_EPOCH
 
@@ -88,6 +89,8 @@ class Queue:
         with self._transaction():
             epoch = self._stored_epoch() + 1
             self._connection.execute("UPDATE cluster SET epoch = ?", (epoch,))
+            point("aggregator.epoch.before")
+        point("aggregator.epoch.after")
         self._epoch = epoch
         return epoch
 
@@ -119,6 +122,8 @@ class Queue:
                 " fingerprint_json = excluded.fingerprint_json",
                 (job.id, job.SerializeToString(), spec_json, json.dumps(dict(fingerprint), sort_keys=True)),
             )
+            point("aggregator.save.before")
+        point("aggregator.save.after")
 
     def jobs(self) -> list[tuple[jobs_pb2.Job, str, dict[str, str]]]:
         """Every job with its spec and fingerprint, in order of submission.

@@ -30,6 +30,7 @@ from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.envelope import OptimizerBody
 from services.errors import Failed, Refused
+from services.failpoints import point
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.record import make_core
@@ -162,6 +163,11 @@ class OptimizerEngine:
                 self._home.measure(effect)
             case ev.Update():
                 self._update_started(effect)
+            case ev.Say(body=pb.Commit()):
+                point("optimizer.commit.before")
+                if self._outlet is not None:
+                    self._outlet.say(effect.body)
+                point("optimizer.commit.after")
             case ev.Say():
                 if self._outlet is not None:
                     self._outlet.say(effect.body)

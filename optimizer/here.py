@@ -20,6 +20,7 @@ from services import timeline
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.errors import TiermeshError
+from services.failpoints import point
 from services.handover import Handover
 from services.metrics import OptimizerMetrics
 from services.process import describe
@@ -126,6 +127,7 @@ class TensorsHere:
             with timeline.span("kernel", "update", effect.step, chunk=chunk):
                 if effect.applied:
                     tensors.update(chunk)
+                point("optimizer.update.mid")
                 self._publish(tensors, header, chunk)
             self._updated.put(ev.Updated(effect.job, effect.step, chunk))
         self._metrics.updated(
@@ -142,7 +144,9 @@ class TensorsHere:
     def _snapshot(self, tensors: Tensors, effect: ev.Snapshot, save: Save) -> None:
         """Nothing here waits for the disk: the core asks for one at a time."""
         try:
-            save(*tensors.copy())
+            copies = tensors.copy()
+            point("optimizer.snapshot")
+            save(*copies)
         except Exception as error:  # no memory for a copy, say
             self._loop.call_soon_threadsafe(self._events.tell, not_saved(effect, error))
 

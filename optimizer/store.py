@@ -27,6 +27,7 @@ from services.checkpoints import (
 )
 from services.config import JobConfig
 from services.errors import Failed, Refused
+from services.failpoints import point
 from services.plan import LAST_GENERATION
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
@@ -82,12 +83,14 @@ class JobStore:
                 file.write(f"{generation}\n")
                 file.flush()
                 os.fsync(file.fileno())
+            point("optimizer.generation.before")
             temporary.replace(path)
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+            point("optimizer.generation.after")
         except OSError as error:
             raise Failed(f"{path}: not written: {error.strerror or error}") from None
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import grpc
 from prometheus_client import CollectorRegistry
 
-from services import logs, process, timeline
+from services import failpoints, logs, process, timeline
 from services.http2.server import Handler, StreamServer
 from services.ladder import STANDARD
 from services.metrics import start_metrics
@@ -110,6 +110,7 @@ def run_role(
     log.debug("allocator %s", "tuned" if tuned else "left as it is")
 
     async def serve() -> None:
+        failpoints.arm(os.environ)
         service, registry = build()
         # Compiling takes seconds the first time on a host, which no step shall wait for; it must follow the set-up too.
         from services.tensors import kernels

@@ -22,6 +22,7 @@ from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services import timeline
 from services.config import JobConfig
 from services.errors import Failed, TiermeshError
+from services.failpoints import point
 from services.metrics import WorkerMetrics
 from services.plan import plan_of
 from services.process import describe
@@ -320,6 +321,7 @@ class DeviceThread:
                 self._first_iteration_complete(built)
         seconds = time.perf_counter() - started - self._fetching_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
+        point("worker.gradient-ready")
         self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(non_finite)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)

@@ -16,6 +16,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services import timeline
 from services.data_streams import write_message
 from services.errors import Refused
+from services.failpoints import point
 from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
 from services.tensors.same_host import MOST_PLACES, OfferedLink
@@ -127,6 +128,7 @@ class Exchange:
             if node_sum is None:
                 continue  # dropped on the device thread before the core was told
             began = timeline.now()
+            point("worker.send")
             for parts in await loop.run_in_executor(sender, self._messages, headers, node_sum):
                 await write_message(self._stream, *parts)
             for header in headers:

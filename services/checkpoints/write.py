@@ -30,6 +30,7 @@ from services.checkpoints.format import (
 )
 from services.checkpoints.tensor_file import pieces
 from services.errors import Failed
+from services.failpoints import point
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
@@ -77,6 +78,7 @@ def write_checkpoint(
     path = root / f"step-{step:08d}"
     partial = root / f".{path.name}.partial"
     try:
+        point("checkpoint.before")
         _make_folder(root)
         _remove_leftovers(root)
         partial.mkdir()
@@ -96,6 +98,7 @@ def write_checkpoint(
         )
         _write(partial / STATE_FILE, [state.dump()])
         synchronise(partial)
+        point("checkpoint.before-rename")
         _move_into_place(partial, path)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -110,6 +113,7 @@ def _write(path: Path, data: Iterable[bytes | memoryview]) -> FileRecord:
     with path.open("xb") as file:
         for piece in data:
             file.write(piece)
+            point("checkpoint.mid-file")
             digest.update(piece)
             size += len(piece)
         file.flush()
@@ -130,6 +134,7 @@ def _move_into_place(partial: Path, path: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         partial.rename(path)
+        point("checkpoint.after-rename")
         synchronise(path.parent)
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import NoReturn, Protocol
 
+from services import failpoints
 from services.http2.frames import (
     LARGEST_WINDOW_BYTES,
     ErrorCode,
@@ -113,7 +114,12 @@ class Stream(ABC):
             left -= allowed
             connection.send_window -= allowed
             self.send_window -= allowed
-            connection.write_all(self._frames(waiting, allowed))
+            pieces = self._frames(waiting, allowed)
+            if failpoints.armed() and len(pieces) > 1:
+                connection.write_all(pieces[:1])
+                failpoints.point("stream.mid-message")
+                pieces = pieces[1:]
+            connection.write_all(pieces)
         while connection.paused and not self.over:  # the transport still holds the parts
             await self._wait_writable()
         self.closed_to_writes = ""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ import grpc
 from benchmarks.hosts import LOOPBACK, Host, inner_process
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
+from services import failpoints
 from tests.cluster.relay import Relay, Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +82,7 @@ class Daemon:
         kernels: str = "numpy",
         module: str = "cli.main",
         host: Host = LOOPBACK,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.role, self.name = role, name
         self._host = host
@@ -98,7 +100,7 @@ class Daemon:
             self.process = subprocess.Popen(
                 host.command(command),
                 cwd=ROOT,
-                env=environment(kernels),
+                env={**environment(kernels), **(settings or {})},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -205,6 +207,8 @@ class Cluster:
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: of every daemon, as TIERMESH_KERNELS has them.
         worker_module: that is run as a worker, in place of the command.
+        failpoints: asked, with its role, for the failpoints of each daemon that is started; their log is
+            `failpoints.log` in `folder`. None: no daemon has any.
     """
 
     known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
@@ -223,7 +227,9 @@ class Cluster:
         recorded: bool = False,
         kernels: str = "numpy",
         worker_module: str = "cli.main",
+        failpoints: Callable[[str], str] | None = None,
     ) -> None:
+        self._failpoints = failpoints
         self.folder = folder
         self._worker_module = worker_module
         self._kernels = kernels
@@ -283,7 +289,13 @@ class Cluster:
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
         module = self._worker_module if role == "worker" else "cli.main"
         options = (*arguments, *self._options)
-        daemon = Daemon(role, name, self.folder, *options, kernels=self._kernels, module=module)
+        settings = {}
+        if self._failpoints is not None:
+            settings[failpoints.VARIABLE] = self._failpoints(role)
+            settings[failpoints.LOG_VARIABLE] = str(self.folder / "failpoints.log")
+        daemon = Daemon(
+            role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings
+        )
         self.daemons.append(daemon)
         return daemon
 

@@ -1,0 +1,201 @@
+"""Processes that kill themselves at named places, and at random times: the job ends in an undisturbed run's bits."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos import jobs_pb2 as jobs
+from services.failpoints import POINTS
+from tests.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
+
+EVERYONE = "stream.mid-message"
+"""Comes up in each role that sends tensors over a stream."""
+SHORT = {
+    "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],
+    "aggregator": ["aggregator.save.before=kill@3", "aggregator.epoch.after=kill@1"],
+    "optimizer": [
+        "optimizer.commit.after=kill@3",
+        "checkpoint.mid-file=kill@1",
+        "optimizer.update.mid=kill@2",
+    ],
+}
+"""In order, one for each process of a role."""
+
+
+def roles_of(name: str) -> list[str]:
+    """Who comes to a failpoint, in 3 tiers."""
+    role = name.partition(".")[0]
+    if name == EVERYONE:
+        return ["worker", "aggregator", "optimizer"]
+    return ["optimizer"] if role == "checkpoint" else [role]
+
+
+class Killer:
+    """What kills the next process of each role: a failpoint, or a time after its start in seconds."""
+
+    def __init__(self, plan: dict[str, list[str | float]], tiers: int) -> None:
+        self._left = {role: deque(kills) for role, kills in plan.items()}
+        if tiers == 2:
+            # The optimizer is in the aggregator's process.
+            self._left["aggregator"].extend(self._left.pop("optimizer"))
+        self._ends: dict[str, float] = {}
+        self.timed = 0
+
+    @property
+    def left(self) -> int:
+        """Kills to come, but for those that processes wait for now."""
+        return sum(map(len, self._left.values()))
+
+    def failpoints(self, role: str) -> str:
+        """Of a process that is about to start."""
+        self._ends.pop(role, None)
+        kill = self._left[role].popleft() if self._left[role] else ""
+        if isinstance(kill, str):
+            return kill
+        self._ends[role] = time.monotonic() + kill
+        return ""
+
+    def look_after(self, cluster: Cluster) -> None:
+        """Kill whose time has come, and start anew who is dead."""
+        for role in ("optimizer", "aggregator", "worker"):
+            if role == "optimizer" and cluster.optimizer is None:
+                continue
+            daemon = cluster.serving(role)
+            if role in self._ends and time.monotonic() >= self._ends[role]:
+                del self._ends[role]
+                if daemon.process.poll() is None:
+                    daemon.kill()
+                    self.timed += 1
+            if daemon.process.poll() is not None:
+                self._revive(cluster, daemon)
+
+    def _revive(self, cluster: Cluster, daemon: Daemon) -> None:
+        """Start it until one doesn't die before it serves."""
+        while daemon.process.poll() is not None:
+            assert daemon.process.returncode == -signal.SIGKILL, daemon.log_text()[-2000:]
+            with suppress(AssertionError):  # it died on its way; see above for why that may be
+                if daemon.role == "worker":
+                    cluster.workers.clear()
+                    cluster.start_worker(name=daemon.name, wait=False)
+                elif daemon.role == "aggregator":
+                    cluster.start_aggregator()
+                else:
+                    cluster.start_optimizer()
+            daemon = cluster.daemons[-1]
+
+
+def finish(cluster: Cluster, killer: Killer, job: str, limit_seconds: float) -> jobs.Job:
+    """Look after the cluster until the job has ended."""
+    ended = jobs.Job()
+
+    def look() -> bool:
+        killer.look_after(cluster)
+        with suppress(grpc.RpcError):
+            ended.CopyFrom(cluster.stub.Get(jobs.JobRequest(job=job), timeout=5))
+        return ended.state in ENDED
+
+    eventually(look, f"the end of job {job}, with {killer.left} kills to come", limit_seconds)
+    return ended
+
+
+def kills_of(log: Path) -> Counter[str]:
+    """How often each failpoint killed."""
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return Counter(words[0] for words in lines if words[-1] == "kill")
+
+
+def hits_of(log: Path) -> Counter[str]:
+    """How often each failpoint was come to."""
+    return Counter(line.split()[0] for line in log.read_text().splitlines())
+
+
+def table(log: Path, timed: int) -> str:
+    """Failpoints, hits and kills."""
+    hits, kills = hits_of(log), kills_of(log)
+    rows = [f"{name:<30}{hits[name]:>8}{kills[name]:>8}" for name in POINTS]
+    return "\n".join(
+        [f"{'failpoint':<30}{'hits':>8}{'kills':>8}", *rows, f"{'at a random time':<38}{timed:>8}"]
+    )
+
+
+def spec(folder: Path, steps: int) -> str:
+    """Steps that cost little, of a model whose chunks are long enough for a message of several parts."""
+    config = regression_config(max_steps=steps, model_save_interval=3)
+    config["linear_regression_config"] = {"num_features": 2048, "num_targets": 2, "training_samples": 200}
+    return spec_of(folder, config)
+
+
+def calm(folder: Path, spec_json: str) -> Bits:
+    """What comes out when nothing happens."""
+    with Cluster(folder, workers=1) as cluster:
+        return bits(cluster.finish(cluster.submit(spec_json)))
+
+
+def killed(
+    folder: Path, spec_json: str, tiers: int, plan: dict[str, list[str | float]], limit_seconds: float
+) -> tuple[Bits, Killer]:
+    """What comes out of a run in which all of the plan's kills happen."""
+    killer = Killer(plan, tiers)
+    # Shared memory would take the tensors off the streams.
+    options = ("--no-shared-memory",)
+    with Cluster(folder, tiers=tiers, workers=1, options=options, failpoints=killer.failpoints) as cluster:
+        ended = finish(cluster, killer, cluster.submit(spec_json), limit_seconds)
+        print(f"\n{tiers} tiers\n{table(folder / 'failpoints.log', killer.timed)}")
+        assert ended.state == jobs.SUCCEEDED, ended
+        return bits(ended), killer
+
+
+def names_of(kills: Iterable[str | float]) -> Counter[str]:
+    """The failpoints of a plan's kills."""
+    return Counter(kill.partition("=")[0] for kill in kills if isinstance(kill, str))
+
+
+@pytest.fixture(scope="module")
+def short_calm(tmp_path_factory: pytest.TempPathFactory) -> Bits:
+    folder = tmp_path_factory.mktemp("calm")
+    return calm(folder, spec(folder, 40))
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_kill_at_each_kind_of_place(tmp_path: Path, tiers: int, short_calm: Bits) -> None:
+    plan: dict[str, list[str | float]] = {role: list(kills) for role, kills in SHORT.items()}
+    result, _ = killed(tmp_path / "cluster", spec(tmp_path, 40), tiers, plan, LIMIT_SECONDS)
+    assert result == short_calm
+    wanted = names_of(kill for kills in plan.values() for kill in kills)
+    assert kills_of(tmp_path / "cluster" / "failpoints.log") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_hundred_kills(tmp_path: Path, tiers: int) -> None:
+    draw = random.Random(tiers)
+    steps, timed, total = 600, 20, 100
+    kills: list[tuple[str, str | float]] = [
+        (draw.choice(("worker", "aggregator", "optimizer")), draw.uniform(0.5, 4.0)) for _ in range(timed - 3)
+    ]
+    places = [(role, name) for name in POINTS for role in roles_of(name)]
+    while len(kills) < total - 3:
+        role, name = places[len(kills) % len(places)]
+        kills.append(
+            (role, f"{name}=kill@{1 if 'epoch' in name or 'generation' in name else draw.randint(1, 3)}")
+        )
+    draw.shuffle(kills)
+    # Each begins with a time, so that no process dies before the job is submitted.
+    plan: dict[str, list[str | float]] = {"worker": [1.0], "aggregator": [2.0], "optimizer": [3.0]}
+    for role, kill in kills:
+        plan[role].append(kill)
+    result, killer = killed(tmp_path / "cluster", spec(tmp_path, steps), tiers, plan, 1500.0)
+    found = kills_of(tmp_path / "cluster" / "failpoints.log")
+    assert set(found) == set(POINTS), "every failpoint killed"
+    assert found.total() + killer.timed >= total
+    assert result == calm(tmp_path / "calm", spec(tmp_path, steps))
