@@ -9,7 +9,10 @@ import pytest
 from aggregator.core import AggregatorCore
 from optimizer.core import OptimizerCore
 from services.record import ReplayDiffers, replay
+from tests.cluster.bits import STEPS
 from tests.cluster.harness import Cluster
+from tests.simulation.history import Covered, HistoryWrong, check
+from tests.simulation.recorded import history_of
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
@@ -23,6 +26,12 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, 
     optimizer_record = tmp_path / ("optimizer.record" if tiers == 3 else "aggregator.record.optimizer")
     assert replay(aggregator_record, AggregatorCore) > 100
     assert replay(optimizer_record, OptimizerCore) > 50
+
+    history = list(history_of(aggregator_record, optimizer_record))
+    assert check(history) == STEPS, "each step once, of each micro-batch once"
+    history.remove(next(event for event in history if isinstance(event, Covered)))
+    with pytest.raises(HistoryWrong, match="lacks chunks"):
+        check(history)
 
     lines = optimizer_record.read_text().splitlines(keepends=True)
     staged = next(number for number, line in enumerate(lines) if "optimizer.events:Stage" in line)

@@ -1,0 +1,83 @@
+"""The history of real daemons, from the records of their cores (`--record`, see services/record.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from aggregator import events as aggregator
+from optimizer import events as optimizer
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT
+from services.record import decode
+from services.tensors.layout import Layout
+from services.tensors.tree import Node
+from tests.simulation.history import Committed, Covered, Event, Planned
+
+
+def history_of(aggregator_record: Path, optimizer_record: Path) -> Iterator[Event]:
+    """What one life of each did, in the order in which it has to be held: a step's coverage, then its COMMIT."""
+    covered: dict[tuple[int, int], list[Covered]] = {}
+    for event in _sums(aggregator_record):
+        if isinstance(event, Covered):
+            covered.setdefault((event.generation, event.step), []).append(event)
+        else:
+            yield event
+    for commit in _commits(optimizer_record):
+        yield from covered.pop((commit.generation, commit.step), ())
+        yield commit
+    for undecided in covered.values():
+        yield from undecided
+
+
+def _calls(record: Path) -> Iterator[tuple[Any, list[Any]]]:
+    """Each input of a core with its effects."""
+    with record.open() as lines:
+        for line in map(json.loads, lines):
+            if line.get("call") == "handle":
+                yield decode(line["arguments"])[0], decode(line["result"])
+
+
+def _sums(record: Path) -> Iterator[Event]:
+    """Additions are done over on the numbers of the micro-batches."""
+    micro_batches: dict[str, int] = {}
+    kept: dict[tuple[int, Node], tuple[int, ...]] = {}
+    for event, effects in _calls(record):
+        if isinstance(event, aggregator.Submitted):
+            micro_batches[event.job.id] = event.plan.micro_batches
+        if isinstance(event, aggregator.FromOptimizer) and isinstance(event.body, pb.Standing):
+            job = event.body.job
+            if event.body.layout_json:
+                yield Planned(job, micro_batches[job], Layout.loads(event.body.layout_json).chunks)
+        for effect in effects:
+            match effect:
+                case aggregator.Keep():
+                    node = effect.node
+                    kept[effect.chunk, node] = tuple(range(node.first, node.first + node.count))
+                case aggregator.Merge():
+                    left, right = (
+                        kept.pop((effect.chunk, effect.left)),
+                        kept.pop((effect.chunk, effect.right)),
+                    )
+                    kept[effect.chunk, effect.parent] = left + right
+                case aggregator.Drop():
+                    kept.pop((effect.chunk, effect.node))
+                case aggregator.DropAll():
+                    kept.clear()
+                case aggregator.Forward():
+                    header = effect.header
+                    total = kept.pop((header.index, effect.node))
+                    if header.kind == GRADIENT:
+                        yield Covered(header.job, header.generation, header.step, header.index, total)
+
+
+def _commits(record: Path) -> Iterator[Committed]:
+    generation = 0
+    for _, effects in _calls(record):
+        for effect in effects:
+            if isinstance(effect, optimizer.SaveGeneration):
+                generation = effect.generation
+            elif isinstance(effect, optimizer.Update):
+                yield Committed(effect.job, generation, effect.step)
