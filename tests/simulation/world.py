@@ -252,7 +252,9 @@ class World:
     def _maybe_fault(self) -> None:
         while self._faults_at and self._faults_at[0] <= self.commits:
             self._faults_at.pop(0)
-            self.loop.after(self.rng.random() * 2 * max(1.0, self.scenario.optimizer_seconds), self._fault)
+            seconds = self.rng.random() * 2 * max(1.0, self.scenario.optimizer_seconds)
+            self._disturb(seconds)
+            self.loop.after(seconds, self._fault)
 
     def _fault(self) -> None:
         self._moved()
