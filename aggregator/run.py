@@ -18,6 +18,7 @@ from aggregator.members import Member, Version, speeds
 from aggregator.orders import Orders
 from aggregator.quorum import Quorum
 from aggregator.report import Report
+from aggregator.stalls import Stalls
 from aggregator.step import StepSum
 from aggregator.waits import waits_of
 from protos import cluster_pb2 as pb
@@ -28,9 +29,6 @@ from services.plan import JobPlan
 from services.tensors.layout import Layout
 from services.tensors.ranges import from_ranges, to_ranges
 
-STALLED_TIMES = 5
-"""A lease that takes longer than the `stall` rung, and than that many times what its worker's speed lets expect, goes
-to somebody else, if there is one."""
 MOST_FAILURES = 3
 """A worker of which so many leases fail in a row is refused."""
 
@@ -71,6 +69,7 @@ class Run:
             plan.min_workers, members, self.fitness, lambda text: self.report.note("member", text)
         )
         self.orders = Orders(job.id, new_lease, out)
+        self._stalls = Stalls(ladder, members, self.orders, self.report)
         self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
@@ -83,7 +82,6 @@ class Run:
         self._checkpoint: Version | None = None
         self._tokens_per_micro_batch = 0
         self._members = members
-        self._ladder = ladder
         self._lanes = lanes
         self._out = out
         job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
@@ -513,37 +511,11 @@ class Run:
             self._release_late(now)
         self.dispatch(now)
 
-    def _late(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Whether a worker takes too long over a lease."""
-        speed = self._members[session].speed
-        expected = micro_batches / speed if speed else 0.0
-        return now - since_seconds > max(self._ladder.stall, STALLED_TIMES * expected)
-
     def _release_late(self, now: float) -> None:
         current = self.initialisation
-        if current is not None and self._late(current.session, current.since_seconds, 0, now):
-            self._stalled(current.session)
+        if current is not None and self._stalls.stalled(current.session, current.since_seconds, 0, now):
             self._end_initialisation()
         if self.sum is not None:
-            for each in self.sum.assignments:
-                if each.session is None or each.computed:
-                    continue
-                work = sum(other.node.count for other in self.sum.of_session(each.session))
-                if self._late(each.session, each.since_seconds, work, now):
-                    self._stalled(each.session)
-                    if each.lease:
-                        self.orders.revoke(each.session, each.lease)
-                    self.sum.release(each, now)
+            self._stalls.release_gradients(self.sum, now)
         if self.evaluation is not None:
-            for lease in list(self.evaluation.leases.values()):
-                if not self._late(lease.session, lease.since_seconds, lease.count, now):
-                    continue
-                self._stalled(lease.session)
-                self.orders.revoke(lease.session, lease.lease)
-                self.evaluation.release(lease)
-
-    def _stalled(self, session: int) -> None:
-        member = self._members[session]
-        member.stalled = True
-        text = f"worker {member.name} stalled on step {self.job.step}; its work goes to others"
-        self.report.note("member", text)
+            self._stalls.release_losses(self.evaluation, now)

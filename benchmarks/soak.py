@@ -26,7 +26,7 @@ WORKERS = 3
 HOUR_SECONDS = 3600.0
 BOUND_MEGABYTES = 2.0
 KILLS = 60
-"""Over the whole run."""
+"""That are tried over the whole run; a worker that is being started again is spared."""
 LOOK_SECONDS = 1.0
 READY_SECONDS = 120.0
 _CONFIG = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
@@ -38,10 +38,10 @@ Samples = Mapping[str, Sequence[tuple[float, int]]]
 def run() -> bool:
     """Soak, and report the role that grew most."""
     seconds = float(os.environ.get("TIERMESH_BENCH_SOAK_SECONDS", HOUR_SECONDS))
-    folder = BUILD / "soak"
-    with _cluster(folder) as cluster:
-        _await_job(cluster, folder / "local.log")
-        samples = _soak(cluster, seconds)
+    log = BUILD / "soak" / "local.log"
+    with _cluster(log) as cluster:
+        _await_job(cluster, log)
+        samples, kills = _soak(cluster, log, seconds)
     growth = grown(samples)
     most = max(growth, key=lambda role: growth[role][1] - growth[role][0])
     first, second = growth[most]
@@ -53,7 +53,7 @@ def run() -> bool:
             f"{role}: {before / 1e6:.1f} MB at most in the first half, {after / 1e6:.1f} MB in the second"
             for role, (before, after) in sorted(growth.items())
         ),
-        f"{seconds:.0f} s, {KILLS} kills of workers",
+        f"{seconds:.0f} s, {kills} kills of workers",
         decimals=2,
     )
 
@@ -80,15 +80,16 @@ def grown(samples: Samples) -> dict[str, tuple[int, int]]:
 
 
 @contextmanager
-def _cluster(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _cluster(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    folder = log.parent
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "cli.main", "local", str(_CONFIG), "--supervise", "--tiers", "3"]
     command += ["--workers", str(WORKERS), "--state-dir", str(folder / "state")]
     for setting in (*_SETTINGS, f"multihost_config.num_workers={WORKERS}"):
         command += ["--set", setting]
-    with (folder / "local.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
     try:
         yield process
     finally:
@@ -100,15 +101,14 @@ def _cluster(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _soak(cluster: subprocess.Popen[bytes], seconds: float) -> Samples:
+def _soak(cluster: subprocess.Popen[bytes], log: Path, seconds: float) -> tuple[Samples, int]:
+    """What was seen, and how many workers were killed."""
     names = ["optimizer", "aggregator", *(f"worker-{number + 1}" for number in range(WORKERS))]
     samples: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     draw = random.Random(5)
     started = time.monotonic()
-    kill_seconds = seconds / KILLS
+    kills, kill_seconds = 0, seconds / KILLS
     while (now := time.monotonic() - started) < seconds:
-        if cluster.poll() is not None:
-            raise Failed(f"the cluster has ended; see {BUILD / 'soak' / 'local.log'}")
         daemons = _daemons(cluster.pid)
         for name, process in daemons.items():
             samples[name].append((now, _resident_bytes(process)))
@@ -117,17 +117,29 @@ def _soak(cluster: subprocess.Popen[bytes], seconds: float) -> Samples:
             victim = daemons.get(f"worker-{draw.randint(1, WORKERS)}")
             if victim is not None:
                 os.kill(victim, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)
-    return samples
+                kills += 1
+        _look_again(cluster, log)
+    return samples, kills
 
 
 def _await_job(cluster: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the job is submitted: from then on daemons that die are started again."""
     deadline = time.monotonic() + READY_SECONDS
     while b"; logs: " not in log.read_bytes():
-        if cluster.poll() is not None or time.monotonic() > deadline:
-            raise Failed(f"the cluster did not start; see {log}")
-        time.sleep(LOOK_SECONDS)
+        if time.monotonic() > deadline:
+            raise Failed(f"no job is submitted after {READY_SECONDS:g} s; see {log}")
+        _look_again(cluster, log)
+
+
+def _look_again(cluster: subprocess.Popen[bytes], log: Path) -> None:
+    """Return when it is time for another look.
+
+    Raises:
+        Failed: the cluster has ended.
+    """
+    with suppress(subprocess.TimeoutExpired):
+        cluster.wait(LOOK_SECONDS)
+        raise Failed(f"the cluster has ended; see {log}")
 
 
 def _daemons(parent: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,7 +119,7 @@ def test_nothing_that_peers_say_stops_the_aggregator(
                 case ev.ToOptimizer():
                     seal(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
         for session in list(talk.core.members):
-            sent = sum(1 for _ in iter(lambda: talk.core.next_weights(session), None))  # noqa: B023
+            sent = sum(1 for _ in iter(partial(talk.core.next_weights, session), None))
             assert sent <= CHUNKS
         talk.core.status(talk.now).SerializeToString()
     assert len(talk.core.members) <= 4

@@ -159,7 +159,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_said_so() -> None:
     talk = training(1)
     talk.chunk(1, 1, 0, 0, losses=(1.0, 1.0, 1.0, 1.0))
     commit = pb.Commit(job="a", generation=1, step=0, applied=False)
-    effects = talk.core.handle(ev.FromOptimizer(commit), _clock(talk))
+    effects = talk.core.handle(ev.FromOptimizer(commit), talk.clock)
     assert [each.text for each in effects if isinstance(each, ev.Note)] == [
         "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite, though those of all micro-batches are: "
         "their sum overflowed)"
@@ -174,7 +174,7 @@ def test_who_has_a_gradient_that_is_not_finite_is_said(weights_first: bool) -> N
     last = ChunkHeader(
         job="a", epoch=talk.core.epoch, generation=1, lease=talk.leases[1], kind=GRADIENT, losses=(1.0, 1.0)
     )
-    effects = talk.core.handle(ev.ChunkArrived(1, last), _clock(talk))
+    effects = talk.core.handle(ev.ChunkArrived(1, last), talk.clock)
     (onward,) = [each.header for each in effects if isinstance(each, ev.Forward)]
     assert list(onward.non_finite) == [NonFinite(micro_batch=3, parameter="w", worker="w2")]
     if weights_first:
@@ -184,12 +184,6 @@ def test_who_has_a_gradient_that_is_not_finite_is_said(weights_first: bool) -> N
     why = "the gradient is not finite: worker w2, micro-batch 3, parameter w"
     assert talk.notes[-1] == f"Step: 1, Loss: 1.0000000 (skipped: {why})"
     assert talk.job().skipped == f"step 1: {why}"
-
-
-def _clock(talk: Dialogue):  # type: ignore[no-untyped-def]
-    from aggregator.core import Clock
-
-    return Clock(talk.now, talk.now)
 
 
 # ---- the optimizer's link and lives ----
@@ -300,7 +294,9 @@ def test_a_commit_counts_while_an_evaluation_runs() -> None:
 def test_an_evaluation_is_shared_and_its_loss_told() -> None:
     talk = training(1, 2, step=2, evaluate_every=2)
     assert talk.holding(1, 1, 2) == []
-    assert [talk.core.run.is_computing(each) for each in talk.core.members.values()] == [True, True]  # type: ignore[union-attr]
+    run = talk.core.run
+    assert run is not None
+    assert [run.is_computing(each) for each in talk.core.members.values()] == [True, True]
     assert talk.evaluated(1, 1, 2, (0, 1.0)) == ["1 <- evaluate 2 of 1.2"]
     assert talk.evaluated(2, 1, 2, (1, 2.0)) == []
     assert talk.evaluated(1, 1, 2, (2, 6.0))[0] == "save a running"

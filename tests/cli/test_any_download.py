@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cli.client import JobsClient
 from cli.download import MOST_FILES, _receive
+from cli.options import Target
 from protos.cluster_pb2 import FilePart
 from services.errors import TiermeshError
+from services.security import Security
 from tests.anything import is_told_in_one_line
 
 NAMES = st.sampled_from(
@@ -46,17 +50,21 @@ PARTS = st.lists(
 )
 
 
-class Sender:
-    """Stands for the client."""
-
-    address = "127.0.0.1:1"
+class Sender(JobsClient):
+    """A client whose aggregator sends these parts, whatever it is asked for."""
 
     def __init__(self, parts: Sequence[FilePart]) -> None:
+        super().__init__(Target("127.0.0.1:1", Security(), 1.0))
         self._parts = parts
 
     async def download(self, *_: Any) -> AsyncIterator[FilePart]:
         for part in self._parts:
             yield part
+
+
+async def receive(parts: Sequence[FilePart], folder: Path) -> None:
+    async with Sender(parts) as sender:
+        await _receive(sender, "a", None, folder)
 
 
 @settings(max_examples=150, deadline=None)
@@ -68,7 +76,7 @@ def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePar
     folder = outer / "inner"
     folder.mkdir()
     try:
-        asyncio.run(_receive(Sender(parts), "a", None, folder))  # type: ignore[arg-type]
+        asyncio.run(receive(parts, folder))
     except TiermeshError as error:
         assert is_told_in_one_line(error)
     except OSError:

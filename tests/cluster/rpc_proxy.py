@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -201,7 +202,7 @@ class RpcProxy:
         return fault.kind
 
 
-class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Everything:
     """Takes any method, as a stream of bytes both ways: on the wire all are."""
 
     def __init__(self, serve: Any) -> None:
@@ -214,8 +215,24 @@ class _Everything(grpc.GenericRpcHandler):  # type: ignore[misc]
 class ProxiedCluster(Cluster):
     """A cluster whose roles call each other through such proxies."""
 
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.proxies: list[RpcProxy] = []
+
     def relay(self, target: Target, **_: object) -> Any:
         """A proxy that is closed with the cluster."""
         proxy = RpcProxy(target)
-        self.relays.append(proxy)  # type: ignore[arg-type]
+        self.proxies.append(proxy)
         return proxy
+
+    def proxy_of(self, service: str) -> RpcProxy:
+        """The proxy that calls of this service pass."""
+        proxy = self.to_optimizer if service == "Optimizer" else self.to_aggregator
+        assert isinstance(proxy, RpcProxy)
+        return proxy
+
+    def close(self) -> None:
+        """End everything."""
+        super().close()
+        for proxy in self.proxies:
+            proxy.close()

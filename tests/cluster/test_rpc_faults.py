@@ -69,13 +69,11 @@ def undamaged(cluster: ProxiedCluster, spec: str) -> Bits:
 def test_the_job_ends_in_the_same_bits(
     cluster: ProxiedCluster, spec: str, undamaged: Bits, service: str, method: str, direction: str, kind: str
 ) -> None:
-    proxy = cluster.to_aggregator if service == "Cluster" else cluster.to_optimizer
+    proxy = cluster.proxy_of(service)
     least_bytes = CHUNK_BYTES if method == "Exchange" else 0
-    proxy.strike(  # type: ignore[attr-defined]
-        Fault(f"/tiermesh.{service}/{method}", direction, kind, passing=3, least_bytes=least_bytes)
-    )
+    proxy.strike(Fault(f"/tiermesh.{service}/{method}", direction, kind, passing=3, least_bytes=least_bytes))
     job = cluster.finish(cluster.submit(spec))
-    assert proxy.struck.is_set(), "the fault was not met with"  # type: ignore[attr-defined]
+    assert proxy.struck.is_set(), "the fault was not met with"
     assert bits(job) == undamaged
 
 
@@ -85,8 +83,8 @@ def test_a_download_that_breaks_leaves_nothing_and_the_next_one_is_whole(
     cluster: ProxiedCluster, spec: str, undamaged: Bits, rpc: str, kind: str, tmp_path: Path
 ) -> None:
     job = cluster.finish(cluster.submit(spec)).id
-    proxy = cluster.to_aggregator if rpc.startswith("Jobs") else cluster.to_optimizer
-    proxy.strike(Fault(f"/tiermesh.{rpc}", "down", kind, passing=1))  # type: ignore[attr-defined]
+    proxy = cluster.proxy_of(rpc.partition("/")[0])
+    proxy.strike(Fault(f"/tiermesh.{rpc}", "down", kind, passing=1))
     command = ("download", job, tmp_path, "--aggregator", cluster.to_aggregator.address)
     broken = tiermesh(*command)
     assert (broken.returncode, len(broken.stderr.splitlines())) == (1, 1), broken.stderr

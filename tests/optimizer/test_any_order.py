@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.envelope import seal
 from tests.anything import message
-from tests.optimizer.test_optimizer_core import PLAN, Dialogue
+from tests.optimizer.dialogue import PLAN, Dialogue
 
 LIKELY = {
     "job": st.just("a"),

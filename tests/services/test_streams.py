@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
@@ -163,19 +164,24 @@ def test_attempts_wait_longer_and_longer_up_to_a_limit_and_not_all_the_same() ->
     assert backoff.next_seconds() <= 1.0
 
 
-def test_who_is_silent_is_taken_for_dead_but_not_for_a_pause_of_ones_own() -> None:
+def test_who_is_silent_is_taken_for_dead_but_not_for_a_pause_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ladder = Ladder.of(0.05)
+    paused_seconds = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + paused_seconds)
+    monkeypatch.setattr("services.streams.time", clock)
+
     async def scenario() -> None:
-        ladder = Ladder.of(0.05)
-        beats: list[float] = []
-        heartbeats = Heartbeats(ladder, lambda: beats.append(time.monotonic()))
-        beating = asyncio.ensure_future(heartbeats.run())
-        await asyncio.sleep(0)
-        time.sleep(2 * ladder.deaf)  # nothing could be read meanwhile
-        while not beats:
-            await asyncio.sleep(0)
-        assert not beating.done()
+        nonlocal paused_seconds
+        beats: asyncio.Queue[None] = asyncio.Queue()
+        beating = asyncio.ensure_future(Heartbeats(ladder, lambda: beats.put_nowait(None)).run())
+        await beats.get()
+        paused_seconds = 2 * ladder.deaf
+        await beats.get()
+        assert not beating.done(), "nothing could be heard meanwhile"
         with pytest.raises(LinkClosed, match="silent for"):
             await asyncio.wait_for(beating, 30)
-        assert len(beats) > ladder.deaf / ladder.beat - 1
+        assert 2 + beats.qsize() > ladder.deaf / ladder.beat - 1
 
     asyncio.run(scenario())

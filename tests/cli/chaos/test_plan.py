@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,9 +29,9 @@ def test_a_plan_can_be_done(
     seed: int, faults: int, steps: int, daemons: list[str], links: list[str], heartbeat_seconds: float
 ) -> None:
     links = [f"{name}>x" for name in links]
-    settings = {"steps": steps, "daemons": daemons, "links": links, "heartbeat_seconds": heartbeat_seconds}
-    plan = draw_plan(seed, faults, **settings)  # type: ignore[arg-type]
-    assert plan == draw_plan(seed, faults, **settings)  # type: ignore[arg-type]
+    draw = partial(draw_plan, steps=steps, daemons=daemons, links=links, heartbeat_seconds=heartbeat_seconds)
+    plan = draw(seed, faults)
+    assert plan == draw(seed, faults)
     assert len(plan) == faults
     assert [fault.at_step for fault in plan] == sorted(fault.at_step for fault in plan)
     for fault in plan:
