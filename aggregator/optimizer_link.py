@@ -206,7 +206,7 @@ class RemoteOptimizer:
         Raises:
             Failed: the optimizer obeys a newer aggregator; this one must end.
         """
-        backoff = Backoff()
+        backoff = Backoff(most_seconds=self._ladder.retry)
         said = ""
         while True:
             try:

@@ -46,6 +46,7 @@ class ShardLink:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
+        retry_seconds: the longest pause between two attempts to connect.
         came: told when the link is up.
         went: told when it is down again, after `came`; with why.
         failed: told when it could not be made for another reason than before.
@@ -67,6 +68,7 @@ class ShardLink:
         name: str,
         incarnation: str,
         epoch: int,
+        retry_seconds: float,
         came: Callable[[ShardLink], None],
         went: Callable[[ShardLink, str], None],
         failed: Callable[[], None],
@@ -80,6 +82,7 @@ class ShardLink:
         self.heard_seconds = 0.0
         self._security = security
         self._epoch = epoch
+        self._retry_seconds = retry_seconds
         self._metadata = ((INCARNATION_KEY, incarnation),)
         self._hello = cluster.Hello(
             protocol=PROTOCOL_VERSION,
@@ -120,7 +123,7 @@ class ShardLink:
         Raises:
             Failed: the shard obeys a newer aggregator; this one must end.
         """
-        backoff = Backoff()
+        backoff = Backoff(most_seconds=self._retry_seconds)
         said = ""
         while True:
             try:

@@ -69,6 +69,7 @@ class Shards:
                 name=name,
                 incarnation=incarnation,
                 epoch=epoch,
+                retry_seconds=self._ladder.retry,
                 came=self._came,
                 went=self._went,
                 failed=self._say_what_is_waited_for,

@@ -7,14 +7,17 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 
 from aggregator.optimizer_link import LinkEvents, RemoteOptimizer
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.envelope import seal
+from services.ladder import Ladder
 from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.security import Security
 from services.server import start_server
+from services.streams import Backoff
 from services.tensors.layout import CHUNK_ELEMENTS
 
 SENT = 3 * WINDOW_CHUNKS
@@ -48,6 +51,49 @@ class SlowOptimizer:
         await self.reads.wait()
         while isinstance(await context.read(), bytes):
             self.read += 1
+
+
+def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    async def scenario() -> None:
+        enough = asyncio.Event()
+
+        class Hasty(Backoff):
+            async def wait(self) -> None:
+                waits.append(self.next_seconds())
+                if len(waits) == 12:
+                    enough.set()
+                    await asyncio.Event().wait()
+
+        monkeypatch.setattr("aggregator.optimizer_link.Backoff", Hasty)
+        server = await start_server("127.0.0.1:0", Security(), [], ())
+        link = RemoteOptimizer(
+            f"127.0.0.1:{server.port}",
+            Security(),
+            name="a",
+            incarnation="i",
+            epoch=1,
+            events=LinkEvents(
+                connected=lambda name: None,
+                lost=lambda reason: None,
+                message=lambda body: None,
+                weights=lambda header, chunk, message: None,
+            ),
+            heartbeat_seconds=0.5,
+            shared_memory=False,
+            count=lambda used: None,
+        )
+        running = asyncio.ensure_future(link.run())
+        await enough.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+    assert Ladder.of(0.5).beat < max(waits) <= Ladder.of(0.5).retry
 
 
 def chunk(index: int) -> ChunkHeader:

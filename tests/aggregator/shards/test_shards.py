@@ -7,13 +7,16 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import grpc
+import pytest
 
 from aggregator.shards.service import ShardService
 from aggregator.shards.shards import Shards
 from protos import cluster_pb2 as cluster
+from services.ladder import Ladder
 from services.metrics import AggregatorMetrics
 from services.security import Security
 from services.server import RoleServer, start_server
+from services.streams import Backoff
 
 LIMIT_SECONDS = 60
 
@@ -122,6 +125,25 @@ def test_an_aggregator_is_no_shard() -> None:
         await server.stop(0)
 
     with_shards(scenario)
+
+
+def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    enough = asyncio.Event()
+
+    class Hasty(Backoff):
+        async def wait(self) -> None:
+            waits.append(self.next_seconds())
+            if len(waits) == 24:
+                enough.set()
+            await asyncio.sleep(0)
+
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        await enough.wait()
+
+    monkeypatch.setattr("aggregator.shards.link.Backoff", Hasty)
+    with_shards(scenario)
+    assert max(waits) <= Ladder.of(0.2).retry
 
 
 def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
