@@ -8,18 +8,40 @@ python -m tests.simulation --hostile --seeds 500       short runs in which most 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 from tests.simulation.scenario import Scenario
 from tests.simulation.world import World
 
+PROGRESS_SECONDS = 10.0
+"""Between two lines of progress."""
 
-def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> tuple[int, int, str]:
-    """The seed, steps committed, and what went wrong (empty: nothing)."""
+
+class Outcome(NamedTuple):
+    """Of one seed.
+
+    Attributes:
+        seed: that it was.
+        steps: committed.
+        problem: what must hold and did not; empty: nothing.
+        injected: what went wrong by intent, and how often.
+    """
+
+    seed: int
+    steps: int
+    problem: str
+    injected: Counter[str]
+
+
+def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outcome:
+    """Run one seed to its end, or to what went wrong."""
     world = World(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
     try:
         world.run()
@@ -27,8 +49,9 @@ def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> tupl
         if tracing:
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return seed, world.commits, f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-    return seed, world.commits, ""
+        problem = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        return Outcome(seed, world.commits, problem, world.injected)
+    return Outcome(seed, world.commits, "", world.injected)
 
 
 def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
@@ -39,18 +62,36 @@ def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
 
 
 def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
-    """Run seeds side by side; print those that fail; return how many did."""
-    started = time.perf_counter()
+    """Run seeds side by side; print those that fail, how it goes, and what all of them met; return how many failed."""
+    started = told = time.perf_counter()
     failed = steps = 0
+    injected: Counter[str] = Counter()
     with ProcessPoolExecutor(processes) as pool:
         run = partial(run_seed, hostile=hostile)
-        for seed, committed, problem in pool.map(run, range(first, first + count), chunksize=5):
-            steps += committed
-            if problem:
+        for done, each in enumerate(pool.map(run, range(first, first + count), chunksize=5), 1):
+            steps += each.steps
+            injected += each.injected
+            if each.problem:
                 failed += 1
-                report_failure(seed, problem, hostile)
+                report_failure(each.seed, each.problem, hostile)
+            now = time.perf_counter()
+            if now - told >= PROGRESS_SECONDS:
+                told = now
+                left_minutes = (now - started) / done * (count - done) / 60
+                print(
+                    f"{done} of {count} seeds, {failed} failed, {done / (now - started):.1f} seeds/s, "
+                    f"{left_minutes:.0f} min left",
+                    file=sys.stderr,
+                    flush=True,
+                )
     seconds = time.perf_counter() - started
-    print(f"{count} seeds, {steps} steps, {failed} failed, {seconds:.1f} s")
+    print(
+        f"{count} seeds, {steps} steps, {failed} failed, {seconds:.1f} s on {processes} processes: "
+        f"{count / seconds:.1f} seeds/s, {steps / seconds:.0f} steps/s"
+    )
+    print(f"injected, {sum(injected.values()) / count:.1f} a seed:")
+    for what, often in injected.most_common():
+        print(f"    {often:9}  {what}")
     return failed
 
 
@@ -62,14 +103,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="just this one")
     parser.add_argument("--hostile", action="store_true", help="short runs with many faults")
     parser.add_argument("--trace", action="store_true", help="print inputs and effects (with --seed)")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="side by side; all cores")
     options = parser.parse_args()
     if options.seed is None:
         failed = run_seeds(options.first, options.seeds, options.processes, options.hostile)
         return 1 if failed else 0
-    seed, steps, problem = run_seed(options.seed, hostile=options.hostile, tracing=options.trace)
-    print(f"seed {seed}: {steps} steps; {problem or 'all that must hold did'}")
-    return 1 if problem else 0
+    outcome = run_seed(options.seed, hostile=options.hostile, tracing=options.trace)
+    print(f"seed {outcome.seed}: {outcome.steps} steps; {outcome.problem or 'all that must hold did'}")
+    return 1 if outcome.problem else 0
 
 
 if __name__ == "__main__":

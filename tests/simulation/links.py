@@ -74,6 +74,7 @@ class Link:
             seconds=self._seconds(scenario.control_seconds),
             repeat=scenario.repeat_control,
             copy=scenario.copies_messages,
+            injected=self._world.injected,
         )
 
     def _data(self, deliver: Callable[..., None], receiver: Process) -> Pipe:
@@ -87,6 +88,7 @@ class Link:
             repeat=scenario.repeat_chunks,
             repeat_late=True,
             copy=scenario.copies_messages,
+            injected=self._world.injected,
         )
 
     def _seconds(self, usual: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Pipe:
         repeat: how likely a message is to come twice.
         repeat_late: a repetition may come any time later, not only right after the first.
         copy: messages go through bytes, as on a real wire.
+        injected: counts what goes wrong by intent.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Pipe:
         repeat: float = 0.0,
         repeat_late: bool = False,
         copy: bool = False,
+        injected: Counter[str],
     ) -> None:
         self.open = True
         self._loop = loop
@@ -71,6 +73,7 @@ class Pipe:
         self._repeat = repeat if seconds else 0.0
         self._repeat_late = repeat_late
         self._copy = copy
+        self._injected = injected
         self._receiver = receiver
         self._queue: deque[tuple[Any, ...]] = deque()
         self._last = self._held_until = 0.0
@@ -83,6 +86,7 @@ class Pipe:
             items = tuple(map(_through_bytes, items))
         self._put(items)
         if self._repeat and self._random() < self._repeat:
+            self._injected["message twice, the second late" if self._repeat_late else "message twice"] += 1
             if self._repeat_late:
                 self._loop.after(50 * self._seconds * self._random(), self._put, items)
             else:

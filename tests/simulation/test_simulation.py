@@ -5,8 +5,10 @@ A failing seed prints the command that replays it. More seeds: `python -m tests.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,31 @@ def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], seed
     assert f"{seeds} seeds" in run.stdout and " 0 failed" in run.stdout
 
 
+def test_progress_and_what_was_injected_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.simulation import __main__ as simulation
+
+    monkeypatch.setattr(simulation, "PROGRESS_SECONDS", 0.0)
+    assert simulation.run_seeds(0, 6, 2, False) == 0
+    said = capsys.readouterr()
+    assert "1 of 6 seeds, 0 failed" in said.err and "min left" in said.err
+    assert re.search(
+        r"^6 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", said.out, re.M
+    )
+    counted = {what: int(often) for often, what in re.findall(r"^ +(\d+)  (.*)$", said.out, re.M)}
+    runs = [simulation.run_seed(seed).injected for seed in range(6)]
+    assert counted == sum(runs, Counter())
+    assert counted["worker dies"] > 0
+
+
 def test_a_failing_seed_prints_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tests.simulation.__main__ import report_failure, run_seed
 
     monkeypatch.setattr(StepSum, "abandon", lambda self, session, now: None)
-    seed, _, problem = next(result for result in map(run_seed, range(50)) if result[2])
+    seed, _, problem, _ = next(result for result in map(run_seed, range(50)) if result[2])
     report_failure(seed, problem)
     assert f".venv/bin/python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
     assert run_seed(seed)[2] == problem, "a seed does the same each time"

@@ -67,7 +67,9 @@ class WorkerShell(Process):
         self._tasks: deque[Task] = deque()
         self._busy = False
         self._heard_seconds = 0.0
-        self._events = Pipe(world.loop, world.rng, self._from_device, receiver=self, seconds=0.001)
+        self._events = Pipe(
+            world.loop, world.rng, self._from_device, receiver=self, seconds=0.001, injected=world.injected
+        )
         self.dial()
         self._beat()
 

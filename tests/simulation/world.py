@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
@@ -79,6 +80,9 @@ class World:
         seed: decides everything.
         tracing: print what happens.
         make_core: builds cores (so that a test can record or break them).
+
+    Attributes:
+        injected: what went wrong by intent, and how often.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class World:
         make_core: Callable[..., Any] | None = None,
         scenario: Scenario | None = None,
     ) -> None:
+        self.injected: Counter[str] = Counter()
         self.rng = random.Random(seed)
         self.tracing = tracing
         self.scenario = scenario or Scenario.of(seed, self.rng)
@@ -221,6 +226,7 @@ class World:
     def died(self, process: Process) -> None:
         """A process is gone: its links break, and it is started again some time."""
         process.alive = False
+        self.injected[f"{type(process).__name__.removesuffix('Shell').lower()} dies"] += 1
         self._cut_links_of(process)
         delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
         self._disturb(delay)
@@ -271,8 +277,10 @@ class World:
         alive = [each for each in self.workers.values() if each.alive]
         match kind:
             case "link" if self.links:
+                self.injected["link cut"] += 1
                 rng.choice(self.links).cut()
             case "optimizer link":
+                self.injected["optimizer's link cut"] += 1
                 for link in self.links:
                     if self.optimizer in link.ends:
                         self.lost_in_flight += link.up_data.in_flight
@@ -289,6 +297,7 @@ class World:
             case "silence" if distant := [link for link in self.links if not link.local]:
                 seconds = self._silence_seconds()
                 way = rng.choice(("up", "down", "both"))
+                self.injected["link silent both ways" if way == "both" else "link silent one way"] += 1
                 rng.choice(distant).hold(seconds, up=way != "down", down=way != "up")
             case "freeze":
                 self._freeze(
@@ -297,8 +306,10 @@ class World:
             case "clock":
                 self._jump(rng.choice([self.aggregator, self.optimizer, *alive]))
             case "usurper" if self.aggregator is not None and self.aggregator.alive:
+                self.injected["second aggregator"] += 1
                 self._usurp(self.aggregator)
             case "hang" if alive:
+                self.injected["device hangs"] += 1
                 rng.choice(alive).hang_seconds = HANG_SECONDS
                 self._disturb(HANG_SECONDS)
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
@@ -328,6 +339,7 @@ class World:
         """SIGSTOP, and SIGCONT after so long: nobody is told, what is sent to it waits, its clock goes on."""
         if process is None or not process.running:
             return
+        self.injected["process frozen"] += 1
         self._disturb(seconds)
         one_process = self.scenario.tiers == 2 and process in (self.aggregator, self.optimizer)
         for each in (self.aggregator, self.optimizer) if one_process else (process,):
@@ -340,6 +352,7 @@ class World:
     def _jump(self, process: Process | None) -> None:
         """A process finds its monotonic clock far ahead (its host was suspended), and the time of day anywhere."""
         if process is not None:
+            self.injected["clock jumps"] += 1
             process.clock_ahead_seconds += self.rng.choice((3.0, 20.0, 700.0, 100_000.0))
         if isinstance(process, AggregatorShell):
             process.wall_clock_seconds += self.rng.uniform(-1e6, 1e6)
