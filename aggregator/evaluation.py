@@ -24,6 +24,11 @@ class EvaluationLease:
     count: int
     since_seconds: float
 
+    @property
+    def batches(self) -> range:
+        """Of the held-out split."""
+        return range(self.first, self.first + self.count)
+
 
 class Evaluation:
     """What is known of one evaluation."""
@@ -46,9 +51,7 @@ class Evaluation:
 
     def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
         """The next run of batches that nobody evaluates, or None."""
-        taken = {
-            index for each in self.leases.values() for index in range(each.first, each.first + each.count)
-        }
+        taken = {index for each in self.leases.values() for index in each.batches}
         free = [index for index in range(self.batches) if index not in taken and index not in self._results]
         if not free:
             return None
@@ -61,16 +64,16 @@ class Evaluation:
         self.leases[lease] = granted
         return granted
 
-    def finish(self, lease: int, losses: Iterable[BatchLoss]) -> bool:
-        """Take a lease's results; False if the lease is not known (any more)."""
+    def finish(self, lease: int, losses: Iterable[BatchLoss]) -> range | None:
+        """Take a lease's results; the batches of it, None if it is not known (any more)."""
         granted = self.leases.get(lease)
         if granted is None:
-            return False
+            return None
         for result in losses:
-            if granted.first <= result.index < granted.first + granted.count:
+            if result.index in granted.batches:
                 self._results[result.index] = result
         del self.leases[lease]
-        return True
+        return granted.batches
 
     def abandon(self, session: int) -> None:
         """A worker is gone: what it was evaluating is free again."""
@@ -80,13 +83,13 @@ class Evaluation:
         """Make a lease void: its batches are free again."""
         del self.leases[lease.lease]
 
-    def failed(self, session: int, lease: int) -> bool:
-        """A worker could not do a lease: its batches are free again; False if it has no such lease (any more)."""
+    def failed(self, session: int, lease: int) -> range | None:
+        """A worker could not do a lease: its batches, free again; None if it has no such lease (any more)."""
         granted = self.leases.get(lease)
         if granted is None or granted.session != session:
-            return False
+            return None
         self.release(granted)
-        return True
+        return granted.batches
 
     def busy(self, session: int) -> bool:
         """Whether a worker is evaluating."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from aggregator.evaluation import MOST_BATCHES, Evaluation
 from aggregator.events import Drop, DropAll, Outbox, ToOptimizer
+from aggregator.failures import MOST_FAILURES, Failures, Work
 from aggregator.fitness import Fitness
 from aggregator.flow import Flow
 from aggregator.members import Member, Version, speeds
@@ -28,9 +29,6 @@ from services.ladder import Ladder
 from services.plan import JobPlan
 from services.tensors.layout import Layout
 from services.tensors.ranges import from_ranges, to_ranges
-
-MOST_FAILURES = 3
-"""A worker of which so many leases fail in a row is refused."""
 
 
 @dataclass
@@ -70,6 +68,7 @@ class Run:
         )
         self.orders = Orders(job.id, new_lease, out)
         self._stalls = Stalls(ladder, members, self.orders, self.report)
+        self._failures = Failures()
         self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
@@ -378,7 +377,12 @@ class Run:
 
     def failed(self, member: Member, unable: pb.Unable, now: float) -> None:
         """A worker could not do a lease: others have it, or itself; but not for ever."""
-        if not self._released(member.session, unable.lease, now):
+        parts = self._released(member.session, unable.lease, now)
+        if parts is None:
+            return
+        hopeless = self._failures.add(member.name, self._work(parts), unable.reason)
+        if hopeless:
+            self.end(FAILED, hopeless)
             return
         member.failures += 1
         if member.failures == MOST_FAILURES:
@@ -388,17 +392,20 @@ class Run:
             return
         self.report.note("member", f"worker {member.name} failed in step {self.job.step}: {unable.reason}")
 
-    def _released(self, session: int, lease: int, now: float) -> bool:
-        """Make a lease nobody's; whether this worker had it."""
+    def _work(self, parts: range) -> Work:
+        return Work(self.job.phase, self.version, parts)
+
+    def _released(self, session: int, lease: int, now: float) -> range | None:
+        """Make a lease nobody's; the micro-batches (or batches) of it, None if this worker has no such lease."""
         current = self.initialisation
         if current is not None and (current.session, current.lease) == (session, lease):
             self.initialisation = None
-            return True
+            return range(1)
         assignment = self.sum.by_lease(lease) if self.sum is not None else None
         if self.sum is not None and assignment is not None and assignment.session == session:
             self.sum.release(assignment, now)
-            return True
-        return self.evaluation is not None and self.evaluation.failed(session, lease)
+            return assignment.node.micro_batches
+        return self.evaluation.failed(session, lease) if self.evaluation is not None else None
 
     def unfit(self, member: Member, reason: str, now: float) -> None:
         """A worker can't open its mesh; it says Ready when it can."""
@@ -436,6 +443,7 @@ class Run:
         if assignment is None or assignment.session != member.session:
             return
         assignment.computed, member.stalled, member.failures = True, False, 0
+        self._failures.done(self._work(assignment.node.micro_batches))
         member.measured(assignment.node.count, computed.seconds)
         self.dispatch(now)
 
@@ -444,8 +452,10 @@ class Run:
         version = Version(evaluated.generation, evaluated.step)
         if self.evaluation is None or version != self.version:
             return
-        if not self.evaluation.finish(evaluated.lease, evaluated.losses):
+        batches = self.evaluation.finish(evaluated.lease, evaluated.losses)
+        if batches is None:
             return
+        self._failures.done(self._work(batches))
         member.stalled, member.failures = False, 0
         if self.evaluation.complete:
             self.report.evaluated(version, self.evaluation.loss)

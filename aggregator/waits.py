@@ -29,16 +29,17 @@ def waits_of(
         for each in step_sum.assignments:
             if each.session is None or coverage.covers(each.node, bucket):
                 continue
-            what = f"gradients of {_span('micro-batch', each.node.first, each.node.count)}"
+            what = f"gradients of {span('micro-batch', each.node.first, each.node.count)}"
             peer, seconds = members[each.session].name, now - each.since_seconds
             waits.append(Wait(peer=peer, job=job, step=step, bucket=bucket, what=what, seconds=seconds))
     if evaluation is not None:
         for lease in evaluation.leases.values():
-            what = f"losses of {_span('batch', lease.first, lease.count)}"
+            what = f"losses of {span('batch', lease.first, lease.count)}"
             peer, seconds = members[lease.session].name, now - lease.since_seconds
             waits.append(Wait(peer=peer, job=job, step=step, what=what, seconds=seconds))
     return sorted(waits, key=lambda wait: -wait.seconds)
 
 
-def _span(what: str, first: int, count: int) -> str:
+def span(what: str, first: int, count: int) -> str:
+    """Micro-batches or batches, as people read them."""
     return f"{what} {first}" if count == 1 else f"{what}es {first}-{first + count - 1}"

@@ -22,6 +22,11 @@ class Node:
         return self.first + self.count
 
     @property
+    def micro_batches(self) -> range:
+        """Its leaves."""
+        return range(self.first, self.stop)
+
+    @property
     def is_leaf(self) -> bool:
         """Whether the node is a single micro-batch."""
         return self.count == 1
