@@ -85,6 +85,7 @@ class AggregatorCore:
         self._why_no_optimizer = "not connected yet"
         self._last_lease = epoch << 32  # no lease of another epoch has the same id
         self._looked_seconds: float | None = None
+        self._absent_seconds = 0.0
         self._out = Outbox()
 
     # ---- what the service asks ----
@@ -115,6 +116,7 @@ class AggregatorCore:
 
     def status(self, now: float) -> ClusterStatus:
         """The cluster as people see it."""
+        own = self._own_time(now)
         status = ClusterStatus(
             epoch=self.epoch,
             tiers=self.tiers,
@@ -136,7 +138,7 @@ class AggregatorCore:
                     detail=member.unfit or member.waiting,
                     generation=member.holds.generation if member.holds else 0,
                     step=member.holds.step if member.holds else 0,
-                    seconds_since_heard=now - member.heard_seconds,
+                    seconds_since_heard=own - member.heard_seconds,
                     micro_batches_per_second=member.speed,
                 )
             )
@@ -144,20 +146,22 @@ class AggregatorCore:
 
     def waits(self, now: float) -> list[Wait]:
         """What workers owe the running job, the longest wait first."""
-        return [] if self.run is None else self.run.waits(now)
+        return [] if self.run is None else self.run.waits(self._own_time(now))
 
     def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""
         if self.run is None:
             return ""
-        return self.run.waits_for(now) if self.optimizer else f"the optimizer: {self._why_no_optimizer}"
+        if not self.optimizer:
+            return f"the optimizer: {self._why_no_optimizer}"
+        return self.run.waits_for(self._own_time(now))
 
     # ---- inputs ----
 
     def handle(self, event: Input, clock: Clock) -> list[Effect]:
         """Take one input; return what is to be done, in order."""
-        now = clock.monotonic_seconds
-        self._excuse_own_absence(now)
+        self._excuse_own_absence(clock.monotonic_seconds)
+        now = self._own_time(clock.monotonic_seconds)
         match event:
             case ChunkArrived():
                 member = self.members.get(event.session)
@@ -187,9 +191,10 @@ class AggregatorCore:
             case CancelAsked():
                 self._cancel(event.job)
             case Ticked():
+                self._looked_seconds = clock.monotonic_seconds
                 self._ticked(now)
         self._retire()
-        self._next_job(clock)
+        self._next_job(now, clock.unix_seconds)
         return self._stamped(clock)
 
     def _concerns_run(self, job: str) -> bool:
@@ -303,16 +308,18 @@ class AggregatorCore:
                 if not self.run.ended:
                     self.run.dispatch(now)
 
-    def _excuse_own_absence(self, now: float) -> None:
-        """Whoever seems silent because this process was stopped is not: its words wait to be read."""
+    def _excuse_own_absence(self, monotonic_seconds: float) -> None:
+        """Whoever seems silent or slow because this process was stopped is not: what they sent waits to be read."""
         looked = self._looked_seconds
-        if looked is not None and now - looked > self.heartbeat_seconds:
-            for member in self.members.values():
-                member.heard_seconds += now - looked
-            self._looked_seconds = now
+        if looked is not None and monotonic_seconds - looked > self.heartbeat_seconds:
+            self._absent_seconds += monotonic_seconds - looked
+            self._looked_seconds = monotonic_seconds
+
+    def _own_time(self, monotonic_seconds: float) -> float:
+        """The time by which everybody else is measured: it stands still while this process is stopped."""
+        return monotonic_seconds - self._absent_seconds
 
     def _ticked(self, now: float) -> None:
-        self._looked_seconds = now
         for member in list(self.members.values()):
             silent = now - member.heard_seconds
             if silent > self.ladder.silent:
@@ -357,7 +364,7 @@ class AggregatorCore:
             self._out.put(SaveJob(_copy(record.job), record.spec_json, record.fingerprint))
             self._out.put(Note("state", "cancelled", _copy(record.job)))
 
-    def _next_job(self, clock: Clock) -> None:
+    def _next_job(self, now: float, unix_seconds: float) -> None:
         """Start what was running when the previous epoch ended, else the oldest job in the queue."""
         if self.run is not None:
             return
@@ -366,7 +373,7 @@ class AggregatorCore:
             return
         record = min(waiting, key=lambda each: each.job.state != RUNNING)
         if not record.job.started_seconds:
-            record.job.started_seconds = clock.unix_seconds
+            record.job.started_seconds = unix_seconds
         self.run = Run(
             record.job,
             record.spec_json,
@@ -378,7 +385,7 @@ class AggregatorCore:
             new_lease=self._new_lease,
             members=self.members,
             out=self._out,
-            now=clock.monotonic_seconds,
+            now=now,
         )
         self.run.report.begun()
         for member in self.members.values():

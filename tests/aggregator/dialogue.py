@@ -288,12 +288,20 @@ class Dialogue:
         return lines
 
     def later(self, seconds: float, *alive: int) -> list[str]:
-        """Time goes by, while these workers' heartbeats come."""
+        """Time goes by until the aggregator looks again; meanwhile these workers' heartbeats came.
+
+        Beyond a heartbeat that is, for the second look and later ones, time in which it was stopped itself.
+        """
         self.now += seconds
         lines = []
         for session in alive:
             lines += self.says(session, pb.Heartbeat())
         return lines + self.give(ev.Ticked())
+
+    def goes_by(self, seconds: float, *alive: int) -> list[str]:
+        """Time goes by, and the aggregator looks often enough."""
+        whole, rest = divmod(seconds, 2.5)
+        return [line for each in [2.5] * int(whole) + [rest] for line in self.later(each, *alive)]
 
 
 def training(*workers: int, generation: int = 1, step: int = 0, chunks: int = 1, **plan: Any) -> Dialogue:

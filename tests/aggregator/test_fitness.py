@@ -130,5 +130,5 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     talk.hello(2)
     talk.ready(2, blas="Haswell")
     assert talk.job().state == RUNNING
-    talk.later(STANDARD.comeback + 1, 2)
+    talk.goes_by(STANDARD.comeback + 1, 2)
     assert talk.job().state == FAILED

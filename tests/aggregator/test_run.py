@@ -388,7 +388,7 @@ def test_slow_is_relative_to_what_was_measured() -> None:
     talk.holding(1, 1, 1)
     talk.joins(2, holds=(1, 1))
     assert talk.later(STANDARD.stall + 1, 1, 2) == [], "the other is idle, but 5 times 800 s are not over"
-    assert any("1 <- revoke" in line for line in talk.later(5 * 800.0 - STANDARD.stall, 1, 2))
+    assert any("1 <- revoke" in line for line in talk.goes_by(5 * 800.0 - STANDARD.stall, 1, 2))
 
 
 def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
@@ -401,5 +401,15 @@ def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
     talk.computed(1)
     talk.later(STANDARD.stall - 1, 1, 2)
     talk.holding(2, 1, 1)
-    assert talk.later(STANDARD.stall - 1, 1, 2) == [], "the weights were long on the way"
+    assert talk.goes_by(STANDARD.stall - 1, 1, 2) == [], "the weights were long on the way"
     assert any("2 <- revoke" in line for line in talk.later(2, 1, 2))
+
+
+def test_no_lease_is_late_because_the_aggregator_was_stopped() -> None:
+    talk = training(1, 2)
+    talk.computed(2)
+    talk.later(1.25, 1, 2)
+    assert talk.later(2 * STANDARD.stall, 1, 2) == [], "what is late waits to be read"
+    assert talk.core.waits(talk.now)[0].seconds == 1.25
+    assert talk.goes_by(STANDARD.stall - 2, 1, 2) == []
+    assert talk.goes_by(2, 1, 2)[0] == "1 <- revoke", "from then on it has to hurry"
