@@ -261,15 +261,23 @@ class OptimizerCore:
         self._say(job.standing())
         if job.newest_checkpoint is not None:
             self._say(job.newest_checkpoint)
-        if job.broken:
-            self._say(pb.Unable(job=job.job, reason=job.broken))
+        self._tell_broken(job)
 
     def _broke(self, event: Broke) -> None:
         if event.job == self._loading:
             self._loading = ""
-        if self.open_job is not None and self.open_job.job == event.job:
-            self.open_job.broken = event.reason  # told again to an aggregator that comes later
-        self._say(pb.Unable(job=event.job, reason=event.reason))
+        job = self.open_job
+        if job is not None and job.job == event.job:
+            job.broken = event.reason  # told again to an aggregator that comes later
+            self._tell_broken(job)
+        else:
+            self._say(pb.Unable(job=event.job, reason=event.reason))
+
+    def _tell_broken(self, job: OpenJob) -> None:
+        """The last word on a job that can't go on: it comes after what became of the checkpoint being written."""
+        saving = self._saving
+        if job.broken and (saving is None or (saving.job, saving.generation) != (job.job, job.generation)):
+            self._say(pb.Unable(job=job.job, reason=job.broken))
 
     # ---- initial weights ----
 
@@ -394,7 +402,7 @@ class OptimizerCore:
     def _snapshot_if_free(self) -> None:
         """Make the checkpoint that is due, if none is being written and the weights are those of one step."""
         job = self.open_job
-        if job is None or not job.due or self._saving is not None:
+        if job is None or job.broken or not job.due or self._saving is not None:
             return
         at_rest = job.deciding if job.state == pb.Standing.RECEIVING else job.updated == job.chunks
         if at_rest:
@@ -417,6 +425,7 @@ class OptimizerCore:
                 self._tell_standing()
             else:
                 self._say(written)
+                self._tell_broken(job)
         self._snapshot_if_free()
 
     def _not_saved(self, event: NotSaved) -> None:
@@ -424,6 +433,9 @@ class OptimizerCore:
         self._answered(event)
         job = self.open_job
         if job is not None and (job.job, job.generation) == (event.job, event.generation):
+            if job.broken:
+                self._tell_broken(job)
+                return
             again = job.failed_step == event.step
             job.failed_step = event.step
             if job.plan.stops_without_checkpoint:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from optimizer import events as ev
 from protos import cluster_pb2 as pb
 from services.plan import JobPlan
@@ -155,3 +157,19 @@ def test_a_checkpoint_that_could_not_be_written_is_told_to_whoever_comes() -> No
     assert talk.give(ev.Broke("a", "disk full")) == []
     talk.connect(2)
     assert talk.open()[-1] == "say unable: disk full"
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_end_of_a_job_is_told_after_the_checkpoint_that_is_being_written(written: bool) -> None:
+    plan = JobPlan(steps=9, micro_batches=2, checkpoint_every=1, on_non_finite="stop")
+    talk = training(plan=plan)
+    assert talk.step(1, 0) == ["snapshot 1.1"]
+    talk.step(1, 1)
+    talk.chunk(0, 1, 2)
+    talk.chunk(1, 1, 2)
+    assert talk.measured(2, finite=False) == []
+    assert not any("unable" in line for line in talk.open()), "to whoever connects now, neither"
+    *before, last = talk.saved(1, 1) if written else talk.not_saved(1, 1)
+    assert before == ["say checkpoint 1.1"] * written, "the next one, though due, is not begun"
+    assert last.startswith("say unable: step 3: the gradient is not finite")
+    assert talk.open()[-1] == last
