@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cli.client import JobsClient, Unreachable
 from cli.options import Target
@@ -24,6 +24,7 @@ PATIENCE_SECONDS = STANDARD.follow
 """Following a job outlives a restart of its aggregator that takes no longer than this."""
 
 _RETRY_SECONDS = 1.0
+Answer = TypeVar("Answer")
 ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
 
 
@@ -86,6 +87,22 @@ async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.J
         silent = time.monotonic() - heard
         if silent > PATIENCE_SECONDS:
             raise Failed(f"{lost}; waited {silent:.0f} s for events of job {job}, which may go on without us")
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The answer of an aggregator, over restarts of it.
+
+    Raises:
+        Unreachable: it stays away for longer than PATIENCE_SECONDS.
+    """
+    started = time.monotonic()
+    while True:
+        try:
+            return await ask()
+        except Unreachable:
+            if time.monotonic() - started > PATIENCE_SECONDS:
+                raise
         await asyncio.sleep(_RETRY_SECONDS)
 
 

@@ -6,13 +6,14 @@ import asyncio
 import fcntl
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cli.client import JobsClient
-from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
+from cli.jobs import ENDED, follow, patiently, raise_unless_succeeded, read_job
 from cli.options import Target
 from cli.output import Output, job_fields, job_line
 from cli.processes import Daemon, stop_all
@@ -102,10 +103,15 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
     job: jobs_pb2.Job | None = None
     try:
         async with _cluster(options, output) as (target, daemons), JobsClient(target) as client:
-            job = await _take_up(client, options, submission)
             with ProgressView(output) as view:
-                view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
-                return await _follow_while_alive(client, job, daemons, view, restart=options.supervise)
+
+                async def work() -> jobs_pb2.Job:
+                    nonlocal job
+                    job = await _take_up(client, options, submission)
+                    view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
+                    return await follow(client, job.id, view)
+
+                return await _while_alive(work(), daemons, view.say, restart=options.supervise)
     except asyncio.CancelledError:
         if job is None:
             raise Failed("interrupted before the job was submitted") from None
@@ -160,7 +166,8 @@ async def _take_up(
     client: JobsClient, options: LocalOptions, submission: tuple[str, str] | None
 ) -> jobs_pb2.Job:
     """The job to follow: submitted now or, with `resume`, the unfinished one."""
-    unfinished = [job for job in await client.jobs() if job.state not in ENDED]
+    known = await patiently(client.jobs)
+    unfinished = [job for job in known if job.state not in ENDED]
     if submission is None:
         if not unfinished:
             raise Refused(
@@ -173,22 +180,34 @@ async def _take_up(
             f"--state-dir {options.state_dir}: job {unfinished[0].id} ({unfinished[0].name}) is unfinished at step "
             f"{unfinished[0].step} of {unfinished[0].steps}; continue it with --resume, or give another --state-dir"
         )
-    return await client.submit(*submission)
+    name, spec_json = submission
+    ids = {job.id for job in known}
+
+    async def submit_once() -> jobs_pb2.Job:
+        # Nobody else submits here: a job that was not there before is this one, its answer lost with the aggregator.
+        submitted = [job for job in await client.jobs() if job.id not in ids]
+        return submitted[0] if submitted else await client.submit(name, spec_json)
+
+    return await patiently(submit_once)
 
 
-async def _follow_while_alive(
-    client: JobsClient, job: jobs_pb2.Job, daemons: list[Daemon], view: ProgressView, *, restart: bool
+async def _while_alive(
+    work: Coroutine[Any, Any, jobs_pb2.Job],
+    daemons: list[Daemon],
+    say: Callable[[str], None],
+    *,
+    restart: bool,
 ) -> jobs_pb2.Job:
-    """Follow the job; a worker may die as long as another lives, the other roles may not.
+    """What comes of work that needs the daemons; a worker may die as long as another lives, the other roles may not.
 
     With `restart` who dies is started again; that holds for those alone who were refused then.
 
     Raises:
         Failed: naming the daemon that ended, and its log.
     """
-    following = asyncio.ensure_future(follow(client, job.id, view))
+    following = asyncio.ensure_future(work)
     ends = {
-        asyncio.ensure_future(supervise(daemon, view.say) if restart else daemon.ended()): daemon
+        asyncio.ensure_future(supervise(daemon, say) if restart else daemon.ended()): daemon
         for daemon in daemons
     }
     try:
@@ -199,7 +218,7 @@ async def _follow_while_alive(
                 end.result()  # raises what starting it again did
                 if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
                     raise Failed(daemon.obituary())
-                view.say(f"{daemon.obituary()}; the job goes on with the other workers")
+                say(f"{daemon.obituary()}; the job goes on with the other workers")
         return following.result()
     finally:
         for task in (following, *ends):

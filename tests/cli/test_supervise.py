@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cli import local
+from cli.client import JobsClient, Unreachable
+from cli.output import Output
 from cli.processes import Daemon
 from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Backoff, supervise
+from protos.jobs_pb2 import Job
 from tests.cli.conftest import JOB
 from tests.cli.test_local import daemon_pid, rest_of, run, training
 
@@ -91,3 +95,25 @@ def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Pa
     log = (tmp_path / "aggregator.log").read_text()
     assert log.count(f"serves on port {port}") == 2
     assert f"--state-dir {state}" in log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_an_aggregator_that_dies_as_the_job_is_submitted(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """The job is there once, whether or not it was in the queue already."""
+    state = tmp_path / "state"
+    submit, deaths = JobsClient.submit, iter([True])
+
+    async def dying(self: JobsClient, name: str, spec_json: str) -> Job:
+        if not next(deaths, False):
+            return await submit(self, name, spec_json)
+        if answered:
+            await submit(self, name, spec_json)
+        os.kill(daemon_pid(state, "aggregator"), signal.SIGKILL)
+        raise Unreachable("killed")
+
+    monkeypatch.setattr(JobsClient, "submit", dying)
+    options = local.LocalOptions(job_file, (), 1, 2, 0, state, False, 0, "info", supervise=True)
+    local.run(options, Output(as_json=True))
+    assert len(list((state / "logs").glob("*.jsonl"))) == 1, "the logs of jobs"
