@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from services.tensors.tree import Node, children
 
@@ -19,17 +20,23 @@ def split_largest(nodes: Sequence[Node]) -> list[Node] | None:
     return [*nodes[:at], *children(largest), *nodes[at + 1 :]]
 
 
-def assign(nodes: Sequence[Node], speeds: Mapping[int, float]) -> tuple[float, dict[Node, int]]:
+NOBODY_BUSY: Mapping[int, float] = MappingProxyType({})
+
+
+def assign(
+    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOBODY_BUSY
+) -> tuple[float, dict[Node, int]]:
     """Each node to the worker that would finish it first, largest node first.
 
     Args:
         nodes: to be computed.
         speeds: of the workers, in micro-batches per second.
+        busy_seconds: for how long some of them have other work to do first.
 
     Returns:
         The time at which the last worker is done, in seconds, and the worker of each node.
     """
-    busy_until = dict.fromkeys(sorted(speeds), 0.0)
+    busy_until = {worker: busy_seconds.get(worker, 0.0) for worker in sorted(speeds)}
     owners: dict[Node, int] = {}
     for node in sorted(nodes, key=lambda node: (-node.count, node.first)):
         worker = min(busy_until, key=lambda worker: busy_until[worker] + node.count / speeds[worker])
@@ -38,15 +45,17 @@ def assign(nodes: Sequence[Node], speeds: Mapping[int, float]) -> tuple[float, d
     return max(busy_until.values()), owners
 
 
-def plan(nodes: Sequence[Node], speeds: Mapping[int, float]) -> dict[Node, int]:
-    """The nodes, split where that helps, and the worker of each: the split that is done soonest.
+def plan(
+    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOBODY_BUSY
+) -> dict[Node, int]:
+    """The nodes, split where that helps, and the worker of each: the split that is done soonest. See `assign`.
 
     Larger nodes mean fewer bytes to send, so of two splits that finish within 2 % the one with fewer nodes is taken.
     """
-    best_seconds, best = assign(nodes, speeds)
+    best_seconds, best = assign(nodes, speeds, busy_seconds)
     finer = split_largest(nodes)
     while finer is not None and len(finer) <= MAX_NODES_PER_WORKER * len(speeds):
-        seconds, owners = assign(finer, speeds)
+        seconds, owners = assign(finer, speeds, busy_seconds)
         if seconds < 0.98 * best_seconds:
             best_seconds, best = seconds, owners
         finer = split_largest(finer)

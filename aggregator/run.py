@@ -497,8 +497,7 @@ class Run:
             return
         holders = [member for member in able if member.holds == self.version]
         if self.sum is not None:
-            idle = [member for member in holders if not self.sum.busy(member.session)]
-            self.sum.distribute(speeds(idle), now)
+            self._share_out(self.sum, able, now)
             # Whoever is being sent the weights starts with the first of them: it needn't hold them all to be granted
             # what was planned for it. What is left over goes to those that do hold them.
             sessions = {member.session for member in able if member.streamed}
@@ -510,6 +509,16 @@ class Run:
             for member in holders:
                 if not self.evaluation.busy(member.session):
                     self.orders.evaluate(member.session, self.evaluation, self.version, len(holders), now)
+
+    def _share_out(self, step_sum: StepSum, able: list[Member], now: float) -> None:
+        """Plan what is nobody's for those that are idle, and leave to the others what they will soon be free for."""
+        busy = [member for member in able if member.streamed and step_sum.busy(member.session)]
+        idle = [
+            member for member in able if member.holds == self.version and not step_sum.busy(member.session)
+        ]
+        known = speeds([*idle, *busy])
+        left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
+        step_sum.distribute(known, now, left)
 
     def tick(self, now: float) -> None:
         """Give leases that take too long to others, if there are idle ones."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.coverage import Arrival, Coverage
-from aggregator.leases import plan
+from aggregator.leases import NOBODY_BUSY, plan
 from aggregator.losses import total
 from aggregator.members import Version
 from protos.tensors_pb2 import NonFinite
@@ -56,15 +56,27 @@ class StepSum:
             each for each in self.assignments if each.session is None and self.coverage.missing(each.node)
         ]
 
-    def distribute(self, speeds: Mapping[int, float], now: float) -> None:
-        """Plan the orphans for these workers (micro-batches per second by session)."""
+    def distribute(
+        self, speeds: Mapping[int, float], now: float, busy_seconds: Mapping[int, float] = NOBODY_BUSY
+    ) -> None:
+        """Plan the orphans for these workers (micro-batches per second by session).
+
+        Whoever has other work to do first, for so many seconds by session, is given nothing now: what it would finish
+        before the others waits for it, split off from what they get.
+        """
         orphans = self.orphans()
-        if not orphans or not speeds:
+        if not orphans or not speeds.keys() - busy_seconds.keys():
             return
+        owners = plan([orphan.node for orphan in orphans], speeds, busy_seconds)
         for orphan in orphans:
+            parts = {node: owner for node, owner in owners.items() if orphan.node.contains(node)}
+            if parts.keys() and busy_seconds.keys() >= set(parts.values()):
+                continue  # it stays whole
             self.assignments.remove(orphan)
-        owners = plan([orphan.node for orphan in orphans], speeds)
-        self.assignments += [Assignment(node, session, now) for node, session in owners.items()]
+            self.assignments += [
+                Assignment(node, None if owner in busy_seconds else owner, now)
+                for node, owner in parts.items()
+            ]
         self.assignments.sort(key=lambda each: each.node)
         if self._position == 0:
             self.limit = min(self._window_chunks, self.coverage.chunks)
@@ -84,6 +96,19 @@ class StepSum:
     def busy(self, session: int) -> bool:
         """Whether a worker has something left to compute."""
         return any(not each.computed for each in self.of_session(session))
+
+    def busy_seconds(self, session: int, speed: float, now: float) -> float:
+        """How long a worker of that speed presumably still computes what it has.
+
+        Whoever takes longer than its speed lets expect is thought to take as long again as it is late by now.
+        """
+        owed = [each for each in self.of_session(session) if not each.computed]
+        if not owed:
+            return 0.0
+        since_seconds = min(each.since_seconds for each in owed)
+        # What it was given with them and has computed already is in that time, too.
+        together = [each for each in self.of_session(session) if each.since_seconds >= since_seconds]
+        return abs(since_seconds + sum(each.node.count for each in together) / speed - now)
 
     def begun(self, session: int, now: float) -> None:
         """A worker has the weights: only now does it compute in earnest."""

@@ -68,6 +68,12 @@ def test_orphans_stay_within_their_nodes() -> None:
     assert all(any(orphan.contains(node) for orphan in orphans) for node in owners)
 
 
+def test_who_has_other_work_to_do_first_gets_less() -> None:
+    owners = plan([Node(0, 8)], {1: 1.0, 2: 1.0}, {2: 4.0})
+    load = {worker: sum(node.count for node in owners if owners[node] == worker) for worker in (1, 2)}
+    assert load == {1: 6, 2: 2}
+
+
 def test_the_largest_node_is_split_first() -> None:
     assert split_largest([Node(0, 4), Node(4, 3)]) == [Node(0, 2), Node(2, 2), Node(4, 3)]
     assert split_largest([Node(0, 1), Node(1, 1)]) is None

@@ -114,6 +114,31 @@ def test_a_busy_worker_gets_what_was_left_when_it_is_done() -> None:
     assert talk.computed(2) == ["2 <- window 1", "2 <- train 0-1 of 1.0"]
 
 
+def test_what_a_lost_worker_had_is_shared_with_those_that_are_soon_done() -> None:
+    talk = training(1, 2, 3, micro_batches=12)
+    talk.now += 4.0
+    assert talk.computed(1, seconds=4.0) == []
+    assert talk.give(ev.WorkerLost(3, "gone")) == ["1 <- window 1", "1 <- train 8-9 of 1.0"]
+    assert talk.computed(2, seconds=4.0) == ["2 <- window 1", "2 <- train 10-11 of 1.0"]
+
+
+def test_who_is_much_too_late_is_left_nothing() -> None:
+    talk = training(1, 2, 3, micro_batches=12)
+    talk.now += 4.0
+    talk.computed(1, seconds=4.0)
+    talk.now += 20.0
+    assert talk.give(ev.WorkerLost(3, "gone")) == ["1 <- window 1", "1 <- train 8-11 of 1.0"]
+
+
+def test_what_was_left_to_somebody_who_gets_late_goes_to_who_is_idle() -> None:
+    talk = training(1, 2, 3, micro_batches=12)
+    talk.now += 4.0
+    talk.computed(1, seconds=4.0)
+    talk.give(ev.WorkerLost(3, "gone"))
+    talk.now += 2.0
+    assert talk.computed(1, seconds=2.0) == ["1 <- window 1", "1 <- train 10-11 of 1.0"]
+
+
 def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     talk = training(1, 2)
     assert talk.later(STANDARD.stall + 1, 1, 2) == [], "nobody is idle"

@@ -43,6 +43,47 @@ def test_what_a_lost_worker_had_is_shared_out_again() -> None:
     ]  # fmt: skip
 
 
+def test_what_others_will_soon_be_free_for_is_left_to_them() -> None:
+    step_sum = granted(12, 1, 2, 3)
+    step_sum.of_session(1)[0].computed = True
+    step_sum.abandon(3, 4.0)
+    step_sum.distribute({1: 1.0, 2: 1.0}, 4.0, {2: step_sum.busy_seconds(2, 1.0, 4.0)})
+    assert [each.node for each in step_sum.of_session(1)] == [Node(0, 4), Node(8, 2)]
+    assert [each.node for each in step_sum.orphans()] == [Node(10, 2)]
+    step_sum.distribute({1: 1.0, 2: 1.0}, 4.1, {1: step_sum.busy_seconds(1, 1.0, 4.1)})
+    assert [each.node for each in step_sum.of_session(2)] == [Node(4, 4), Node(10, 2)]
+
+
+def test_what_nobody_idle_would_finish_first_stays_whole() -> None:
+    step_sum = granted(4, 1, 2)
+    step_sum.abandon(1, 0.0)
+    step_sum.distribute({2: 100.0, 3: 1e-3}, 0.0, {2: 0.02})
+    assert [(each.node, each.session) for each in step_sum.assignments] == [
+        (Node(0, 2), None),
+        (Node(2, 2), 2),
+    ]
+
+
+def test_who_is_late_is_thought_to_take_as_long_again() -> None:
+    step_sum = granted(4, 1)
+    assert [step_sum.busy_seconds(1, 2.0, now) for now in (0.0, 1.5, 2.0, 3.0, 12.0)] == [
+        2.0,
+        0.5,
+        0.0,
+        1.0,
+        10.0,
+    ]
+    step_sum.of_session(1)[0].computed = True
+    assert step_sum.busy_seconds(1, 2.0, 12.0) == 0.0
+
+
+def test_of_two_leases_the_first_took_its_time() -> None:
+    step_sum = granted(3, 1, 2)  # 0-1 and 2, of which the second is given to the same worker
+    step_sum.assignments[1].session = step_sum.assignments[0].session
+    step_sum.assignments[0].computed = True
+    assert step_sum.busy_seconds(1, 1.0, 2.5) == 0.5
+
+
 def test_what_a_lost_worker_had_delivered_is_no_orphan() -> None:
     step_sum = granted(2, 1, 2)
     first = step_sum.assignments[0]
