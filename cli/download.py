@@ -39,7 +39,7 @@ async def download(target: Target, job: str, folder: Path, step: int | None, out
     try:
         async with JobsClient(target) as client:
             found, size_bytes = await _receive(client, job, step, temporary)
-        _verify(target.address, temporary)
+        _verify(target.address, temporary, job, found)
         place = folder / f"step-{found:08d}"
         if place.exists():
             raise Refused(f"{place}: there already; remove it or give another folder")
@@ -57,7 +57,7 @@ async def download(target: Target, job: str, folder: Path, step: int | None, out
 
 async def _receive(client: JobsClient, job: str, step: int | None, folder: Path) -> tuple[int, int]:
     """Write the pieces of each file as they come; returns the checkpoint's step and its size in bytes."""
-    found: int | None = None
+    found = step
     expected: dict[str, int] = {}
     left: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
@@ -73,20 +73,26 @@ async def _receive(client: JobsClient, job: str, step: int | None, folder: Path)
                     path.parent.mkdir(parents=True, exist_ok=True)
                     files[part.path] = stack.enter_context(path.open("wb"))
                     expected[part.path] = left[part.path] = part.size
+                if found is None:
                     found = part.step
+                if part.step != found:
+                    raise Failed(
+                        f"aggregator {client.address}: {part.path!r}: of step {part.step}, expected step {found}; "
+                        "try again"
+                    )
                 left[part.path] -= files[part.path].write(part.data)
                 if left[part.path] < 0:
                     raise Failed(
-                        f"aggregator {client.address}: {part.path}: more than its {expected[part.path]} bytes arrived; "
+                        f"aggregator {client.address}: {part.path!r}: more than its {expected[part.path]} bytes came; "
                         "try again"
                     )
-    if found is None:
+    if found is None or not expected:
         raise Failed(f"aggregator {client.address}: sent no files for job {job}; try again")
     for name, size_bytes in expected.items():
         arrived = _inside(folder, name).stat().st_size
         if arrived != size_bytes:
             raise Failed(
-                f"aggregator {client.address}: {name}: {arrived} of {size_bytes} bytes arrived; try again"
+                f"aggregator {client.address}: {name!r}: {arrived} of {size_bytes} bytes arrived; try again"
             )
     return found, sum(expected.values())
 
@@ -99,13 +105,18 @@ def _inside(folder: Path, name: str) -> Path:
     return folder.joinpath(*path.parts)
 
 
-def _verify(address: str, folder: Path) -> None:
-    """Hold the files to the checksums that the checkpoint has of itself."""
+def _verify(address: str, folder: Path, job: str, step: int) -> None:
+    """Hold the files to the checksums that the checkpoint has of itself, and to what it says that it is of."""
     from services.checkpoints import read_checkpoint
 
     try:
-        read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder)
     except Refused as error:
         raise Failed(
             f"aggregator {address}: sent what is no complete checkpoint ({error}); try again"
         ) from None
+    if (checkpoint.job, checkpoint.step) != (job, step):
+        raise Failed(
+            f"aggregator {address}: sent the checkpoint of job {checkpoint.job}, step {checkpoint.step}; expected job "
+            f"{job}, step {step}; try again"
+        )

@@ -26,7 +26,9 @@ class FakeAggregator(JobsServicer):
         submitted: requests that came.
         events: what Watch sends, a list per call; after the last one, the job as it is in `jobs`.
         files: of the one checkpoint, by path.
+        step: of that checkpoint, as it is told.
         sent_sizes: sizes told for files, where they should be wrong.
+        sent_steps: steps told for files, where they should be wrong.
         silent: whether calls are never answered.
     """
 
@@ -35,7 +37,9 @@ class FakeAggregator(JobsServicer):
         self.submitted: list[jobs_pb2.SubmitRequest] = []
         self.events: list[list[jobs_pb2.JobEvent]] = []
         self.files: dict[str, bytes] = {}
+        self.step = 500
         self.sent_sizes: dict[str, int] = {}
+        self.sent_steps: dict[str, int] = {}
         self.silent = False
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, optimizer="optimizer-host")
         self.address = ""
@@ -80,12 +84,15 @@ class FakeAggregator(JobsServicer):
         self, request: jobs_pb2.DownloadRequest, context: Context
     ) -> AsyncIterator[cluster_pb2.FilePart]:
         await self._job(request.job, context)
-        step = 500 if request.newest else request.step
+        step = self.step if request.newest else request.step
         for path, content in self.files.items():
             size = self.sent_sizes.get(path, len(content))
             for start in range(0, max(len(content), 1), 1000):
                 yield cluster_pb2.FilePart(
-                    path=path, data=content[start : start + 1000], size=size, step=step
+                    path=path,
+                    data=content[start : start + 1000],
+                    size=size,
+                    step=self.sent_steps.get(path, step),
                 )
 
     async def Status(self, request: jobs_pb2.StatusRequest, context: Context) -> jobs_pb2.ClusterStatus:

@@ -67,6 +67,14 @@ def leave_out(aggregator: FakeAggregator) -> None:
     del aggregator.files["model.safetensors"]
 
 
+def send_another_step(aggregator: FakeAggregator) -> None:
+    aggregator.step = 400
+
+
+def send_of_two_steps(aggregator: FakeAggregator) -> None:
+    aggregator.sent_steps["model.safetensors"] = 400
+
+
 def send_nothing(aggregator: FakeAggregator) -> None:
     aggregator.files = {}
 
@@ -79,8 +87,10 @@ def send_nothing(aggregator: FakeAggregator) -> None:
         (shorten, "of 1000000 bytes arrived"),
         (leave_out, "sent what is no complete checkpoint"),
         (send_nothing, "sent no files"),
+        (send_another_step, "sent the checkpoint of job job-1, step 500; expected job job-1, step 400"),
+        (send_of_two_steps, "'model.safetensors': of step 400, expected step 500"),
     ],
-    ids=["damage", "escape", "shorten", "leave_out", "send_nothing"],
+    ids=["damage", "escape", "shorten", "leave_out", "send_nothing", "another_step", "two_steps"],
 )
 def test_what_is_not_complete_leaves_nothing_behind(
     fault: object,
