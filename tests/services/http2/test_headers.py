@@ -5,11 +5,12 @@ from __future__ import annotations
 import grpc
 import pytest
 from hpack import Encoder
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.http2.frames import ErrorCode, ProtocolError
 from services.http2.headers import (
+    HEADER_LIST_BYTES,
     LONGEST_DETAILS_BYTES,
     HeaderCodec,
     http_refusal,
@@ -64,6 +65,39 @@ def test_damaged_blocks_and_bombs_are_refused() -> None:
     bomb = encoder.encode([("key", "v" * 3000)]) + encoder.encode([("key", "v" * 3000)]) * 1000
     with pytest.raises(ProtocolError, match="can't be read"):
         HeaderCodec().decode(bomb)
+
+
+BLOCKS = [
+    Encoder().encode(request_headers("http", "h:1", "/s/m", (("key", "value"), ("a-bin", b"\0\1")))),
+    Encoder().encode([(":status", "200"), ("grpc-status", "13"), ("grpc-message", "100%25")], huffman=False),
+    Encoder().encode([("key", "v" * 3000)]),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=100)
+    | st.builds(
+        lambda block, position, changed: (
+            block[: position % len(block)] + changed + block[position % len(block) :]
+        ),
+        st.sampled_from(BLOCKS),
+        st.integers(0, 5000),
+        st.binary(max_size=4),
+    )
+)
+def test_any_block_is_headers_or_ends_the_connection(block: bytes) -> None:
+    codec = HeaderCodec()
+    for _ in range(2):  # the second time, what the first one put into the table is there
+        try:
+            headers = codec.decode(block)
+            metadata_of(headers)
+        except ProtocolError as error:
+            assert str(error).isprintable()
+            return
+        assert sum(len(name) + len(value) + 32 for name, value in headers) <= HEADER_LIST_BYTES
+        assert isinstance(status_of(headers)[0], grpc.StatusCode)
+        http_refusal(headers)
 
 
 @given(st.text())

@@ -17,12 +17,14 @@ from services.http2.frames import (
     ErrorCode,
     Flags,
     FrameType,
+    ProtocolError,
     frame,
     frame_header,
     read_number,
     settings_frame,
 )
 from services.http2.headers import response_headers
+from services.http2.parser import FrameParser
 from services.http2.server import ServerConnection, ServerStream
 from services.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
 from tests.services.http2.raw import (
@@ -261,3 +263,68 @@ def test_a_server_survives_whatever_comes(sent: bytes) -> None:
 )
 def test_a_client_survives_whatever_comes(sent: bytes) -> None:
     _survives(ClientConnection, sent)
+
+
+class _Recorder:
+    """Takes frames; DATA into memory of its own if there is some left, else piece by piece."""
+
+    def __init__(self, direct: bool) -> None:
+        self.told: list[tuple[object, ...]] = []
+        self._data = bytearray()
+        self._memory = memoryview(bytearray(1 << 20)) if direct else memoryview(b"")
+        self._filled = 0
+
+    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self.told.append((kind, flags, stream, payload))
+
+    def data_begins(self, stream: int, length: int) -> _Recorder | None:
+        self.told.append(("data", stream, length))
+        return self if stream % 2 else None
+
+    def data_ends(self, stream: int, end_stream: bool) -> None:
+        self.told.append(("end", stream, end_stream, bytes(self._data)))
+        self._data.clear()
+
+    def room(self) -> memoryview | None:
+        return self._memory[self._filled :] or None
+
+    def advance(self, count: int) -> None:
+        self._data += self._memory[self._filled : self._filled + count]
+        self._filled += count
+
+    def feed(self, piece: memoryview) -> None:
+        self._data += piece
+
+
+def _parsed(sent: bytes, cuts: list[int], direct: bool) -> list[tuple[object, ...]]:
+    """What comes out of bytes that come in pieces of these lengths, over and over."""
+    recorder = _Recorder(direct)
+    parser = FrameParser(recorder, expect_preface=True)
+    position = turn = 0
+    try:
+        while position < len(sent):
+            room = parser.get_buffer()
+            count = min(len(room), cuts[turn % len(cuts)], len(sent) - position)
+            room[:count] = sent[position : position + count]
+            position, turn = position + count, turn + 1
+            parser.received(count)
+    except ProtocolError as error:
+        assert str(error).isprintable()
+        recorder.told.append((str(error), error.code))
+    return recorder.told
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.binary(max_size=300).map((PREFACE + settings_frame({})).__add__),
+        mutations([*SEEDS, OPENING + data_frame(bytes(40_000)) + _padded(b"x" * 20_000, 255)]),
+    ),
+    st.lists(st.integers(1, 50) | st.integers(1, 40_000), min_size=1, max_size=5),
+    st.booleans(),
+)
+def test_any_bytes_are_the_same_frames_however_they_are_cut(
+    sent: bytes, cuts: list[int], direct: bool
+) -> None:
+    assert _parsed(sent, cuts, direct) == _parsed(sent, [1 << 20], False)
