@@ -12,6 +12,7 @@ from aggregator.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.plane import DataPlane
 from aggregator.sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as pb
+from services.control import Reader
 from services.envelope import unseal
 from services.streams import LinkClosed, until_first_ends
 
@@ -40,7 +41,8 @@ class Attendance:
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
-        hello = await self._hello(context)
+        messages = Reader(context.read, pb.WorkerMessage, "Attend")
+        hello = await self._hello(messages, context)
         if waits := self._plane.why_not_yet():
             await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
         session = self._sessions.open(hello)
@@ -48,7 +50,7 @@ class Attendance:
         try:
             self._plane.attends(session)
             self._feed(WorkerConnected(session.number, hello))
-            await until_first_ends(self._take_messages(session, context), self._tell(session, context))
+            await until_first_ends(self._take_messages(session, messages), self._tell(session, context))
         except LinkClosed as closed:
             reason = str(closed)
             await context.abort(closed.code, reason)
@@ -58,22 +60,25 @@ class Attendance:
             self._plane.left(session, reason)
             self._feed(WorkerLost(session.number, reason))
 
-    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
+    async def _hello(
+        self, messages: Reader[pb.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Hello:
+        first = None
         try:
-            first = await asyncio.wait_for(context.read(), self._hello_seconds)
+            first = await asyncio.wait_for(messages.next(), self._hello_seconds)
         except asyncio.TimeoutError:
-            first = None
-        hello = unseal(first) if isinstance(first, pb.WorkerMessage) else None
+            pass
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
+        hello = unseal(first) if first is not None else None
         if not isinstance(hello, pb.Hello):
             text = f"the first message must be Hello, within {self._hello_seconds:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError  # abort raises
         return hello
 
-    async def _take_messages(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        while isinstance(message := await context.read(), pb.WorkerMessage):
+    async def _take_messages(self, session: WorkerSession, messages: Reader[pb.WorkerMessage]) -> None:
+        while (message := await messages.next()) is not None:
             body = unseal(message)
             if body is not None:
                 self._feed(FromWorker(session.number, message.epoch, body))

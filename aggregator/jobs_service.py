@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import google_crc32c
 import grpc
 
 from aggregator.events import CancelAsked, Submitted
@@ -32,6 +33,10 @@ class JobsServicer(GeneratedServicer):
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
         """Queue a job; when this answers, the job survives kill -9."""
+        found = google_crc32c.value(request.spec_json.encode())
+        if request.HasField("spec_crc32c") and found != request.spec_crc32c:
+            text = f"spec_json: it was damaged, crc32c {found:#010x}, not {request.spec_crc32c:#010x}; submit it again"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             config = JobConfig.from_json(request.spec_json)
         except Refused as refused:
@@ -91,6 +96,8 @@ class JobsServicer(GeneratedServicer):
         ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
         try:
             async for part in self._service.link.read_checkpoint(ask):
+                if part is None:  # gRPC could not read it
+                    raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
                 yield part
         except Refused as refused:
             await _abort(context, grpc.StatusCode.NOT_FOUND, str(refused))

@@ -18,6 +18,8 @@ from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services import timeline
+from services.checksums import encode
+from services.control import Reader
 from services.data_streams import DataStreams, write_message
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
@@ -31,6 +33,7 @@ from services.streams import (
     LINK_ENDS,
     Backoff,
     Heartbeats,
+    LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
@@ -235,15 +238,17 @@ class RemoteOptimizer:
         async with control:
             attend = control.stream_stream(
                 "/tiermesh.Optimizer/Attend",
-                request_serializer=pb.OptimizerCommand.SerializeToString,
-                response_deserializer=pb.OptimizerMessage.FromString,
+                request_serializer=encode,
             )()
             await attend.write(seal(pb.OptimizerCommand, self._epoch, self._hello))
-            answer = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
-            hello = unseal(answer) if isinstance(answer, pb.OptimizerMessage) else None
-            if not isinstance(hello, pb.Hello):
+            messages = Reader(attend.read, pb.OptimizerMessage, "Attend")
+            answer = await asyncio.wait_for(messages.next(), HELLO_SECONDS)
+            if answer is None:
                 await raise_status(attend)
                 return
+            hello = unseal(answer)
+            if not isinstance(hello, pb.Hello):
+                raise LinkClosed("its first message is no Hello")
             link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._room.set()
@@ -254,7 +259,7 @@ class RemoteOptimizer:
             heartbeats = Heartbeats(self._ladder, lambda: self.tell(pb.Heartbeat()))
             try:
                 await until_first_ends(
-                    self._take_messages(attend, heartbeats),
+                    self._take_messages(attend, messages, heartbeats),
                     self._send_orders(attend),
                     heartbeats.run(),
                     self._exchange(hello.tensor_port, link),
@@ -272,8 +277,10 @@ class RemoteOptimizer:
                 self._send_chunks(exchange, link),
             )
 
-    async def _take_messages(self, attend: Any, heartbeats: Heartbeats) -> None:
-        while isinstance(message := await attend.read(), pb.OptimizerMessage):
+    async def _take_messages(
+        self, attend: Any, messages: Reader[pb.OptimizerMessage], heartbeats: Heartbeats
+    ) -> None:
+        while (message := await messages.next()) is not None:
             heartbeats.heard()
             body = unseal(message)
             if body is None or isinstance(body, pb.Heartbeat) or message.epoch != self._epoch:

@@ -35,6 +35,7 @@ from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
+from services.checksums import encode
 from services.config import JobConfig
 from services.envelope import OptimizerBody
 from services.http2.server import Handler
@@ -353,9 +354,7 @@ class AggregatorService:
         cluster = grpc.method_handlers_generic_handler(
             "tiermesh.Cluster",
             {
-                "Attend": grpc.stream_stream_rpc_method_handler(
-                    self._attend, pb.WorkerMessage.FromString, pb.WorkerCommand.SerializeToString
-                ),
+                "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import TypeVar
 
+import google_crc32c
 import grpc
 from google.protobuf.message import Message
 
@@ -59,7 +60,9 @@ class JobsClient:
 
     async def submit(self, name: str, spec_json: str) -> jobs_pb2.Job:
         """Queue a job; returns it with its id."""
-        return await self._ask("Submit", jobs_pb2.SubmitRequest(name=name, spec_json=spec_json), jobs_pb2.Job)
+        crc32c = google_crc32c.value(spec_json.encode())
+        request = jobs_pb2.SubmitRequest(name=name, spec_json=spec_json, spec_crc32c=crc32c)
+        return await self._ask("Submit", request, jobs_pb2.Job)
 
     async def jobs(self) -> list[jobs_pb2.Job]:
         """All jobs, oldest first."""
@@ -103,7 +106,8 @@ class JobsClient:
             answer = await getattr(self._stub, method)(request, timeout=self._timeout_seconds)
         except grpc.aio.AioRpcError as error:
             raise self._explain(method, error) from None
-        assert isinstance(answer, reply)
+        if not isinstance(answer, reply):
+            raise self._no_reply(method, reply)
         return answer
 
     async def _stream(
@@ -123,7 +127,8 @@ class JobsClient:
                 message = await asyncio.wait_for(call.read(), limit)
                 if message is grpc.aio.EOF:
                     return
-                assert isinstance(message, reply)
+                if not isinstance(message, reply):
+                    raise self._no_reply(method, reply)
                 yield message
                 limit = None if first_only else limit_seconds
         except grpc.aio.AioRpcError as error:
@@ -132,6 +137,13 @@ class JobsClient:
             raise self._no_answer(method) from None
         finally:
             call.cancel()
+
+    def _no_reply(self, method: str, reply: type[Message]) -> Failed:
+        """gRPC gives None for bytes that it can't read."""
+        return Failed(
+            f"aggregator {self.address}: {method}: what it answered is no {reply.DESCRIPTOR.name}; was it damaged "
+            "on its way, or is it of another version?"
+        )
 
     def _no_answer(self, method: str) -> Failed:
         return Failed(

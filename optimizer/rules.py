@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,6 +231,11 @@ def build_rule(config: OptimizerConfig, layout: Layout) -> Rule:
     """The rule that a job asks for, its state all zero."""
     rules: dict[str, type[AdamW | SGD]] = {"adamw": AdamW, "sgd": SGD}
     return rules[config.type](config, layout)
+
+
+def state_kinds(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:
+    """What a job's rule keeps, by name: float32 over the layout, or int64 for a counter."""
+    return {name: array.dtype for name, array in build_rule(config, Layout(())).state.items()}
 
 
 def clip_coefficient(norm: float, max_norm: float | None) -> float:

@@ -18,6 +18,8 @@ from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
+from services.checksums import encode
+from services.control import Reader
 from services.data_streams import write_message
 from services.envelope import OptimizerBody, seal, unseal
 from services.errors import Refused
@@ -132,9 +134,7 @@ class OptimizerService:
             grpc.method_handlers_generic_handler(
                 "tiermesh.Optimizer",
                 {
-                    "Attend": grpc.stream_stream_rpc_method_handler(
-                        self._attend, pb.OptimizerCommand.FromString, pb.OptimizerMessage.SerializeToString
-                    ),
+                    "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
                     "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
                     "ReadCheckpoint": grpc.unary_stream_rpc_method_handler(
                         self._read_checkpoint,
@@ -150,7 +150,8 @@ class OptimizerService:
         return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        hello = await self._hello(context)
+        orders = Reader(context.read, pb.OptimizerCommand, "Attend")
+        hello = await self._hello(orders, context)
         reason = self.engine.core.why_not(hello)
         if reason:
             fenced = hello.epoch_seen < self.engine.core.epoch
@@ -179,7 +180,7 @@ class OptimizerService:
         log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
         try:
             await until_first_ends(
-                self._take_orders(link, context), self._say(link, context), link.heartbeats.run()
+                self._take_orders(link, orders), self._say(link, context), link.heartbeats.run()
             )
         except LinkClosed as closed:
             await context.abort(closed.code, str(closed))
@@ -190,20 +191,25 @@ class OptimizerService:
                 self._link = None
             log.info("aggregator %s has left", hello.name)
 
-    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> pb.Hello:
+    async def _hello(
+        self, orders: Reader[pb.OptimizerCommand], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.Hello:
+        first = None
         try:
-            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
         except asyncio.TimeoutError:
-            first = None
-        hello = unseal(first) if isinstance(first, pb.OptimizerCommand) else None
+            pass
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
+        hello = unseal(first) if first is not None else None
         if not isinstance(hello, pb.Hello):
             text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError  # abort raises
         return hello
 
-    async def _take_orders(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while isinstance(command := await context.read(), pb.OptimizerCommand):
+    async def _take_orders(self, link: AggregatorLink, orders: Reader[pb.OptimizerCommand]) -> None:
+        while (command := await orders.next()) is not None:
             link.heartbeats.heard()
             body = unseal(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):

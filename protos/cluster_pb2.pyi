@@ -61,7 +61,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "holding", "computed", "evaluated", "unable")
+    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "holding", "computed", "evaluated", "unable", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class WorkerMessage(_message.Message):
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     UNABLE_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
@@ -80,10 +81,11 @@ class WorkerMessage(_message.Message):
     computed: Computed
     evaluated: Evaluated
     unable: Unable
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave")
+    __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +95,7 @@ class WorkerCommand(_message.Message):
     RESEND_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     welcome: Welcome
     heartbeat: Heartbeat
@@ -102,7 +105,8 @@ class WorkerCommand(_message.Message):
     resend: Resend
     window: Window
     leave: Leave
-    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, epoch: _Optional[int] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -301,7 +305,7 @@ class Unable(_message.Message):
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close")
+    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +313,7 @@ class OptimizerCommand(_message.Message):
     INITIALISE_FIELD_NUMBER: _ClassVar[int]
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
@@ -316,10 +321,11 @@ class OptimizerCommand(_message.Message):
     initialise: Initialise
     send_weights: SendWeights
     close: Close
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable", "checkpoint_missed")
+    __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable", "checkpoint_missed", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +334,7 @@ class OptimizerMessage(_message.Message):
     CHECKPOINT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     UNABLE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_MISSED_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
@@ -336,7 +343,8 @@ class OptimizerMessage(_message.Message):
     checkpoint_written: CheckpointWritten
     unable: Unable
     checkpoint_missed: CheckpointMissed
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("job", "spec_json", "generation")

@@ -24,12 +24,14 @@ FAILED: JobState
 CANCELLED: JobState
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("name", "spec_json")
+    __slots__ = ("name", "spec_json", "spec_crc32c")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_CRC32C_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec_json: str
-    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
+    spec_crc32c: int
+    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ()

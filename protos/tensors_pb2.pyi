@@ -40,7 +40,7 @@ class NonFinite(_message.Message):
     def __init__(self, micro_batch: _Optional[int] = ..., parameter: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ChunkHeader(_message.Message):
-    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "losses", "non_finite")
+    __slots__ = ("job", "epoch", "generation", "step", "lease", "incarnation", "kind", "index", "offset", "elements", "dtype", "crc32c", "losses", "non_finite", "own_crc32c")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class ChunkHeader(_message.Message):
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     NON_FINITE_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     generation: int
@@ -69,19 +70,22 @@ class ChunkHeader(_message.Message):
     crc32c: int
     losses: _containers.RepeatedScalarFieldContainer[float]
     non_finite: _containers.RepeatedCompositeFieldContainer[NonFinite]
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[ChunkKind, str]] = ..., index: _Optional[int] = ..., offset: _Optional[int] = ..., elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., crc32c: _Optional[int] = ..., losses: _Optional[_Iterable[float]] = ..., non_finite: _Optional[_Iterable[_Union[NonFinite, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class SharedPlaces(_message.Message):
-    __slots__ = ("identity", "descriptor", "sequence", "indices")
+    __slots__ = ("identity", "descriptor", "sequence", "indices", "own_crc32c")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INDICES_FIELD_NUMBER: _ClassVar[int]
+    OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     identity: int
     descriptor: int
     sequence: int
     indices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ...) -> None: ...
+    own_crc32c: int
+    def __init__(self, identity: _Optional[int] = ..., descriptor: _Optional[int] = ..., sequence: _Optional[int] = ..., indices: _Optional[_Iterable[int]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("header", "shared", "payload")

@@ -44,6 +44,13 @@ POINTS: Mapping[str, str] = {
     "checkpoint.before-rename": "a checkpoint is on the disk, under a temporary name",
     "checkpoint.after-rename": "a checkpoint has its name, which a power cut may still take",
     "stream.mid-message": "the first part of a message of a data stream is with the transport, the others are not",
+    "shard.opened": "a shard has made room for its chunks, and the aggregator was not told",
+    "shard.write.mid": "a shard has taken a piece of a checkpoint, not all of its part",
+    "shard.arrived": "a chunk of a worker's sum is in a shard, and the aggregator was not told",
+    "shard.staged": "a shard has staged a chunk of the gradient, and the aggregator was not told",
+    "shard.update.mid": "a shard has updated one chunk of the weights, and not made it ready to be sent",
+    "shard.copied": "a shard has copied its part for a checkpoint, and nothing was read",
+    "shard.read.mid": "a piece of a shard's copy was read, not all of it",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator was not told",
     "worker.send": "chunks of a sum are chosen to be sent, and none is",
 }

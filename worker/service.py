@@ -15,6 +15,8 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2 as pb
+from services.checksums import encode
+from services.control import Reader
 from services.data_streams import DataStreams
 from services.envelope import seal, unseal
 from services.errors import Refused
@@ -112,16 +114,18 @@ class WorkerService:
             self._feed(ev.Connected())
             attend = control.stream_stream(
                 "/tiermesh.Cluster/Attend",
-                request_serializer=pb.WorkerMessage.SerializeToString,
-                response_deserializer=pb.WorkerCommand.FromString,
+                request_serializer=encode,
             )()
             hello = self._core.hello(self._incarnation)
             await attend.write(seal(pb.WorkerMessage, self._core.epoch, hello))
-            first = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
-            welcome = unseal(first) if isinstance(first, pb.WorkerCommand) else None
-            if not isinstance(first, pb.WorkerCommand) or not isinstance(welcome, pb.Welcome):
+            orders = Reader(attend.read, pb.WorkerCommand, "Attend")
+            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
+            if first is None:
                 await raise_status(attend)
                 return
+            welcome = unseal(first)
+            if not isinstance(welcome, pb.Welcome):
+                raise LinkClosed("its first message is no Welcome")
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, self._aggregator, first.epoch)
             ladder = ladder_of(welcome)
             backoff.limit(ladder.retry)
@@ -143,7 +147,7 @@ class WorkerService:
             heartbeats = Heartbeats(ladder, self._beat)
             try:
                 await until_first_ends(
-                    self._take_orders(attend, heartbeats),
+                    self._take_orders(attend, orders, heartbeats),
                     self._say(attend),
                     self._lanes.run(),
                     heartbeats.run(),
@@ -170,8 +174,10 @@ class WorkerService:
 
     # ---- control ----
 
-    async def _take_orders(self, attend: Any, heartbeats: Heartbeats) -> None:
-        while isinstance(command := await attend.read(), pb.WorkerCommand):
+    async def _take_orders(
+        self, attend: Any, orders: Reader[pb.WorkerCommand], heartbeats: Heartbeats
+    ) -> None:
+        while (command := await orders.next()) is not None:
             heartbeats.heard()
             body = unseal(command)
             if isinstance(body, pb.Leave):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import google_crc32c
@@ -14,43 +15,56 @@ from numpy.typing import NDArray
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused
+from services.failpoints import point
 from services.tensors.kernels import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.stripes import Stripe
 
 WEIGHTS, STATE = "weights", "state/"
 """Names of arrays: the weights, and what comes before the name of one of the update rule's."""
+_LONGEST_NAME = 40
 
 
-def piece_of(name: str, array: NDArray[Any], offset: int) -> pb.ArrayPiece:
-    """At most `CHUNK_ELEMENTS` elements of an array from `offset` on."""
-    data = array[offset : offset + CHUNK_ELEMENTS].tobytes()
-    return pb.ArrayPiece(
-        array=name,
-        dtype=array.dtype.name,
-        elements=array.size,
-        offset=offset,
-        crc32c=google_crc32c.value(data),
-        data=data,
+class DamagedPiece(Refused):
+    """A piece that is not what was sent: the same may come undamaged."""
+
+
+def piece_of(
+    name: str, array: NDArray[Any], start: int, *, offset: int, elements: int, opening: int = 0
+) -> pb.ArrayPiece:
+    """At most `CHUNK_ELEMENTS` elements of an array from `start` on, which come at `offset` of one of so many."""
+    data = array[start : start + CHUNK_ELEMENTS].tobytes()
+    piece = pb.ArrayPiece(
+        opening=opening, array=name, dtype=array.dtype.name, elements=elements, offset=offset, data=data
     )
+    piece.crc32c = _checksum(piece)
+    return piece
+
+
+def _checksum(piece: pb.ArrayPiece) -> int:
+    """Of what a piece is, too: bits may flip there as well."""
+    what = f"{piece.opening} {piece.array} {piece.dtype} {piece.elements} {piece.offset}".encode()
+    checksum: int = google_crc32c.extend(google_crc32c.value(what), piece.data)
+    return checksum
 
 
 def values_of(piece: pb.ArrayPiece) -> NDArray[Any]:
     """The elements of a piece, read-only.
 
     Raises:
-        Refused: it was damaged, or is no whole number of elements of a known type.
+        DamagedPiece: its checksum is another one.
+        Refused: it is no whole number of elements of a known type.
     """
-    if piece.dtype not in ("float32", "int64") or google_crc32c.value(piece.data) != piece.crc32c:
-        raise Refused(
-            f"array {piece.array}, offset {piece.offset}: {len(piece.data)} bytes of {piece.dtype!r} with another "
-            "crc32c than theirs; expected float32 or int64, undamaged"
+    where = f"array {piece.array[:_LONGEST_NAME]!r}, offset {piece.offset}"
+    if _checksum(piece) != piece.crc32c:
+        raise DamagedPiece(
+            f"{where}: {len(piece.data)} bytes with another crc32c than theirs: it was damaged"
         )
+    if piece.dtype not in ("float32", "int64"):
+        raise Refused(f"{where}: {piece.dtype[:_LONGEST_NAME]!r}, expected float32 or int64")
     dtype = np.dtype(piece.dtype)
     if len(piece.data) % dtype.itemsize:
-        raise Refused(
-            f"array {piece.array}, offset {piece.offset}: {len(piece.data)} bytes, no whole number of {piece.dtype}"
-        )
+        raise Refused(f"{where}: {len(piece.data)} bytes, no whole number of {piece.dtype}")
     return np.frombuffer(piece.data, dtype)
 
 
@@ -70,6 +84,7 @@ class Copies:
         made: dict[str, NDArray[Any]] | MemoryError
         try:
             made = {name: array.copy() for name, array in arrays.items()}
+            point("shard.copied")
         except MemoryError as error:
             made = error
         self._loop.call_soon_threadsafe(self._take, copy, made)
@@ -93,7 +108,9 @@ class Copies:
         try:
             for name, array in arrays.items():
                 for offset in range(0, array.size, CHUNK_ELEMENTS):
-                    yield await self._loop.run_in_executor(None, piece_of, name, array, offset)
+                    piece = partial(piece_of, name, array, offset, offset=offset, elements=array.size)
+                    yield await self._loop.run_in_executor(None, piece)
+                    point("shard.read.mid")
         finally:
             self._made.pop(copy, None)
 
@@ -113,57 +130,63 @@ class Gathered:
 
     Args:
         elements: of the layout.
+        kinds: of the arrays of the update rule, by name: float32 over the layout, or int64 for a counter.
 
     Attributes:
         weights: [elements] float32.
         state: of the update rule, by name.
     """
 
-    def __init__(self, elements: int) -> None:
+    def __init__(self, elements: int, kinds: Mapping[str, np.dtype[Any]]) -> None:
         self.weights: Float32Array = np.empty(elements, np.float32)
-        self.state: dict[str, NDArray[Any]] = {}
-        self._missing: dict[str, int] = {WEIGHTS: elements}
+        self.state: dict[str, NDArray[Any]] = {
+            name: np.empty(elements if kind == np.float32 else 1, kind) for name, kind in kinds.items()
+        }
+        self._arrays = {WEIGHTS: self.weights, **{STATE + name: array for name, array in self.state.items()}}
+        self._missing = {name: set(range(chunk_count(array.size))) for name, array in self._arrays.items()}
         self._lock = threading.Lock()
 
     def take(self, stripe: Stripe, piece: pb.ArrayPiece) -> None:
         """Put a shard's piece where it belongs.
 
         Raises:
-            Refused: it is damaged, or belongs nowhere.
+            Refused: it is damaged, belongs nowhere, has come before, or is a counter on which shards disagree.
         """
         values = values_of(piece)
         with self._lock:
             self._take(stripe, piece, values)
 
     def _take(self, stripe: Stripe, piece: pb.ArrayPiece, values: NDArray[Any]) -> None:
-        elements = self.weights.size
-        name = piece.array.removeprefix(STATE)
-        if values.dtype != np.float32:
-            self.state[name] = values.copy()  # a counter, the same in all shards
-            return
-        start = stripe.whole(piece.offset // CHUNK_ELEMENTS) * CHUNK_ELEMENTS
-        expected = max(0, min(CHUNK_ELEMENTS, elements - start))
+        where = f"array {piece.array[:_LONGEST_NAME]!r}, offset {piece.offset}"
+        array, missing = self._arrays.get(piece.array), self._missing.get(piece.array)
+        if array is None or missing is None or array.dtype != values.dtype:
+            known = ", ".join(f"{name} ({each.dtype})" for name, each in self._arrays.items())
+            raise Refused(f"{where}: {values.dtype}, expected one of {known}")
+        counter = values.dtype != np.float32  # the same in all shards
+        chunk = 0 if counter else stripe.whole(piece.offset // CHUNK_ELEMENTS)
+        start = chunk * CHUNK_ELEMENTS
+        expected = max(0, min(CHUNK_ELEMENTS, array.size - start))
         if piece.offset % CHUNK_ELEMENTS or values.size != expected:
-            raise Refused(
-                f"array {piece.array}, offset {piece.offset}: {values.size} elements; expected {expected}, of a chunk"
-            )
-        if piece.array == WEIGHTS:
-            whole = self.weights
-        else:
-            whole = self.state.setdefault(name, np.empty(elements, np.float32))
-        whole[start : start + values.size] = values
-        self._missing[piece.array] = self._missing.get(piece.array, elements) - values.size
+            raise Refused(f"{where}: {values.size} elements; expected {expected}, of a chunk")
+        if chunk in missing:
+            missing.remove(chunk)
+            array[start : start + expected] = values
+        elif not counter:
+            raise Refused(f"{where}: has come before")
+        elif values != array:
+            raise Refused(f"{where}: {values[0]} in {stripe}, {array[0]} in another shard")
 
     def check(self) -> None:
         """Hold the arrays to be whole.
 
         Raises:
-            Refused: something of one is missing, or came twice.
+            Refused: something of one is missing.
         """
         for name, missing in self._missing.items():
             if missing:
-                raise Refused(f"array {name}: the shards gave {self.weights.size - missing} elements of it, "
-                              f"expected {self.weights.size}")  # fmt: skip
+                raise Refused(
+                    f"array {name}: the shards did not give {len(missing)} of its pieces, chunk {min(missing)} first"
+                )
 
 
 def scattered(checkpoint: Checkpoint, stripe: Stripe, opening: int) -> Iterator[pb.ArrayPiece]:
@@ -172,14 +195,10 @@ def scattered(checkpoint: Checkpoint, stripe: Stripe, opening: int) -> Iterator[
     own = stripe.elements(checkpoint.layout.elements)
     for name, array in {WEIGHTS: checkpoint.weights, **arrays}.items():
         if array.dtype != np.float32:
-            piece = piece_of(name, array, 0)
-            piece.opening = opening
-            yield piece
+            yield piece_of(name, array, 0, offset=0, elements=array.size, opening=opening)
             continue
         for part, local in stripe.parts(checkpoint.layout.elements):
-            piece = piece_of(name, array[part], 0)
-            piece.opening, piece.offset, piece.elements = opening, local.start, own
-            yield piece
+            yield piece_of(name, array, part.start, offset=local.start, elements=own, opening=opening)
 
 
 def put(piece: pb.ArrayPiece, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -27,6 +27,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.config import JobConfig
 from services.errors import Refused
+from services.failpoints import point
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import WINDOW_SUMS, plan_of
 from services.process import describe
@@ -143,6 +144,7 @@ class Hold:
             )
         self._last_arrival += 1
         self._arrived[self._last_arrival] = chunk
+        point("shard.arrived")
         self._report(pb.ArrivedChunk(session=event.session, arrival=self._last_arrival, header=header))
 
     async def _room(self) -> None:
@@ -244,6 +246,7 @@ class Hold:
                 part.store_initial(body.chunk, bench.take(body.chunk))
             case pb.StageChunk():
                 sums = part.stage(body.chunk, bench.take(body.chunk))
+                point("shard.staged")
                 self._tell(pb.StagedChunk(chunk=body.chunk, block_sums=sums.tolist()))
             case pb.UpdatePart():
                 bench.decided()
@@ -280,6 +283,7 @@ class Hold:
         self._opening = order.opening
         elements = Layout.loads(order.layout_json).elements
         self._core.opened(order.job, elements, plan_of(JobConfig.from_json(order.spec_json)).wire)
+        point("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 
     def _made(self, made: MadeWeights, updated: bool) -> None:
@@ -304,3 +308,4 @@ class Hold:
     def _put(self, piece: pb.ArrayPiece) -> None:
         if self._bench.part is not None:
             put(piece, self._bench.part.arrays())
+            point("shard.write.mid")

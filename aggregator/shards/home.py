@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import Any
 
 import grpc
 import numpy as np
@@ -20,14 +21,15 @@ from aggregator.shards.shards import Shards
 from optimizer import events as ev
 from optimizer.here import not_saved
 from optimizer.home import HomeEvents, Save, TensorsGone
+from optimizer.rules import state_kinds
 from optimizer.tensors import measured
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.metrics import OptimizerMetrics
-from services.tensors.kernels import Float32Array
-from services.tensors.layout import Layout
+from services.tensors.kernels import BLOCK_ELEMENTS, Float32Array
+from services.tensors.layout import Layout, chunk_range
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -49,6 +51,7 @@ class TensorsInShards:
         self._job = ""
         self._config: JobConfig | None = None
         self._elements = 0
+        self._kinds: dict[str, np.dtype[Any]] = {}  # of the update rule's state
         self._chunks = 0
         self._opening = 0
         self._opened: dict[ShardLink, asyncio.Future[None]] = {}
@@ -79,6 +82,7 @@ class TensorsInShards:
         self._forget()
         self._job, self._config = job, config
         self._elements, self._chunks = layout.elements, layout.chunks
+        self._kinds = state_kinds(config.optimizer)
         self._opening += 1
         opening = self._opening
         self._opened = {link: self._loop.create_future() for link in self._shards.links}
@@ -133,6 +137,14 @@ class TensorsInShards:
     def _staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
         if body.chunk not in link.stripe.indices(self._elements):
             return  # of the job before
+        start, stop = chunk_range(self._elements, body.chunk)
+        blocks = -(-(stop - start) // BLOCK_ELEMENTS)
+        if len(body.block_sums) != blocks:
+            link.close(f"measured {len(body.block_sums)} blocks of chunk {body.chunk}, expected {blocks}")
+            return
+        if any(each < 0 for each in body.block_sums):
+            link.close(f"measured a negative sum of squares of chunk {body.chunk}, {min(body.block_sums):g}")
+            return
         self._block_sums[body.chunk] = np.array(body.block_sums, np.float64)
         self._measure_if_staged()
 
@@ -207,7 +219,7 @@ class TensorsInShards:
 
     async def _collect(self, effect: ev.Snapshot, copy: int, elements: int, save: Save) -> None:
         try:
-            gathered = Gathered(elements)
+            gathered = Gathered(elements, self._kinds)
             await asyncio.gather(*(self._read(link, copy, gathered) for link in self._shards.links))
             gathered.check()
             save(gathered.weights, gathered.state)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from aggregator.shards.hold import MESSAGES
 from aggregator.shards.messages import opened, order
@@ -16,6 +16,8 @@ from aggregator.shards.service import BATCH_MESSAGES
 from optimizer.home import TensorsGone
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
+from services.checksums import encode
+from services.control import Reader
 from services.errors import Failed, Refused
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
@@ -25,6 +27,7 @@ from services.streams import (
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
+    LinkClosed,
     Mailbox,
     raise_status,
     until_first_ends,
@@ -150,17 +153,17 @@ class ShardLink:
         async with control, tensors:
             attend = control.stream_stream(
                 "/tiermesh.Shard/Attend",
-                request_serializer=pb.ShardOrders.SerializeToString,
-                response_deserializer=pb.ShardReports.FromString,
+                request_serializer=encode,
             )()
             await write(attend, pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)]))
-            answer = await asyncio.wait_for(attend.read(), HELLO_SECONDS)
-            first = (
-                opened(answer.reports[0]) if isinstance(answer, pb.ShardReports) and answer.reports else None
-            )
-            if not isinstance(first, cluster.Hello):
+            reports = Reader(attend.read, pb.ShardReports, "Attend")
+            answer = await asyncio.wait_for(reports.next(), HELLO_SECONDS)
+            if answer is None:
                 await raise_status(attend)
                 return
+            first = opened(answer.reports[0]) if answer.reports else None
+            if not isinstance(first, cluster.Hello):
+                raise LinkClosed("its first message is no Hello")
             self._orders = Mailbox(MESSAGES)
             self._tensors, self.name, self.why_down = tensors, first.name, ""
             self.tensor_port = first.tensor_port
@@ -168,11 +171,11 @@ class ShardLink:
             backoff.reset()
             log.info("%s is %s", self, first.name)
             self._came(self)
-            await until_first_ends(self._take_reports(attend), self._say(attend))
+            await until_first_ends(self._take_reports(attend, reports), self._say(attend))
 
-    async def _take_reports(self, attend: Any) -> None:
+    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports]) -> None:
         loop = asyncio.get_running_loop()
-        while isinstance(batch := await attend.read(), pb.ShardReports):
+        while (batch := await reports.next()) is not None:
             self.heard_seconds = loop.time()
             for sealed in batch.reports:
                 body = opened(sealed)
@@ -195,14 +198,13 @@ class ShardLink:
         """
         call = self._channel().unary_stream(
             "/tiermesh.Shard/ReadPart",
-            request_serializer=pb.ReadPartRequest.SerializeToString,
-            response_deserializer=pb.ArrayPiece.FromString,
+            request_serializer=encode,
         )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
         channel = self._tensors
         try:
-            while isinstance(piece := await call.read(), pb.ArrayPiece):
-                yield piece
-        except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+            while isinstance(content := await call.read(), bytes):
+                yield pb.ArrayPiece.FromString(content)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError, DecodeError) as error:
             self._gone(error, channel)
             raise
         await raise_status(call)
@@ -240,7 +242,12 @@ class ShardLink:
         """Say why a stream ended on which all of a job's tensors hang, and let the link end with it."""
         if self._tensors is not channel:
             raise TensorsGone(f"{self}: {self.why_down}") from None
-        if isinstance(error, grpc.aio.AioRpcError):
-            reason = f"the stream of a checkpoint ended: {error.details() or error.code().name}"
+        if isinstance(error, grpc.aio.AioRpcError | DecodeError):
+            said = (
+                "a message was damaged"
+                if isinstance(error, DecodeError)
+                else error.details() or error.code().name
+            )
+            reason = f"the stream of a checkpoint ended: {said}"
             self.close(reason)
             raise TensorsGone(f"{self}: {reason}") from None

@@ -18,6 +18,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
 from services.config import JobConfig
+from services.failpoints import point
 from services.metrics import OptimizerMetrics
 from services.plan import plan_of
 from services.tensors.kernels import Float32Array
@@ -96,6 +97,7 @@ class Part:
             with timeline.span("kernel", "update", order.step, chunk=self._stripe.whole(local)):
                 if order.applied:
                     self.tensors.update(local)
+                    point("shard.update.mid")
                 weights = self._weights(local, order.generation, order.step + 1)
             made(weights)
         self._metrics.updated(

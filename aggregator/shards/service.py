@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from aggregator.shards.copies import DamagedPiece
 from aggregator.shards.hold import Hold
 from aggregator.shards.messages import opened, report
 from optimizer import rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
+from services.checksums import Damaged, decode, encode
+from services.control import Reader
 from services.errors import Refused
 from services.http2.server import Handler
 from services.metrics import AggregatorMetrics, OptimizerMetrics
@@ -62,14 +66,12 @@ class ShardService:
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """For the server; workers' data streams are given and taken as raw messages."""
         shard = {
-            "Attend": grpc.stream_stream_rpc_method_handler(
-                self._attend, pb.ShardOrders.FromString, pb.ShardReports.SerializeToString
-            ),
+            "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
             "ReadPart": grpc.unary_stream_rpc_method_handler(
-                self._read_part, pb.ReadPartRequest.FromString, pb.ArrayPiece.SerializeToString
+                self._read_part, response_serializer=pb.ArrayPiece.SerializeToString
             ),
             "WritePart": grpc.stream_unary_rpc_method_handler(
-                self._write_part, pb.ArrayPiece.FromString, pb.PartWritten.SerializeToString
+                self._write_part, response_serializer=pb.PartWritten.SerializeToString
             ),
         }
         workers = {
@@ -88,7 +90,8 @@ class ShardService:
     # ---- the aggregator ----
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        hello = await self._hello(context)
+        orders = Reader(context.read, pb.ShardOrders, "Attend")
+        hello = await self._hello(orders, context)
         why_not = self._why_not(hello)
         if why_not:
             await context.abort(*why_not)
@@ -128,7 +131,7 @@ class ShardService:
         )
         reason = f"aggregator {hello.name} has left"
         try:
-            await until_first_ends(self._take_orders(hold, context), self._say(hold, context))
+            await until_first_ends(self._take_orders(hold, orders), self._say(hold, context))
         except LinkClosed as closed:
             reason = str(closed)
             await context.abort(closed.code, reason)
@@ -138,12 +141,17 @@ class ShardService:
                 self._hold = None
             log.info("%s; what was held for it is dropped", reason)
 
-    async def _hello(self, context: grpc.aio.ServicerContext[Any, Any]) -> cluster.Hello:
+    async def _hello(
+        self, orders: Reader[pb.ShardOrders], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> cluster.Hello:
+        first = None
         try:
-            first = await asyncio.wait_for(context.read(), HELLO_SECONDS)
+            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
         except asyncio.TimeoutError:
-            first = None
-        hello = opened(first.orders[0]) if isinstance(first, pb.ShardOrders) and first.orders else None
+            pass
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
+        hello = opened(first.orders[0]) if first is not None and first.orders else None
         if not isinstance(hello, cluster.Hello):
             text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
@@ -177,8 +185,8 @@ class ShardService:
                 )
         return None
 
-    async def _take_orders(self, hold: Hold, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while isinstance(batch := await context.read(), pb.ShardOrders):
+    async def _take_orders(self, hold: Hold, orders: Reader[pb.ShardOrders]) -> None:
+        while (batch := await orders.next()) is not None:
             if batch.epoch == hold.epoch:
                 hold.carry_out(batch.orders)
 
@@ -230,19 +238,27 @@ class ShardService:
         return hold
 
     async def _read_part(
-        self, request: pb.ReadPartRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, content: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ArrayPiece]:
         hold = await self._attended(context)
+        try:
+            request, _ = decode(pb.ReadPartRequest, content)
+        except Damaged as damaged:
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"what was asked for was damaged: {damaged}")
         async for piece in hold.copies.read(request.copy):
             yield piece
 
     async def _write_part(
-        self, pieces: AsyncIterator[pb.ArrayPiece], context: grpc.aio.ServicerContext[Any, Any]
+        self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.PartWritten:
         hold = await self._attended(context)
         try:
             async for piece in pieces:
-                await hold.write(piece)
+                await hold.write(pb.ArrayPiece.FromString(piece))
+        except DecodeError:
+            await context.abort(grpc.StatusCode.DATA_LOSS, "a message was damaged")
+        except DamagedPiece as damaged:
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(damaged))
         except Refused as refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         return pb.PartWritten()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
+from services.checksums import seal, verify
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import wire
@@ -82,19 +83,22 @@ class TensorLink:
         places = SharedPlaces(
             identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
         )
-        return Chunk(header=header, shared=places).SerializeToString()
+        chunk = Chunk(header=header, shared=places)
+        seal(chunk.shared, chunk.header.SerializeToString())
+        return chunk.SerializeToString()
 
     def deserialize(self, message: Message) -> list[TensorChunk]:
         """The chunks of a message; payloads are views of the message or of the peer's memory.
 
         Raises:
-            ValueError: the bytes are no `Chunk`.
+            ValueError: the bytes are no `Chunk`, or what it refers to was damaged.
             Refused: it refers to memory, but none was agreed on; or to none or too many chunks.
         """
         chunk = wire.deserialize(message)
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))
             if parsed.HasField("shared"):
+                verify(parsed.shared, parsed.header.SerializeToString() + parsed.shared.SerializeToString())
                 return self._find(chunk.header, parsed.shared)
         return [chunk]
 

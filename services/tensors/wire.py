@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
+from services.checksums import Damaged, encode, verify
 from services.errors import Refused
 from services.tensors.kernels import Float32Array, accumulate_wire, copy_from_wire, from_wire, to_wire
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
@@ -138,7 +139,7 @@ def too_large(chunk: TensorChunk) -> str:
 
 def parts_of(chunk: TensorChunk) -> tuple[bytes, Message]:
     """The bytes of a `Chunk` message, in two parts: what comes before the payload, and the payload itself."""
-    header = chunk.header.SerializeToString()
+    header = encode(chunk.header)
     payload_bytes = memoryview(chunk.payload).nbytes
     before = (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes))
     return b"".join(before), chunk.payload
@@ -154,17 +155,31 @@ def deserialize(message: Message) -> TensorChunk:
 
     Raises:
         ValueError: the bytes are no `Chunk`.
+        ChunkRefused: its header was damaged.
     """
     try:
         bounds = _header_then_payload(message)
         if bounds is None:
             chunk = Chunk.FromString(bytes(message))
+            _verify(chunk.header, chunk.header.SerializeToString())
             return TensorChunk(chunk.header, chunk.payload)
         header_start, header_stop, payload_start = bounds
-        header = ChunkHeader.FromString(bytes(message[header_start:header_stop]))
+        content = bytes(message[header_start:header_stop])
+        header = ChunkHeader.FromString(content)
+        _verify(header, content)
     except DecodeError as error:
         raise ValueError(f"a message of {len(message)} bytes is not a Chunk: {error}") from None
     return TensorChunk(header, memoryview(message)[payload_start:])
+
+
+def _verify(header: ChunkHeader, content: bytes) -> None:
+    """Hold a header against the checksum of its bytes, if it has one, which is taken out of it."""
+    try:
+        verify(header, content)
+    except Damaged as damaged:
+        raise ChunkRefused(
+            f"chunk {header.index}: header with {damaged}: it was damaged, and may be of another chunk{_of(header)}"
+        ) from None
 
 
 def check(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:

@@ -1,8 +1,9 @@
-"""The link to an optimizer on another host: one that is slow slows the workers, and fills no queue."""
+"""The link to an optimizer on another host: a slow one slows the workers, and fills no queue; damage ends the link."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from services.security import Security
 from services.server import start_server
 from services.streams import Backoff
 from services.tensors.layout import CHUNK_ELEMENTS
+from tests.services.damaging import DamagingPeer
 
 SENT = 3 * WINDOW_CHUNKS
 LIMIT_SECONDS = 30.0
@@ -100,27 +102,31 @@ def chunk(index: int) -> ChunkHeader:
     return ChunkHeader(job="j", epoch=1, generation=1, kind=GRADIENT, index=index, dtype=FLOAT32)
 
 
+def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], None]) -> RemoteOptimizer:
+    return RemoteOptimizer(
+        address,
+        Security(),
+        name="a",
+        incarnation="i",
+        epoch=1,
+        events=LinkEvents(
+            connected=lambda name: connected(),
+            lost=lost,
+            message=lambda body: None,
+            weights=lambda header, chunk, message: None,
+        ),
+        heartbeat_seconds=5.0,
+        shared_memory=False,
+        count=lambda used: None,
+    )
+
+
 def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
     async def scenario() -> None:
         optimizer = SlowOptimizer()
         server = await start_server("127.0.0.1:0", Security(), optimizer.handlers(), ())
         connected, lost = asyncio.Event(), asyncio.Event()
-        link = RemoteOptimizer(
-            f"127.0.0.1:{server.port}",
-            Security(),
-            name="a",
-            incarnation="i",
-            epoch=1,
-            events=LinkEvents(
-                connected=lambda name: connected.set(),
-                lost=lambda reason: lost.set(),
-                message=lambda body: None,
-                weights=lambda header, chunk, message: None,
-            ),
-            heartbeat_seconds=5.0,
-            shared_memory=False,
-            count=lambda used: None,
-        )
+        link = link_to(f"127.0.0.1:{server.port}", connected.set, lambda reason: lost.set())
         running = asyncio.ensure_future(link.run())
         try:
             await link.room()  # nothing waits yet
@@ -145,5 +151,26 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_an_optimizer_whose_words_are_damaged_is_connected_to_anew_before_a_beat() -> None:
+    async def scenario() -> None:
+        hello = pb.Hello(protocol=PROTOCOL_VERSION, role="optimizer", name="o", shard_count=1)
+        peer = DamagingPeer(
+            "tiermesh.Optimizer",
+            seal(pb.OptimizerMessage, 1, hello),
+            seal(pb.OptimizerMessage, 1, pb.Heartbeat()),
+        )
+        async with peer.serving():
+            lost: list[str] = []
+            running = asyncio.ensure_future(link_to(peer.address, lambda: None, lost.append).run())
+            await peer.again.wait()
+            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
+            (told,) = lost
+            assert told.startswith(f"{peer.address}: Attend: message 2, of ")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -207,7 +207,7 @@ class Cluster:
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: of every daemon, as TIERMESH_KERNELS has them.
         worker_module: that is run as a worker, in place of the command.
-        failpoints: asked, with its role, for the failpoints of each daemon that is started; their log is
+        failpoints: asked, with its role or "shard", for the failpoints of each daemon that is started; their log is
             `failpoints.log` in `folder`. None: no daemon has any.
     """
 
@@ -291,7 +291,7 @@ class Cluster:
         options = (*arguments, *self._options)
         settings = {}
         if self._failpoints is not None:
-            settings[failpoints.VARIABLE] = self._failpoints(role)
+            settings[failpoints.VARIABLE] = self._failpoints("shard" if "--shard" in arguments else role)
             settings[failpoints.LOG_VARIABLE] = str(self.folder / "failpoints.log")
         daemon = Daemon(
             role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings

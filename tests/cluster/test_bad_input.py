@@ -185,6 +185,7 @@ def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
         ({"dtype": 0}, "chunk 0: dtype DTYPE_UNSPECIFIED, expected FLOAT32"),
         ({"payload": b"\0" * 40}, "chunk 0: payload of 40 bytes, expected 1048576"),
         ({"crc32c": 1}, "expected 0x00000001: it was damaged"),
+        ({"own_crc32c": 2}, "expected 0x00000002: it was damaged, and may be of another chunk"),
     ],
 )
 def test_a_chunk_that_contradicts_itself(
@@ -241,8 +242,14 @@ def test_an_oversized_message(rogue: StockWorker) -> None:
 def test_bytes_that_are_no_control_message(rogue: StockWorker) -> None:
     stream = rogue._stream(rogue.channel.stream_stream("/tiermesh.Cluster/Attend"))
     stream.send(b"\xff\xff\xff")
-    code, line = stream.status()
-    assert code is not grpc.StatusCode.OK and "\n" not in line
+    assert refusal(stream, INVALID) == "Attend: message 1, of 3 bytes, was damaged: expected a WorkerMessage"
+
+
+def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
+    hello = rogue.hello()
+    hello.own_crc32c = 1
+    line = refusal(rogue.attend(hello), INVALID)
+    assert line.startswith("Attend: message 1,") and line.endswith("expected 0x00000001")
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from tests.cluster.harness import tiermesh
 from tests.cluster.rpc_proxy import Fault, ProxiedCluster
 
 STEPS = 3
-CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated")
-# gRPC keeps the order of a stream's messages, and TCP's checksum finds flipped bits: of what arrives damaged or out of
-# order nevertheless, only chunks can tell, by their index and their checksum.
-CHUNK_KINDS = (*CONTROL_KINDS, "reordered", "bit-flipped")
+CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated", "bit-flipped")
+# gRPC keeps the order of a stream's messages: of what comes out of order nevertheless, only chunks can tell, by their
+# index.
+CHUNK_KINDS = (*CONTROL_KINDS, "reordered")
 CHUNK_BYTES = 4096
 
 MATRIX = [
@@ -33,6 +33,8 @@ SHORT = {
     ("Cluster", "Exchange", "up", "reordered"),
     ("Cluster", "Attend", "up", "midway"),
     ("Cluster", "Attend", "down", "duplicated"),
+    ("Cluster", "Attend", "down", "truncated"),
+    ("Optimizer", "Attend", "down", "bit-flipped"),
     ("Optimizer", "Exchange", "up", "after"),
     ("Optimizer", "Exchange", "down", "bit-flipped"),
     ("Optimizer", "Attend", "down", "cancelled"),
@@ -75,6 +77,8 @@ def test_the_job_ends_in_the_same_bits(
     job = cluster.finish(cluster.submit(spec))
     assert proxy.struck.is_set(), "the fault was not met with"
     assert bits(job) == undamaged
+    silent = [daemon.name for daemon in cluster.daemons if "silent for" in daemon.log_text()]
+    assert not silent, "what ends a stream is told at once, and not waited for"
 
 
 @pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])

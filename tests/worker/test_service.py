@@ -1,12 +1,20 @@
-"""What a worker believes of an aggregator's Welcome."""
+"""What a worker believes of an aggregator: of its Welcome, and of words that were damaged on their way."""
 
 from __future__ import annotations
+
+import asyncio
+import logging
 
 import pytest
 
 from protos import cluster_pb2 as pb
+from services.metrics import WorkerMetrics
+from services.security import Security
 from services.streams import LinkClosed
-from worker.service import ladder_of
+from tests.services.damaging import DamagingPeer
+from worker.service import WorkerService, ladder_of
+
+LIMIT_SECONDS = 30.0
 
 
 def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
@@ -17,3 +25,36 @@ def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
 def test_a_heartbeat_that_would_have_it_spin_ends_the_link(heartbeat: float) -> None:
     with pytest.raises(LinkClosed, match=r"its Welcome names a heartbeat of .* expected more than 0"):
         ladder_of(pb.Welcome(heartbeat_seconds=heartbeat))
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        (
+            pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0)),
+            "Attend: message 2,",
+        ),
+        (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "its first message is no Welcome"),
+    ],
+    ids=["damaged", "no-welcome"],
+)
+def test_a_worker_that_hears_nonsense_connects_anew_before_a_beat(
+    first: pb.WorkerCommand, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        peer = DamagingPeer("tiermesh.Cluster", first, pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()))
+        async with peer.serving():
+            worker = WorkerService(
+                name="w", aggregator=peer.address, security=Security(), data_dir=None, metrics=WorkerMetrics()
+            )
+            await worker.start()
+            working = asyncio.ensure_future(worker.run())
+            await peer.again.wait()
+            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
+            assert f"aggregator {peer.address}: {told}" in caplog.text
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await worker.stop()
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.shards.copies import Copies, Gathered, put, scattered
+from aggregator.shards.copies import Copies, DamagedPiece, Gathered, put, scattered
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused
@@ -20,6 +20,7 @@ from services.tensors.stripes import Stripe
 
 ELEMENTS = 3 * CHUNK_ELEMENTS + 5
 LIMIT_SECONDS = 30
+KINDS = {"exp_avg": np.dtype(np.float32), "applied": np.dtype(np.int64)}
 
 
 def checkpoint() -> Checkpoint:
@@ -51,6 +52,13 @@ async def copied(arrays: dict[str, NDArray[Any]]) -> list[pb.ArrayPiece]:
     return [piece async for piece in copies.read(1)]
 
 
+def sealed(piece: pb.ArrayPiece) -> pb.ArrayPiece:
+    """The piece, with the checksum that shards.proto asks for."""
+    what = f"{piece.opening} {piece.array} {piece.dtype} {piece.elements} {piece.offset}"
+    piece.crc32c = google_crc32c.value(what.encode() + piece.data)
+    return piece
+
+
 def run(coroutine: Any) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_SECONDS))
 
@@ -58,7 +66,7 @@ def run(coroutine: Any) -> Any:
 @pytest.mark.parametrize("shards", [1, 2, 3, 6])
 def test_what_shards_are_given_is_what_they_give_back(shards: int) -> None:
     whole = checkpoint()
-    gathered = Gathered(ELEMENTS)
+    gathered = Gathered(ELEMENTS, KINDS)
     for index in range(shards):
         stripe = Stripe(index, shards)
         part = empty_part(stripe)
@@ -77,19 +85,20 @@ def test_what_shards_are_given_is_what_they_give_back(shards: int) -> None:
 
 
 def test_a_shard_that_gives_too_little_is_found_out() -> None:
-    gathered = Gathered(ELEMENTS)
+    gathered = Gathered(ELEMENTS, KINDS)
     (first, *_) = scattered(checkpoint(), Stripe(), 1)
     gathered.take(Stripe(), first)
-    with pytest.raises(Refused, match=f"array weights: the shards gave {CHUNK_ELEMENTS} elements"):
+    with pytest.raises(
+        Refused, match="array weights: the shards did not give 3 of its pieces, chunk 1 first"
+    ):
         gathered.check()
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"crc32c": 5}, "crc32c"),
         ({"dtype": "float64"}, "'float64'"),
-        ({"data": b"12345", "crc32c": google_crc32c.value(b"12345")}, "5 bytes, no whole number of float32"),
+        ({"data": b"12345"}, "5 bytes, no whole number of float32"),
         ({"array": "state/velocity"}, "this job's optimizer has weights"),
         ({"elements": 7}, r"float32 \[7\]"),
         ({"offset": ELEMENTS}, f"offset {ELEMENTS}: {CHUNK_ELEMENTS} elements, it has {ELEMENTS}"),
@@ -101,7 +110,7 @@ def test_a_piece_that_does_not_fit_is_refused_and_changes_nothing(changed: dict[
     for name, value in changed.items():
         setattr(piece, name, value)
     with pytest.raises(Refused, match=line):
-        put(piece, part)
+        put(sealed(piece), part)
     assert not any(array.any() for array in part.values())
 
 
@@ -109,7 +118,53 @@ def test_a_piece_of_no_chunk_is_refused() -> None:
     (piece, *_) = scattered(checkpoint(), Stripe(), 1)
     piece.offset = 100 * CHUNK_ELEMENTS
     with pytest.raises(Refused, match="expected 0, of a chunk"):
-        Gathered(ELEMENTS).take(Stripe(), piece)
+        Gathered(ELEMENTS, KINDS).take(Stripe(), sealed(piece))
+
+
+@pytest.mark.parametrize("field", ["opening", "array", "dtype", "elements", "offset", "data"])
+def test_a_piece_that_was_damaged_is_told_from_one_that_does_not_fit(field: str) -> None:
+    (piece, *_) = scattered(checkpoint(), Stripe(), 1)
+    value = getattr(piece, field)
+    damaged = {int: 1 - int(bool(value)), str: "weightt", bytes: piece.data[::-1]}[type(value)]
+    setattr(piece, field, damaged)
+    with pytest.raises(DamagedPiece, match="another crc32c than theirs: it was damaged"):
+        put(piece, empty_part(Stripe()))
+    with pytest.raises(DamagedPiece, match="it was damaged"):
+        Gathered(ELEMENTS, KINDS).take(Stripe(), piece)
+
+
+def test_what_came_before_and_what_nobody_asked_for_is_refused() -> None:
+    pieces = list(scattered(checkpoint(), Stripe(), 1))
+    gathered = Gathered(ELEMENTS, KINDS)
+    for piece in pieces:
+        gathered.take(Stripe(), piece)
+    with pytest.raises(Refused, match="array 'weights', offset 0: has come before"):
+        gathered.take(Stripe(), pieces[0])
+    counter = pieces[-1]
+    gathered.take(Stripe(), counter)  # each shard has it
+    with pytest.raises(Refused, match=r"array 'state/applied', offset 0: 4 in .*, 3 in another shard"):
+        gathered.take(Stripe(), sealed(_with_data(counter, np.array([4]))))
+    for number in range(100):
+        piece = sealed(_renamed(pieces[0], f"state/{number}"))
+        with pytest.raises(
+            Refused, match=rf"array 'state/{number}'.* expected one of weights \(float32\), state/exp_avg"
+        ):
+            gathered.take(Stripe(), piece)
+    assert gathered.state.keys() == KINDS.keys()
+    gathered.check()
+
+
+def _renamed(piece: pb.ArrayPiece, name: str) -> pb.ArrayPiece:
+    renamed = pb.ArrayPiece()
+    renamed.CopyFrom(piece)
+    renamed.array = name
+    return renamed
+
+
+def _with_data(piece: pb.ArrayPiece, values: NDArray[Any]) -> pb.ArrayPiece:
+    changed = _renamed(piece, piece.array)
+    changed.data = values.tobytes()
+    return changed
 
 
 def test_a_copy_that_nobody_reads_holds_up_nothing() -> None:

@@ -9,14 +9,17 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
+from aggregator.shards.messages import report
 from aggregator.shards.service import ShardService
 from aggregator.shards.shards import Shards
 from protos import cluster_pb2 as cluster
+from protos import shards_pb2 as pb
 from services.ladder import Ladder
 from services.metrics import AggregatorMetrics
 from services.security import Security
 from services.server import RoleServer, start_server
 from services.streams import Backoff
+from tests.services.damaging import DamagingPeer
 
 LIMIT_SECONDS = 60
 
@@ -158,3 +161,25 @@ def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
             await asyncio.sleep(0.05)  # they answer heartbeats
 
     with_shards(scenario)
+
+
+def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() -> None:
+    async def scenario() -> None:
+        hello, beat = (
+            pb.ShardReports(epoch=3, reports=[report(body)])
+            for body in (cluster.Hello(name="s"), cluster.Heartbeat())
+        )
+        peer = DamagingPeer("tiermesh.Shard", hello, beat)
+        async with peer.serving():
+            shards = Shards(
+                [peer.address], Security(), name="agg", incarnation="i", epoch=3, heartbeat_seconds=5.0
+            )
+            told = Told(shards)
+            running = asyncio.ensure_future(shards.run())
+            await told.until("lost shard 0 of 1", "Attend: message 2, of ")
+            await peer.again.wait()
+            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
+from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors.same_host import MOST_PLACES, SHARED_MEMORY_KEY, AcceptedLink, OfferedLink
@@ -89,6 +89,29 @@ def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
     else:
         assert 1 <= len(chunks) <= MOST_PLACES
         assert all(len(chunk.payload) <= ARRAY.payload.size for chunk in chunks)
+    finally:
+        caller.close()
+        server.close()
+
+
+def test_no_flipped_bit_of_what_refers_to_memory_passes_unseen() -> None:
+    header = ChunkHeader(job="j", epoch=1, generation=1, step=2, lease=3, dtype=FLOAT32)
+    caller = OfferedLink("peer", enabled=True, count=lambda _: None)
+    server = AcceptedLink("peer", caller.metadata, enabled=True)
+    try:
+        sent = caller.refer(header, ARRAY, 7, [0, 1])
+        whole = [(chunk.header, chunk.sequence) for chunk in server.deserialize(sent)]
+        for bit in range(8 * len(sent)):
+            damaged = bytearray(sent)
+            damaged[bit // 8] ^= 1 << bit % 8
+            try:
+                chunks = server.deserialize(bytes(damaged))
+            except (Refused, ValueError):
+                continue
+            for chunk in chunks:
+                chunk.header.DiscardUnknownFields()
+            # What is left hides the checksum, or makes what is referred to a payload, which `check` refuses.
+            assert [(chunk.header, chunk.sequence) for chunk in chunks] == whole or chunks[0].memory is None
     finally:
         caller.close()
         server.close()

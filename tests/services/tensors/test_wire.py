@@ -45,6 +45,14 @@ def small_chunk() -> TensorChunk:
     return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
 
 
+def checked(header: ChunkHeader) -> ChunkHeader:
+    """The header with its checksum, by protobuf alone."""
+    whole = ChunkHeader()
+    whole.CopyFrom(header)
+    whole.own_crc32c = google_crc32c.value(header.SerializeToString())
+    return whole
+
+
 @given(headers, payloads)
 def test_a_chunk_comes_back_as_it_was(header: ChunkHeader, payload: bytes) -> None:
     received = deserialize(serialize(TensorChunk(header, payload)))
@@ -54,10 +62,11 @@ def test_a_chunk_comes_back_as_it_was(header: ChunkHeader, payload: bytes) -> No
 
 @given(headers, payloads)
 def test_protobuf_reads_what_is_written_here_and_the_reverse(header: ChunkHeader, payload: bytes) -> None:
-    stock = Chunk(header=header, payload=payload)
-    assert Chunk.FromString(serialize(TensorChunk(header, payload))) == stock
-    received = deserialize(stock.SerializeToString())
-    assert (received.header, bytes(received.payload)) == (header, payload)
+    with_checksum = Chunk(header=checked(header), payload=payload)
+    assert Chunk.FromString(serialize(TensorChunk(header, payload))) == with_checksum
+    for stock in (with_checksum, Chunk(header=header, payload=payload)):
+        received = deserialize(stock.SerializeToString())
+        assert (received.header, bytes(received.payload)) == (header, payload)
 
 
 @given(headers, payloads, payloads)
@@ -109,8 +118,8 @@ def test_every_truncated_message_is_refused(cut: int) -> None:
 
 def test_no_flipped_bit_passes_unseen() -> None:
     original = small_chunk()
+    original.header.losses.extend(range(12))  # so that lengths have many bits set
     message = serialize(original)
-    payload_start = len(message) - 400
     for bit in range(8 * len(message)):
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -119,9 +128,10 @@ def test_no_flipped_bit_passes_unseen() -> None:
             check(chunk, LAYOUT_ELEMENTS, FLOAT32)
         except (ValueError, ChunkRefused):
             continue
-        # What is left is damage to the header's identity, which whoever compares it with its own state sees.
-        assert bit // 8 < payload_start
-        assert chunk.header != original.header
+        # What is left hides the header's checksum, and nothing else.
+        assert 0x7D in (message[bit // 8], damaged[bit // 8])
+        chunk.header.DiscardUnknownFields()
+        assert chunk.header == original.header
 
 
 def test_a_received_payload_is_a_view_of_the_message() -> None:
@@ -184,6 +194,23 @@ def test_the_refusal_names_field_value_and_expectation(field: str, value: int, t
         check(chunk, LAYOUT_ELEMENTS, FLOAT32)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_damaged_header_is_refused_wherever_the_payload_is(last: bool) -> None:
+    chunk = small_chunk()
+    header = checked(chunk.header)
+    header.lease = 6
+    parts = [
+        Chunk(header=header).SerializeToString(),
+        Chunk(payload=bytes(chunk.payload)).SerializeToString(),
+    ]
+    text = (
+        r"chunk 1: header with crc32c 0x.*: it was damaged.* "
+        r"\(GRADIENT of job 'job', generation 1, step 7, lease 6\)"
+    )
+    with pytest.raises(ChunkRefused, match=text):
+        deserialize(b"".join(parts if last else reversed(parts)))
+
+
 def test_a_payload_of_another_length_is_refused() -> None:
     chunk = small_chunk()
     with pytest.raises(ChunkRefused, match="chunk 1: payload of 396 bytes, expected 400"):
@@ -195,7 +222,7 @@ def test_a_payload_of_another_length_is_refused() -> None:
 def test_lengths_of_every_size_are_written_as_protobuf_writes_them(size: int) -> None:
     header, payload = ChunkHeader(index=1), bytes(size)
     message = serialize(TensorChunk(header, payload))
-    assert message == Chunk(header=header, payload=payload).SerializeToString()
+    assert message == Chunk(header=checked(header), payload=payload).SerializeToString()
 
 
 # ---- wire types ----

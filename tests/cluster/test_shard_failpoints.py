@@ -1,0 +1,77 @@
+"""Shards that kill themselves at named places: the job ends in the bits of one process that nothing happens to."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from protos import jobs_pb2 as jobs
+from services.failpoints import POINTS
+from tests.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.cluster.harness import LIMIT_SECONDS, Cluster
+from tests.cluster.test_failpoints import EVERYONE, calm, finish, kills_of, names_of, table
+
+PLACES = [*(name for name in POINTS if name.startswith("shard.")), EVERYONE]
+SHORT = ["shard.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
+"""The first two for the first processes; the third comes up once one of them has died."""
+
+
+class ShardKiller:
+    """What kills the next process of a shard, in order."""
+
+    def __init__(self, kills: Sequence[str]) -> None:
+        self._left = deque(kills)
+
+    @property
+    def left(self) -> int:
+        """Kills to come, but for those that processes wait for now."""
+        return len(self._left)
+
+    def failpoints(self, role: str) -> str:
+        """Of a process that is about to start."""
+        return self._left.popleft() if role == "shard" and self._left else ""
+
+    def look_after(self, cluster: Cluster) -> None:
+        """Start anew who is dead."""
+        for number, shard in enumerate(cluster.shards):
+            if shard.process.poll() is not None:
+                assert shard.process.returncode == -signal.SIGKILL, shard.log_text()[-2000:]
+                cluster.start_shard(number)
+
+
+def spec(folder: Path, steps: int) -> str:
+    """Of three chunks, so that one shard has two."""
+    config = regression_config(max_steps=steps, model_save_interval=3)
+    config["linear_regression_config"] = {"num_features": 2048, "num_targets": 300, "training_samples": 200}
+    return spec_of(folder, config)
+
+
+def killed(folder: Path, spec_json: str, kills: Sequence[str], limit_seconds: float) -> Bits:
+    """What comes out of a run in which all of these kills happen."""
+    killer = ShardKiller(kills)
+    options = ("--no-shared-memory",)
+    with Cluster(folder, workers=1, shards=2, options=options, failpoints=killer.failpoints) as cluster:
+        ended = finish(cluster, killer, cluster.submit(spec_json), limit_seconds)
+        print(f"\n2 shards\n{table(folder / 'failpoints.log', timed=0)}")
+        assert ended.state == jobs.SUCCEEDED, ended
+        assert kills_of(folder / "failpoints.log") == names_of(kills)
+        return bits(ended)
+
+
+def test_a_kill_within_an_update_a_checkpoint_and_a_recovery(tmp_path: Path) -> None:
+    steps = spec(tmp_path, 12)
+    assert killed(tmp_path / "killed", steps, SHORT, LIMIT_SECONDS) == calm(tmp_path / "calm", steps)
+
+
+@pytest.mark.slow
+def test_kills_at_every_place_of_a_shard(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    kills = [f"{name}=kill@{draw.randint(1, 3)}" for name in PLACES * 3]
+    draw.shuffle(kills)
+    steps = spec(tmp_path, 300)
+    assert killed(tmp_path / "killed", steps, kills, 600.0) == calm(tmp_path / "calm", steps)
