@@ -54,6 +54,7 @@ class Daemons(ABC):
         workers: of the cluster, and of the job.
         tiers: 2 or 3.
         options: of every daemon.
+        aggregator_options: of the aggregator alone.
         hosts: where each daemon runs, by its name; those that it leaves out run here.
         shards: of the aggregator, `shard-1` and on; 0: it holds the tensors itself.
 
@@ -72,6 +73,7 @@ class Daemons(ABC):
         workers: int,
         tiers: int = 2,
         options: tuple[str, ...] = (),
+        aggregator_options: tuple[str, ...] = (),
         hosts: Mapping[str, Host] | None = None,
         shards: int = 0,
     ) -> None:
@@ -81,6 +83,9 @@ class Daemons(ABC):
         self._workers = workers
         self._tiers = tiers
         self._options = options
+        self._aggregator_options = aggregator_options
+        self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}  # role and own options of each daemon
+        self._environment: dict[str, str] = {}
         self._hosts = hosts or {}
         self._shards = [f"shard-{number}" for number in range(1, shards + 1)]
         self._exit = ExitStack()
@@ -97,7 +102,7 @@ class Daemons(ABC):
             short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-bench-")))
             self._open_gate(short / "gate", stack)
             stack.callback(self._kill)
-            environment = {
+            self._environment = {
                 **{name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")},
                 **self._job.environment,
                 "TIERMESH_BENCH_GATE": str(short / "gate"),
@@ -105,25 +110,20 @@ class Daemons(ABC):
             }
             link: tuple[str, ...] = ()
             if self._tiers == 3:
-                self._start(
-                    environment, "optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer")
-                )
+                self._start("optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer"))
                 link = ("--optimizer", self.address("optimizer"))
             for shard in self._shards:
-                self._start(environment, "aggregator", shard, "--shard")
+                self._start("aggregator", shard, "--shard")
             if self._shards:
                 link = ("--shards", ",".join(self.address(shard) for shard in self._shards))
-            self._start(
-                environment, "aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link
-            )
+            link += self._aggregator_options
+            self._start("aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link)
             for index in range(self._workers):
-                self._start(
-                    environment, "worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator")
-                )
+                self._start("worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator"))
             for index in range(self._workers):
                 self.address(f"worker-{index + 1}")
             self.idle_bytes = self.memory_bytes("VmRSS")
-            self._submit(environment)
+            self._submit()
             self._exit = stack.pop_all()
         return self
 
@@ -156,13 +156,29 @@ class Daemons(ABC):
                     raise Failed(f"{name} has ended, without {path}; see {self.folder / name}.log")
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time that each daemon has used."""
-        tick = os.sysconf("SC_CLK_TCK")
-        used = {}
-        for name, process in self.processes.items():
-            fields = Path(f"/proc/{inner_process(process.pid)}/stat").read_text().rpartition(")")[2].split()
-            used[name] = (int(fields[11]) + int(fields[12])) / tick
-        return used
+        """CPU time that each daemon has used, in user code and in the kernel, by its own clock of nanoseconds."""
+        return {
+            name: time.clock_gettime(_cpu_clock(inner_process(process.pid)))
+            for name, process in self.processes.items()
+        }
+
+    def kill(self, name: str) -> float:
+        """kill -9 a daemon; returns when that was, in Unix time."""
+        process = self.processes[name]
+        seconds = time.time()
+        os.kill(inner_process(process.pid), signal.SIGKILL)
+        process.wait()
+        return seconds
+
+    def restart(self, name: str) -> None:
+        """Start a daemon that was killed again, on the port that its peers know."""
+        port = int(self.address(name).rpartition(":")[2])
+        former = self.processes[name]
+        assert former.stdin is not None
+        former.stdin.close()
+        (self.folder / f"{name}.ready").unlink()
+        role, arguments = self._arguments[name]
+        self._start(role, name, *arguments, port=port)
 
     def memory_bytes(self, field: str) -> int:
         """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
@@ -175,25 +191,26 @@ class Daemons(ABC):
     def _host(self, name: str) -> Host:
         return self._hosts.get(name, LOOPBACK)
 
-    def _start(self, environment: dict[str, str], role: str, name: str, *arguments: str) -> None:
+    def _start(self, role: str, name: str, *arguments: str, port: int = 0) -> None:
+        self._arguments[name] = role, arguments
         program = [str(self._job.worker)] if role == "worker" else ["-m", "cli.main"]
         host = self._host(name)
         command = [
-            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:0", "--metrics-listen",
+            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:{port}", "--metrics-listen",
             "127.0.0.1:0", "--ready-file", str(self.folder / f"{name}.ready"), "--exit-with-parent",
             *host.flags, *self._options, *arguments,
         ]  # fmt: skip
-        with (self.folder / f"{name}.log").open("wb") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 host.command(command),
                 cwd=ROOT,
-                env=environment,
+                env=self._environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
 
-    def _submit(self, environment: dict[str, str]) -> None:
+    def _submit(self) -> None:
         settings = (
             f"multihost_config.num_workers={self._workers}", "training_config.max_steps=1000000", "eval_every=0",
             "model_save_interval=0", *self._job.settings,
@@ -205,7 +222,7 @@ class Daemons(ABC):
         done = subprocess.run(
             self._host("aggregator").command(command),
             cwd=ROOT,
-            env=environment,
+            env=self._environment,
             capture_output=True,
             text=True,
             check=False,
@@ -215,8 +232,14 @@ class Daemons(ABC):
 
     def _kill(self) -> None:
         for process in self.processes.values():
-            os.kill(inner_process(process.pid), signal.SIGKILL)
+            if process.returncode is None:
+                os.kill(inner_process(process.pid), signal.SIGKILL)
         for process in self.processes.values():
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+
+
+def _cpu_clock(process: int) -> int:
+    """The id of a process's CPU clock, as clock_getcpuclockid(3) makes it on Linux."""
+    return (~process << 3) | 2

@@ -1,0 +1,52 @@
+"""A worker whose micro-batches take time: `tiermesh worker` as it is, but for a pause before each forward pass.
+
+It writes down when it begins each: a line `STEP INDEX SECONDS`, in Unix time, at the end of the file `NAME-PROCESS` in
+the folder that TIERMESH_BENCH_RECORDS names. TIERMESH_BENCH_PAUSE_SECONDS: the pause.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cli.main import main
+from mesh.device import Mesh
+from services import process
+from services.config import JobConfig
+from worker.step import TrainingStep
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class PacedStep(TrainingStep):
+    """See `TrainingStep`."""
+
+    def __init__(
+        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+    ) -> None:
+        super().__init__(config, mesh, data_dir, allowed_models)
+        name = sys.argv[sys.argv.index("--name") + 1]
+        self._record = Path(os.environ["TIERMESH_BENCH_RECORDS"]) / f"{name}-{os.getpid()}"
+        self._pause_seconds = float(os.environ["TIERMESH_BENCH_PAUSE_SECONDS"])
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """The micro-batch, after the pause."""
+        with self._record.open("a") as file:
+            file.write(f"{step} {index} {time.time():.6f}\n")
+        time.sleep(self._pause_seconds)  # what a larger model would take
+        return super().micro_batch(step, index, out, ready)
+
+
+if __name__ == "__main__":
+    process.tune_allocator()
+    process.single_threaded_blas()
+    import worker.device
+
+    vars(worker.device).update(TrainingStep=PacedStep)  # what this script is for
+    sys.exit(main())
