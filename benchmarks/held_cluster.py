@@ -110,6 +110,11 @@ class HoldingGate:
             for said in self._order({"passes": count})
         ]
 
+    def steps(self, count: int) -> None:
+        """Let the workers, which are held, take so many steps; afterwards they are held again."""
+        self._step += count
+        self._order({"until": self._step})
+
     def step_seconds(self, steps: int) -> float:
         """Let the workers, which are held, take one step more than so many, each a micro-batch; the seconds of a step.
 
