@@ -13,12 +13,13 @@ from google.protobuf.message import DecodeError, Message
 from aggregator.shards.hold import MESSAGES
 from aggregator.shards.messages import opened, order
 from aggregator.shards.service import BATCH_MESSAGES
+from aggregator.succession import Deposed
 from optimizer.home import TensorsGone
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.checksums import encode
 from services.control import Reader
-from services.errors import Failed, Refused
+from services.errors import Refused
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
 from services.server import open_channel
@@ -124,7 +125,7 @@ class ShardLink:
         """Connect, again and again, until cancelled.
 
         Raises:
-            Failed: the shard obeys a newer aggregator; this one must end.
+            Deposed: the shard obeys a newer aggregator.
         """
         backoff = Backoff(most_seconds=self._retry_seconds)
         said = ""
@@ -136,7 +137,7 @@ class ShardLink:
                 reason = why_ended(error, "Hello")
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 if code is grpc.StatusCode.ABORTED:
-                    raise Failed(f"{self}: {reason}") from None
+                    raise Deposed(f"{self}: {reason}") from None
                 if code is grpc.StatusCode.UNIMPLEMENTED:
                     reason = "it is no shard; start it with `tiermesh aggregator --shard`"
             self.close(reason)
