@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from aggregator.shards.hold import MESSAGES
-from aggregator.shards.messages import opened, order
+from aggregator.shards.messages import InOrder, opened, order
 from aggregator.shards.service import BATCH_MESSAGES
 from aggregator.succession import Deposed
 from optimizer.home import TensorsGone
@@ -172,12 +172,15 @@ class ShardLink:
             backoff.reset()
             log.info("%s is %s", self, first.name)
             self._came(self)
-            await until_first_ends(self._take_reports(attend, reports), self._say(attend))
+            await until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
 
-    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports]) -> None:
+    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports], last: int) -> None:
+        in_order = InOrder(last)
         loop = asyncio.get_running_loop()
         while (batch := await reports.next()) is not None:
             self.heard_seconds = loop.time()
+            if not in_order.is_new(batch.number):
+                continue
             for sealed in batch.reports:
                 body = opened(sealed)
                 if body is not None:
@@ -185,9 +188,11 @@ class ShardLink:
         await raise_status(attend)
 
     async def _say(self, attend: Any) -> None:
+        number = 0
         while True:
             orders = await self._orders.take_batch(BATCH_MESSAGES)
-            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders))
+            number += 1
+            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
 
     # ---- checkpoints ----
 
