@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from aggregator.succession import Deposed
 from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
@@ -208,7 +207,7 @@ class RemoteOptimizer:
         """Keep the link up until cancelled.
 
         Raises:
-            Deposed: the optimizer obeys a newer aggregator.
+            Failed: the optimizer obeys a newer aggregator; this one must end.
         """
         backoff = Backoff(most_seconds=self._ladder.retry)
         said = ""
@@ -219,7 +218,7 @@ class RemoteOptimizer:
             except LINK_ENDS as error:
                 reason = why_ended(error, "Hello")
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
-                    raise Deposed(f"optimizer {self._address}: {reason}") from None
+                    raise Failed(f"optimizer {self._address}: {reason}") from None
             except (Refused, ValueError) as refused:
                 reason = f"refused its weights: {refused}"
             reason = f"{self._address}: {reason}"

@@ -25,7 +25,6 @@ from optimizer.events import (
     Ordered,
     Refuse,
     Saved,
-    SaveEpoch,
     SaveGeneration,
     Say,
     Snapshot,
@@ -39,7 +38,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.envelope import OptimizerBody
 from services.non_finite import why_not_finite
-from services.plan import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION, JobPlan
+from services.plan import LAST_GENERATION, PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
 
@@ -87,16 +86,11 @@ class OpenJob:
 
 
 class OptimizerCore:
-    """The state machine of one optimizer process.
+    """The state machine of one optimizer process."""
 
-    Args:
-        name: of the optimizer.
-        epoch: the highest that one of its processes has obeyed.
-    """
-
-    def __init__(self, *, name: str, epoch: int = 0) -> None:
+    def __init__(self, *, name: str) -> None:
         self.name = name
-        self.epoch = epoch
+        self.epoch = 0
         self.open_job: OpenJob | None = None
         self._connected = False
         self._loading = ""
@@ -189,21 +183,14 @@ class OptimizerCore:
                 f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
                 f"{self.epoch}: a newer aggregator has taken over; stop this one"
             )
-        if hello.epoch_seen > LAST_EPOCH:
-            return (
-                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, the last that there is is {LAST_EPOCH}: it "
-                "is damaged, or something else"
-            )
         return ""
 
     def _connect(self, hello: pb.Hello) -> None:
         reason = self.why_not(hello)
         if reason:
             self._out.append(Refuse(reason))
-            return
-        if hello.epoch_seen > self.epoch:
-            self._out.append(SaveEpoch(hello.epoch_seen))
-        self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
+        else:
+            self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
 
     def _ordered(self, event: Ordered) -> None:
         body = event.body

@@ -15,7 +15,6 @@ import grpc
 
 from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
-from optimizer.store import EpochFile
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
@@ -116,7 +115,6 @@ class OptimizerService:
             state_dir=self._state_dir,
             metrics=self._metrics,
             record=self._record,
-            epochs=EpochFile(self._state_dir / "epoch"),
         )
 
     async def run(self) -> None:

@@ -10,16 +10,16 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS, Ch
 if TYPE_CHECKING:
     from services.config import JobConfig
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
 """That messages can name: a generation is a uint32, and so is the half of a lease id that holds the epoch."""
-WINDOW_CHUNKS = 16
+WINDOW_CHUNKS = 8
 """How many chunks of float32 ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
-WINDOW_SUMS = 32
+WINDOW_SUMS = 16
 """How many chunks ahead of the finished ones all leases of a step together may send: what the aggregator keeps is
 bounded, however many workers there are."""
-LEAST_WINDOW_CHUNKS = 2
-"""One chunk on its way while the one before is added."""
+LEAST_WINDOW_CHUNKS = 1
+"""With so many workers the chunks of the others are on their way while one waits for its next."""
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 

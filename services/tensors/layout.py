@@ -14,8 +14,8 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-CHUNK_ELEMENTS = 256 * 1024
-"""Elements of one chunk: 1 MiB of float32, 512 KiB of bfloat16."""
+CHUNK_ELEMENTS = 512 * 1024
+"""Elements of one chunk: 2 MiB of float32, 1 MiB of bfloat16."""
 MOST_ELEMENTS = 1 << 37
 """Of a layout that comes from outside: 512 GiB of float32. What says more is damaged, and nothing is sized by it."""
 MOST_DIMENSIONS = 8

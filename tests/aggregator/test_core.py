@@ -15,7 +15,7 @@ from tests.aggregator.dialogue import Dialogue, training
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ({"protocol": 9}, "worker w1 speaks protocol 9, this aggregator 1; install the same version"),
+        ({"protocol": 9}, "worker w1 speaks protocol 9, this aggregator 2; install the same version"),
         ({"role": "optimizer"}, "w1 says that it is a 'optimizer'; only workers attend an aggregator"),
         ({"epoch_seen": 4}, "worker w1 has obeyed epoch 4, this aggregator is of epoch 3"),
         ({"shard_index": 1, "shard_count": 2}, "worker w1 asks for shard 1 of 2; expected 0 of 1"),

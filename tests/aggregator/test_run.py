@@ -150,11 +150,11 @@ def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
 
 
 def test_the_window_moves_with_the_step() -> None:
-    talk = training(1, chunks=40)
+    talk = training(1, chunks=20)
     lines = []
-    for index in reversed(range(40)):
+    for index in reversed(range(20)):
         lines += [line for line in talk.chunk(1, 1, 0, index) if "window" in line]
-    assert lines == ["1 <- window 24", "1 <- window 32", "1 <- window 40"]
+    assert lines == ["1 <- window 12", "1 <- window 16", "1 <- window 20"]
 
 
 def test_chunks_that_are_read_in_the_workers_memory_need_no_window() -> None:

@@ -108,18 +108,18 @@ def test_a_worker_is_busy_until_it_has_computed() -> None:
 
 
 def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None:
-    step_sum = granted(1, 1, chunks=40)
+    step_sum = granted(1, 1, chunks=20)
     assert step_sum.limit == WINDOW_CHUNKS
     limits = []
-    for chunk in reversed(range(40)):
+    for chunk in reversed(range(20)):
         step_sum.arrive(step_sum.assignments[0], chunk, [])
         if step_sum.widen():
             limits.append(step_sum.limit)
-    assert limits == [24, 32, 40]
+    assert limits == [12, 16, 20]
 
 
 def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more() -> None:
-    for workers, window in ((1, 16), (2, 16), (4, 8), (8, 4), (16, 2), (100, 2)):
+    for workers, window in ((1, 8), (2, 8), (4, 4), (8, 2), (16, 1), (100, 1)):
         step_sum = granted(workers, *range(workers), chunks=40)
         assert step_sum.limit == window, f"{workers} workers"
         for chunk in reversed(range(40)):
@@ -138,12 +138,12 @@ def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more()
 def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
     step_sum = StepSum(VERSION, 4, 200, 0.0, room)
     step_sum.distribute(dict.fromkeys(range(4), 1.0), 0.0)
-    assert step_sum.limit == room * 8
+    assert step_sum.limit == room * 4
     for chunk in range(199, 187, -1):
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
     assert step_sum.widen()
-    assert step_sum.limit == 12 + room * 8
+    assert step_sum.limit == 12 + room * 4
 
 
 def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:

@@ -54,7 +54,7 @@ def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
             "num_heads": 4,
             "embedding_dim": 128,
             "dropout_prob": 0.1,
-            "num_blocks": 2,
+            "num_blocks": 3,
             "max_sequence_length": 32,
         },
     }
@@ -71,7 +71,7 @@ def llama_config(corpus: Path, **training: Any) -> dict[str, Any]:
             "num_groups": 2,
             "embedding_dim": 128,
             "dropout_prob": 0.1,
-            "num_blocks": 2,
+            "num_blocks": 3,
             "max_sequence_length": 32,
         },
         "device_config": {"mesh_shape": [[2, 2], ["fsdp", "tp"]]},

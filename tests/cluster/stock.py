@@ -19,7 +19,7 @@ from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
 from tests.cluster.harness import LIMIT_SECONDS
 
-CHUNK_ELEMENTS = 256 * 1024
+CHUNK_ELEMENTS = 512 * 1024
 WIRE_TYPES: dict[int, np.dtype[Any]] = {
     FLOAT32: np.dtype("<f4"),
     BFLOAT16: np.dtype(ml_dtypes.bfloat16),
@@ -140,7 +140,7 @@ class StockWorker(Peer):
     def hello(self, **changed: Any) -> pb.WorkerMessage:
         """A correct Hello, but for what is changed."""
         fields: dict[str, Any] = {
-            "protocol": 1,
+            "protocol": 2,
             "role": "worker",
             "name": self.name,
             "incarnation": self.incarnation,
@@ -186,7 +186,7 @@ class StockAggregator(Peer):
     def hello(self, epoch: int, **changed: Any) -> pb.OptimizerCommand:
         """A correct Hello, but for what is changed."""
         fields: dict[str, Any] = {
-            "protocol": 1,
+            "protocol": 2,
             "role": "aggregator",
             "name": self.name,
             "incarnation": self.incarnation,

@@ -91,7 +91,7 @@ def test_who_says_nothing_is_not_waited_for(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 1; install the same version"),
+        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 2; install the same version"),
         ({"role": "optimizer"}, "rogue says that it is a 'optimizer'; only workers attend an aggregator"),
         ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator is of epoch 1"),
         ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected 0 of 1"),
@@ -180,10 +180,10 @@ def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
     [
         ({"index": 2}, "chunk 2: no such index, the layout has 2 chunks"),
         ({"offset": 4}, "chunk 0: offset 4, expected 0"),
-        ({"elements": 5}, "chunk 0: 5 elements, expected 262144"),
+        ({"elements": 5}, "chunk 0: 5 elements, expected 524288"),
         ({"dtype": BFLOAT16}, "chunk 0: dtype BFLOAT16, expected FLOAT32"),
         ({"dtype": 0}, "chunk 0: dtype DTYPE_UNSPECIFIED, expected FLOAT32"),
-        ({"payload": b"\0" * 40}, "chunk 0: payload of 40 bytes, expected 1048576"),
+        ({"payload": b"\0" * 40}, "chunk 0: payload of 40 bytes, expected 2097152"),
         ({"crc32c": 1}, "expected 0x00000001: it was damaged"),
         ({"own_crc32c": 2}, "expected 0x00000002: it was damaged, and may be of another chunk"),
     ],
@@ -372,7 +372,7 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
     ("epoch", "changed", "code", "line"),
     [
         (0, {}, ABORTED, "aggregator intruder is of epoch 0, this optimizer obeys epoch 1"),
-        (1, {"protocol": 99}, PRECONDITION, "aggregator intruder speaks protocol 99, this optimizer 1"),
+        (1, {"protocol": 99}, PRECONDITION, "aggregator intruder speaks protocol 99, this optimizer 2"),
         (1, {"role": "worker"}, PRECONDITION, "intruder says that it is a 'worker'"),
     ],
 )

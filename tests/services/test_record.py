@@ -18,7 +18,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
-from services.plan import JobPlan, WireTypes
+from services.plan import PROTOCOL_VERSION, JobPlan, WireTypes
 from services.record import Recorder, ReplayDiffers, decode, encode, make_core, replay
 from services.tensors.tree import Node
 from tests.simulation.world import World
@@ -110,7 +110,9 @@ def test_every_life_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
 def small_record(path: Path) -> list[dict[str, Any]]:
     """A record of a hello and a job's opening."""
     core = make_core(OptimizerCore, path, name="optimizer")
-    core.handle(optimizer_events.Connected(pb.Hello(protocol=1, role="aggregator", epoch_seen=1)))
+    core.handle(
+        optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
+    )
     core.handle(optimizer_events.Ordered(1, pb.Open(job="a", spec_json="{}")))
     assert core.next_weights() is None
     core.handle(optimizer_events.Loaded("a", JobPlan(3, 2), 4))
@@ -141,7 +143,9 @@ def test_a_cut_off_last_line_is_passed_over(tmp_path: Path) -> None:
 def test_what_a_core_raised_is_part_of_its_record(tmp_path: Path) -> None:
     path = tmp_path / "record"
     core = make_core(OptimizerCore, path, name="optimizer")
-    core.handle(optimizer_events.Connected(pb.Hello(protocol=1, role="aggregator", epoch_seen=1)))
+    core.handle(
+        optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
+    )
     with pytest.raises(AttributeError):
         core.handle(optimizer_events.Connected(None))  # type: ignore[arg-type]
     assert replay(path, OptimizerCore) == 2

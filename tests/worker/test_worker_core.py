@@ -421,9 +421,10 @@ def test_nothing_is_sent_beyond_the_window() -> None:
     for lease in (7, 8):
         talk.give(ev.NodeReady(lease, 0, (1.0, 2.0)))
     assert len(talk.sent()) == 2 * WINDOW_CHUNKS, "what is before the window's end, of each lease"
-    talk.order(pb.Window(job="a", generation=1, step=0, limit=24))
-    talk.order(pb.Window(job="a", generation=1, step=0, limit=20))
-    assert talk.sent() == [f"{lease} #{chunk}" for lease in (7, 8) for chunk in range(23, 15, -1)]
+    talk.order(pb.Window(job="a", generation=1, step=0, limit=WINDOW_CHUNKS + 8))
+    talk.order(pb.Window(job="a", generation=1, step=0, limit=WINDOW_CHUNKS + 4))
+    last = 39 - WINDOW_CHUNKS
+    assert talk.sent() == [f"{lease} #{chunk}" for lease in (7, 8) for chunk in range(last, last - 8, -1)]
 
 
 def test_a_window_belongs_to_one_aggregator() -> None:

@@ -105,7 +105,7 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
 @pytest.mark.parametrize(
     ("changed", "code", "line"),
     [
-        ({"protocol": 99}, PRECONDITION, "agg speaks protocol 99, this shard 1; install the same version"),
+        ({"protocol": 99}, PRECONDITION, "agg speaks protocol 99, this shard 2; install the same version"),
         ({"role": "worker"}, INVALID, "says that it is a 'worker'"),
         ({"shard_index": 2}, INVALID, "this is shard 2 of 2"),
     ],
@@ -220,7 +220,7 @@ def bad(index: int = 0, **changed: Any) -> tuple[bytes, int]:
     [
         (bad(1)[0], "chunk 1: of job j, lease 5: it is shard 1's of 2, this is shard 0"),
         (bad(7)[0], "chunk 7: no such index, the layout has 3 chunks"),
-        (bad(2, elements=3)[0], "chunk 2: 3 elements, expected 262144"),
+        (bad(2, elements=3)[0], "chunk 2: 3 elements, expected 524288"),
         (bad(2, crc32c=3)[0], "chunk 2: crc32c"),
         (b"no chunk at all", "is not a Chunk"),
     ],
