@@ -4,10 +4,12 @@
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
 # make test-hardware    training steps on a real mesh, or a simulator (TT_METAL_SIMULATOR), against the emulator
 # make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
+# make fuzz      what parses bytes from outside, guided by the code that it reaches (SECONDS=60 each)
 # make protos    renew the modules generated from .proto files      make clean   remove what make made
 SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
+SECONDS ?= 60
 UV ?= uv
 BIN := .venv/bin
 
@@ -16,7 +18,7 @@ BIN := .venv/bin
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: install demo test test-slow test-hardware simulate lint bench lock protos clean
+.PHONY: install demo test test-slow test-hardware simulate fuzz lint bench lock protos clean
 
 install: $(installed)
 
@@ -50,6 +52,11 @@ test-hardware: install
 
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+fuzz: install
+	@test -d build/fuzz/site || $(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps \
+	    --only-binary :all: --target build/fuzz/site atheris==3.1.0
+	@PYTHONPATH=build/fuzz/site:. $(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -15,7 +16,10 @@ from services.metrics import AggregatorMetrics
 from services.process import make_state_dir
 from services.security import split_address
 
-OWN_RUNGS = ("lock", "hello", "silent", "comeback", "stall", "unfit")
+if TYPE_CHECKING:
+    from aggregator.queue import Queue
+
+OWN_RUNGS = ("lock", "hello", "silent", "lapse", "takeover", "comeback", "stall", "unfit")
 """Timeouts that the aggregator alone keeps."""
 
 
@@ -32,6 +36,7 @@ class AggregatorOptions(DaemonOptions):
         shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in; none: they are in this
             one.
         shard: whether this is such a process itself, which is told everything by the aggregator that names it.
+        standby: whether it leads only while no other aggregator on the same state dir does.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -41,6 +46,7 @@ class AggregatorOptions(DaemonOptions):
     timeouts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     shards: tuple[str, ...] = field(default=(), kw_only=True)
     shard: bool = field(default=False, kw_only=True)
+    standby: bool = field(default=False, kw_only=True)
 
 
 def run(options: AggregatorOptions) -> int:
@@ -51,23 +57,33 @@ def run(options: AggregatorOptions) -> int:
         if options.shard:
             return _build_shard(options)
         from aggregator.service import AggregatorService
+        from aggregator.standby import StandbyService
 
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
-        _check_timeouts(options)
+        ladder = _ladder(options)
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
-        service = AggregatorService(
-            name=options.name,
-            state_dir=options.state_dir,
-            optimizer=options.optimizer,
-            security=options.security,
-            metrics=metrics,
-            record=options.record,
-            heartbeat_seconds=options.heartbeat_seconds,
-            timeouts=options.timeouts,
-            shared_memory=options.shared_memory,
-            shards=options.shards,
+
+        def make(queue: Queue | None) -> AggregatorService:
+            return AggregatorService(
+                name=options.name,
+                state_dir=options.state_dir,
+                optimizer=options.optimizer,
+                security=options.security,
+                metrics=metrics,
+                record=options.record,
+                heartbeat_seconds=options.heartbeat_seconds,
+                timeouts=options.timeouts,
+                shared_memory=options.shared_memory,
+                shards=options.shards,
+                queue=queue,
+            )
+
+        if not options.standby:
+            return make(None), metrics.registry
+        service = StandbyService(
+            name=options.name, state_dir=options.state_dir, ladder=ladder, metrics=metrics, make=make
         )
         return service, metrics.registry
 
@@ -82,6 +98,11 @@ def _check_roles(options: AggregatorOptions) -> None:
             f"--shard and {other}: a shard does what its aggregator says, and has neither shards nor an optimizer; "
             f"give {other} to the aggregator"
         )
+    if options.shard and options.standby:
+        raise Refused(
+            "--shard and --standby: a shard does what its aggregator says, whichever that is; give --standby to the "
+            "aggregator"
+        )
     if options.optimizer is not None:
         if options.shards:
             raise Refused(
@@ -95,15 +116,15 @@ def _check_roles(options: AggregatorOptions) -> None:
         raise Refused(f"--shards: {', '.join(sorted(twice))} given twice; each shard is a process of its own")
 
 
-def _check_timeouts(options: AggregatorOptions) -> None:
-    """Hold the rungs that are set by hand to be an aggregator's, and in order (Refused)."""
+def _ladder(options: AggregatorOptions) -> Ladder:
+    """The timeouts; those that are set by hand must be an aggregator's own, and in order (Refused)."""
     for name in options.timeouts:
         if name in HEARTBEATS and name not in OWN_RUNGS:
             raise Refused(
                 f"--timeout {name}: other processes keep it too, so it follows from the heartbeat alone; expected one "
                 f"of {', '.join(OWN_RUNGS)}"
             )
-    Ladder.of(options.heartbeat_seconds, options.timeouts)
+    return Ladder.of(options.heartbeat_seconds, options.timeouts)
 
 
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:

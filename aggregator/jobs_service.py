@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from aggregator.events import CancelAsked, Submitted
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from protos.jobs_pb2_grpc import JobsServicer as GeneratedServicer
+from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from services.config import JobConfig
 from services.errors import Failed, Refused
 from services.plan import plan_of
@@ -76,7 +78,7 @@ class JobsServicer(GeneratedServicer):
             event = jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
             yield event
             while event.job.state not in ENDED:
-                event = await events.get()
+                event = await _next(events, context)
                 yield event
 
     async def Logs(self, request: jobs.LogsRequest, context: Context) -> AsyncIterator[jobs.LogLine]:
@@ -86,7 +88,7 @@ class JobsServicer(GeneratedServicer):
             for line in self._service.journal.read(job.id):
                 yield line
             while request.follow and (job.state not in ENDED or not events.empty()):
-                event = await events.get()
+                event = await _next(events, context)
                 job = event.job
                 yield jobs.LogLine(seconds=event.seconds, text=event.text)
 
@@ -111,6 +113,9 @@ class JobsServicer(GeneratedServicer):
         status = self._service.core.status(time.monotonic())
         if self._service.shards is not None:
             status.shards.extend(self._service.shards.status())
+        status.leader = self._service.name
+        for name, seconds in self._service.standbys().items():
+            status.standbys.add(name=name, seconds_since_heard=seconds)
         return status
 
     async def _job(self, job: str, context: Context) -> jobs.Job:
@@ -119,6 +124,35 @@ class JobsServicer(GeneratedServicer):
             known = ", ".join(list(self._service.core.records)[-5:]) or "none"
             await _abort(context, grpc.StatusCode.NOT_FOUND, f"no job {job!r}; the newest are: {known}")
         return record.job
+
+
+def job_handlers(service: AggregatorService) -> list[grpc.GenericRpcHandler]:
+    """What serves `tiermesh.Jobs`, for a server."""
+    collected = _Handlers()
+    add_JobsServicer_to_server(JobsServicer(service), collected)  # type: ignore[no-untyped-call]  # generated
+    return collected.handlers
+
+
+class _Handlers:
+    """Takes what generated code registers with a server."""
+
+    def __init__(self) -> None:
+        self.handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
+        """Collect."""
+        self.handlers.extend(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """The same handlers again, in the form that only gRPC's own server can take."""
+
+
+async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -> jobs.JobEvent:
+    event = await events.get()
+    if event is None:
+        text = "this aggregator stops, or leads no longer; ask again, or the one that leads"
+        await _abort(context, grpc.StatusCode.UNAVAILABLE, text)
+    return event
 
 
 async def _abort(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:

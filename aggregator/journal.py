@@ -20,7 +20,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._watchers: dict[str, set[asyncio.Queue[JobEvent]]] = {}
+        self._watchers: dict[str, set[asyncio.Queue[JobEvent | None]]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def _path(self, job: str) -> Path:
@@ -38,6 +38,14 @@ class Journal:
                 watcher.get_nowait()
             watcher.put_nowait(event)
 
+    def close(self) -> None:
+        """Tell all watchers that no event comes any more."""
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                if watcher.full():
+                    watcher.get_nowait()
+                watcher.put_nowait(None)
+
     def read(self, job: str) -> list[LogLine]:
         """The job's log so far."""
         path = self._path(job)
@@ -53,9 +61,9 @@ class Journal:
         return lines
 
     @contextmanager
-    def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent]]:
-        """The job's events from now on, as a queue that fills while the block runs."""
-        events: asyncio.Queue[JobEvent] = asyncio.Queue(BACKLOG_EVENTS)
+    def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent | None]]:
+        """The job's events from now on, as a queue that fills while the block runs; None: there are no more."""
+        events: asyncio.Queue[JobEvent | None] = asyncio.Queue(BACKLOG_EVENTS)
         watchers = self._watchers.setdefault(job, set())
         watchers.add(events)
         try:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
+from aggregator.succession import Deposed
 from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
@@ -207,7 +208,7 @@ class RemoteOptimizer:
         """Keep the link up until cancelled.
 
         Raises:
-            Failed: the optimizer obeys a newer aggregator; this one must end.
+            Deposed: the optimizer obeys a newer aggregator.
         """
         backoff = Backoff(most_seconds=self._ladder.retry)
         said = ""
@@ -218,7 +219,7 @@ class RemoteOptimizer:
             except LINK_ENDS as error:
                 reason = why_ended(error, "Hello")
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
-                    raise Failed(f"optimizer {self._address}: {reason}") from None
+                    raise Deposed(f"optimizer {self._address}: {reason}") from None
             except (Refused, ValueError) as refused:
                 reason = f"refused its weights: {refused}"
             reason = f"{self._address}: {reason}"

@@ -8,19 +8,21 @@ tensors. Any thread may call.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 from google.protobuf.message import DecodeError
 
+from aggregator.succession import Deposed, Sight
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
 from services.failpoints import point
-from services.ladder import STANDARD
+from services.ladder import STANDARD, Ladder
 from services.plan import LAST_EPOCH
 
 FORMAT = 1
@@ -37,6 +39,12 @@ CREATE TABLE jobs (
     fingerprint_json TEXT NOT NULL
 );
 """
+_SUCCESSION_TABLES = (
+    "CREATE TABLE IF NOT EXISTS leader (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), name TEXT NOT NULL,"
+    " beat INTEGER NOT NULL, takeover_seconds REAL NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)",
+)
+"""Made where they are missing: a queue of before there were standbys is as good."""
 
 
 class Queue:
@@ -49,7 +57,7 @@ class Queue:
     def __init__(self, path: Path, lock_seconds: float = STANDARD.lock) -> None:
         self.path = path
         self._lock_seconds = lock_seconds
-        self._epoch: int | None = None
+        self._epoch: int | None = None  # this aggregator's
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,31 +85,142 @@ class Queue:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
-        self._connection.close()
+        """Close the file, when no thread is in it any more."""
+        with self._lock:
+            self._connection.close()
 
-    def raise_epoch(self) -> int:
+    # ---- who leads ----
+
+    @property
+    def epoch(self) -> int:
+        """This aggregator's, which has been raised."""
+        assert self._epoch is not None
+        return self._epoch
+
+    def raise_epoch(self, name: str = "", takeover_seconds: float = STANDARD.takeover) -> int:
         """Take the cluster over: one more than any epoch before, on disk before this returns.
+
+        Args:
+            name: of this aggregator, for its standbys.
+            takeover_seconds: for how long they must see no beat before one of them takes over.
 
         Raises:
             Failed: the file can't be written.
         """
         with self._transaction():
-            epoch = self._stored_epoch() + 1
-            self._connection.execute("UPDATE cluster SET epoch = ?", (epoch,))
-            point("aggregator.epoch.before")
+            epoch = self._claim(name, takeover_seconds)
+        return self._claimed(epoch)
+
+    def take_over(self, seen: Sight, name: str, takeover_seconds: float) -> int | None:
+        """As a standby raise the epoch; None if things are not as they were seen any more.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            if seen != self._sight():
+                return None
+            epoch = self._claim(name, takeover_seconds)
+        return self._claimed(epoch)
+
+    def _claim(self, name: str, takeover_seconds: float) -> int:
+        """Within a transaction."""
+        epoch = self._stored_epoch() + 1
+        execute = self._connection.execute
+        execute("UPDATE cluster SET epoch = ?", (epoch,))
+        execute("INSERT OR REPLACE INTO leader VALUES (1, ?, 0, ?)", (name, takeover_seconds))
+        execute("DELETE FROM standbys WHERE name = ?", (name,))
+        point("aggregator.epoch.before")
+        return epoch
+
+    def _claimed(self, epoch: int) -> int:
         point("aggregator.epoch.after")
         self._epoch = epoch
         return epoch
 
-    def check_epoch(self) -> None:
-        """Hold that no newer aggregator has taken over.
+    @contextmanager
+    def fenced(self) -> Iterator[None]:
+        """While this is held nobody can take over: for what is written to the same storage, beside this file.
 
         Raises:
-            Failed: one has, or the file can't be read.
+            Deposed: one has.
+            Failed: the file can't be locked.
+        """
+        with self._transaction():
+            self._fence()
+            yield
+
+    def standbys(self) -> dict[str, int]:
+        """How often each standby has looked, by name.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be read.
         """
         with self._lock, self._errors_named():
             self._fence()
+            rows = self._connection.execute("SELECT name, looks FROM standbys").fetchall()
+            if not all(isinstance(name, str) and isinstance(looks, int) for name, looks in rows):
+                raise ValueError("the standbys' columns are not text and number")
+            return dict(rows)
+
+    def beat(self, forgotten: Iterable[str] = ()) -> None:
+        """Show the standbys that their leader lives, and forget some of them.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute("UPDATE leader SET beat = beat + 1")
+            for name in forgotten:
+                self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
+
+    def resign(self) -> None:
+        """Let a standby take over at once.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute("UPDATE leader SET takeover_seconds = 0")
+
+    def look(self, name: str) -> Sight:
+        """As a standby of this name be known to the leader, and see how it does.
+
+        Raises:
+            Failed: the file can't be read or written.
+        """
+        with self._transaction():
+            execute = self._connection.execute
+            known = execute("UPDATE standbys SET looks = looks + 1 WHERE name = ?", (name,)).rowcount > 0
+            if not known:
+                execute("INSERT INTO standbys VALUES (?, 0)", (name,))
+            return self._sight(known)
+
+    def leave(self, name: str) -> None:
+        """Stand by no longer.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
+
+    def _sight(self, known: bool = True) -> Sight:
+        epoch = self._stored_epoch()
+        row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
+        if row is None:  # nobody led, or an aggregator of before there were standbys, which does not beat
+            return Sight(epoch, 0, "an older version", STANDARD.takeover if epoch else 0.0, known)
+        beat, name, takeover_seconds = row
+        if not (isinstance(beat, int) and isinstance(name, str) and isinstance(takeover_seconds, float)):
+            raise ValueError("the leader's columns are not a number, text and seconds")
+        if not 0 <= takeover_seconds < math.inf:
+            raise ValueError(f"the leader is taken over from after {takeover_seconds} s, expected 0 or more")
+        return Sight(epoch, beat, name, takeover_seconds, known)
+
+    # ---- jobs ----
 
     def save(self, job: jobs_pb2.Job, spec_json: str, fingerprint: Mapping[str, str]) -> None:
         """Store a job, new or changed, on disk before this returns. A new one goes to the end.
@@ -112,10 +231,10 @@ class Queue:
             fingerprint: of the worker that the job is pinned to; empty before there is one.
 
         Raises:
-            Failed: a newer aggregator has taken over, or the file can't be written.
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
         """
-        with self._transaction():
-            self._fence()
+        with self.fenced():
             self._connection.execute(
                 "INSERT INTO jobs (id, job, spec_json, fingerprint_json) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET job = excluded.job, spec_json = excluded.spec_json,"
@@ -154,6 +273,8 @@ class Queue:
                     f"queue {self.path}: format {version}, expected {FORMAT}; it belongs to another "
                     "program or version: choose another --state-dir"
                 )
+            for statement in _SUCCESSION_TABLES:
+                execute(statement)
         damage = execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError(damage)
@@ -168,7 +289,7 @@ class Queue:
         """Hold the stored epoch to be ours; to write, within the transaction that does."""
         stored = self._stored_epoch()
         if stored != self._epoch:
-            raise Failed(
+            raise Deposed(
                 f"queue {self.path}: epoch {stored} has taken over from epoch {self._epoch}: another "
                 "aggregator runs on this state dir; this one must end"
             )
@@ -214,6 +335,11 @@ class Queue:
             f"{where}: damaged or no queue at all ({text}); put a good copy there, or move it away to start "
             "with an empty queue (checkpoints stay)"
         )
+
+
+def open_queue(state_dir: Path, ladder: Ladder) -> Queue:
+    """The queue of an aggregator's state dir (Refused: it can't be used)."""
+    return Queue(state_dir / "queue.sqlite", ladder.lock)
 
 
 def _row(

@@ -18,11 +18,12 @@ import grpc
 from aggregator import events as ev
 from aggregator.attendance import Attendance
 from aggregator.core import AggregatorCore, Clock, Record
-from aggregator.jobs_service import JobsServicer
+from aggregator.jobs_service import job_handlers
 from aggregator.journal import Journal
+from aggregator.lead import Lead
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
 from aggregator.plane import DataPlane, OwnPlane
-from aggregator.queue import Queue
+from aggregator.queue import Queue, open_queue
 from aggregator.sessions import Sessions
 from aggregator.shards.home import TensorsInShards
 from aggregator.shards.lanes import Lanes
@@ -32,12 +33,12 @@ from optimizer.engine import OptimizerEngine
 from optimizer.home import HomeEvents, TensorHome
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
-from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
 from services.checksums import encode
 from services.config import JobConfig
 from services.envelope import OptimizerBody
+from services.errors import TiermeshError
 from services.http2.server import Handler
 from services.ladder import STANDARD_HEARTBEAT_SECONDS, Ladder
 from services.metrics import AggregatorMetrics, OptimizerMetrics
@@ -52,7 +53,21 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class AggregatorService:
-    """One aggregator."""
+    """One aggregator, that leads.
+
+    Args:
+        name: of it, for people.
+        state_dir: where the queue, and in 2-tier the checkpoints, live.
+        optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
+        security: certificates to show and to believe.
+        metrics: of this aggregator.
+        record: file to record the core in; None: none.
+        heartbeat_seconds: what all timeouts follow from.
+        timeouts: rungs of the ladder that are set by hand, in seconds.
+        shared_memory: whether tensors may go through memory shared with a peer.
+        shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in.
+        queue: that of the state dir, whose epoch has been raised; None: both are done at the start.
+    """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs")
 
@@ -69,6 +84,7 @@ class AggregatorService:
         timeouts: Mapping[str, float] | None = None,
         shared_memory: bool = True,
         shards: Sequence[str] = (),
+        queue: Queue | None = None,
     ) -> None:
         self.name = name
         self.metrics = metrics
@@ -91,7 +107,9 @@ class AggregatorService:
         self.core: AggregatorCore
         self.journal: Journal
         self.link: OptimizerLink
+        self._given_queue = queue
         self._queue: Queue
+        self._lead: Lead
         self._sessions: Sessions
         self._newest: NewestWeights
         self._plane: DataPlane
@@ -108,8 +126,13 @@ class AggregatorService:
         """
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
-        self._queue = Queue(self._state_dir / "queue.sqlite", self._ladder.lock)
-        epoch = self._queue.raise_epoch()
+        if self._given_queue is None:
+            self._queue = open_queue(self._state_dir, self._ladder)
+            self._queue.raise_epoch(self.name, self._ladder.takeover)
+        else:
+            self._queue = self._given_queue
+        epoch = self._queue.epoch
+        self._lead = Lead(self._queue, self._ladder)
         records = [
             Record(job, spec_json, plan_of(JobConfig.from_json(spec_json)), fingerprint)
             for job, spec_json, fingerprint in self._queue.jobs()
@@ -144,6 +167,7 @@ class AggregatorService:
             )
         self._attendance = Attendance(self._sessions, self._plane, self.feed, self._ladder.hello)
         self.metrics.epoch(epoch)
+        self.metrics.leads(True)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
     def _optimizer_connected(self, name: str) -> None:
@@ -162,7 +186,7 @@ class AggregatorService:
             epoch=epoch,
             heartbeat_seconds=self._heartbeat_seconds,
         )
-        metrics = OptimizerMetrics(self.metrics.registry)
+        metrics = self.metrics.of_optimizer
         link = ShardedOptimizer(
             self._make_engine(metrics, lambda events: TensorsInShards(events, shards, metrics)),
             shards,
@@ -188,6 +212,7 @@ class AggregatorService:
             metrics=metrics,
             record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
             make_home=make_home,
+            fence=self._queue.fenced,
         )
         return self._engine
 
@@ -211,26 +236,35 @@ class AggregatorService:
                 shared_memory=self._shared_memory,
                 count=self.metrics.shared_memory,
             )
-        engine = self._make_engine(OptimizerMetrics(self.metrics.registry))
+        engine = self._make_engine(self.metrics.of_optimizer)
         self._newest = engine.newest  # what it updates is what workers are sent
         return LocalOptimizer(engine, name=self.name, epoch=epoch, events=events)
 
     async def run(self) -> None:
         """Serve until cancelled, or until something that must not fail has failed."""
-        await until_first_ends(self.link.run(), self._tick(), _wait(self._failed))
+        await until_first_ends(self.link.run(), self._tick(), self._keep_leading(), _wait(self._failed))
 
     async def stop(self) -> None:
         """End all streams and threads; a checkpoint that is being written is finished first."""
         self._sessions.close_all("the aggregator stops")
+        self.journal.close()
         self._plane.close()
         if self._engine is not None:
             await self._loop.run_in_executor(None, self._engine.close)
+        await self._loop.run_in_executor(None, self._lead.close)
         self._queue.close()
+        self.metrics.leads(False)
+
+    async def _keep_leading(self) -> None:
+        try:
+            await self._lead.run()
+        except TiermeshError as error:
+            self._fail(error)  # at once: nothing that comes now is acted on
+            raise
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._ladder.tick)
-            self._queue.check_epoch()
             self.feed(ev.Ticked())
             self._sessions.tell_all(pb.Heartbeat())
             self.metrics.workers_connected(len(self.core.members))
@@ -239,6 +273,11 @@ class AggregatorService:
                 self.metrics.shards_connected(sum(link.up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
             self.metrics.queue_length(queued)
+            self.metrics.standbys(len(self.standbys()))
+
+    def standbys(self) -> dict[str, float]:
+        """Who stands by for this aggregator, and how many seconds ago each was heard."""
+        return self._lead.standbys.silent_seconds(time.monotonic())
 
     def _name_waits(self, waits: Sequence[Wait]) -> None:
         """Show who is waited for, and log it once for each rung that a wait passes."""
@@ -277,6 +316,7 @@ class AggregatorService:
         clock = Clock(time.monotonic(), time.time())
         sums: list[ev.SumEffect] = []
         try:
+            self._lead.hold(clock.monotonic_seconds)
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
@@ -332,9 +372,9 @@ class AggregatorService:
             self.metrics.evaluated(note.job.id, note.job.validation_loss)
 
     def _optimizer_said(self, body: OptimizerBody) -> None:
-        if isinstance(body, pb.Commit):
-            self.metrics.committed(body.job, applied=body.applied)
         self.feed(ev.FromOptimizer(body))
+        if isinstance(body, pb.Commit) and not self._failed.done():
+            self.metrics.committed(body.job, applied=body.applied)
 
     def _weights_arrived(
         self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
@@ -358,9 +398,7 @@ class AggregatorService:
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )
-        collected = _Handlers()
-        add_JobsServicer_to_server(JobsServicer(self), collected)  # type: ignore[no-untyped-call]  # generated
-        return [cluster, *collected.handlers]
+        return [cluster, *job_handlers(self)]
 
     def tensor_methods(self) -> dict[str, Handler]:
         """For the tensor port."""
@@ -371,20 +409,6 @@ class AggregatorService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._attendance.serve(context)
-
-
-class _Handlers:
-    """Takes what generated code registers with a server."""
-
-    def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
-
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        """Collect."""
-        self.handlers.extend(handlers)
-
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """The same handlers again, in the form that only gRPC's own server can take."""
 
 
 async def _wait(future: asyncio.Future[None]) -> None:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from cli.options import Target
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
+from services.addresses import Rotation, split_addresses
 from services.errors import Failed, Refused, TiermeshError
 from services.server import open_channel
 
@@ -35,7 +36,12 @@ class Unreachable(Failed):
 
 
 class JobsClient:
-    """Calls to one aggregator; an async context manager.
+    """Calls to an aggregator; an async context manager.
+
+    Of several addresses the one is called that answers for the cluster; the others are standbys, or dead.
+
+    Raises:
+        Refused: an address is none.
 
     Raises, from every call:
         Refused: what the aggregator says is wrong with the request.
@@ -44,11 +50,11 @@ class JobsClient:
     """
 
     def __init__(self, target: Target) -> None:
-        self.address = target.address
+        addresses = split_addresses("--aggregator", target.address)
+        self._addresses = Rotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._with_tls = target.security.tls
-        self._channel = open_channel(target.address, target.security)
-        self._stub = JobsStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._channels = {each: open_channel(each, target.security) for each in addresses}
 
     async def __aenter__(self) -> JobsClient:
         return self
@@ -56,7 +62,45 @@ class JobsClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    @property
+    def address(self) -> str:
+        """Who is called."""
+        return self._addresses.current
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        return self._channels[self.address]
+
+    @property
+    def _stub(self) -> JobsStub:
+        return JobsStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+
+    async def _find(self) -> None:
+        """Of several addresses come to the one that answers for the cluster, from the one that did last."""
+        count = len(self._addresses)
+        if count == 1:
+            return
+        limit_seconds = self._timeout_seconds / count
+        tried = []
+        while True:
+            try:
+                await self._stub.Status(jobs_pb2.StatusRequest(), timeout=limit_seconds)
+                self._addresses.answered()
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    reason = f"no answer within {limit_seconds:g} s"
+                else:
+                    reason = " ".join((error.details() or error.code().name.lower()).split())
+                tried.append(f"{self.address} ({reason.rpartition('last error: ')[2]})")
+            if self._addresses.failed():
+                raise Unreachable(
+                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; is one running at any of them? "
+                    "Start one with `tiermesh aggregator`, or name others with --aggregator HOST:PORT,..."
+                )
 
     async def submit(self, name: str, spec_json: str) -> jobs_pb2.Job:
         """Queue a job; returns it with its id."""
@@ -102,6 +146,7 @@ class JobsClient:
             yield part
 
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        await self._find()
         try:
             answer = await getattr(self._stub, method)(request, timeout=self._timeout_seconds)
         except grpc.aio.AioRpcError as error:
@@ -120,6 +165,7 @@ class JobsClient:
         limit_seconds: float | None = None,
     ) -> AsyncGenerator[Reply, None]:
         """Messages of a stream; each, or with `first_only` the first, must come within the limit."""
+        await self._find()
         call = getattr(self._stub, method)(request)
         limit = self._timeout_seconds if first_only else limit_seconds
         try:

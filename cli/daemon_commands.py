@@ -33,7 +33,12 @@ def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]
 
 
 @click.command()
-@option("--aggregator", default=AGGREGATOR_ADDRESS, metavar="HOST:PORT", help="The aggregator to work for.")
+@option(
+    "--aggregator",
+    default=AGGREGATOR_ADDRESS,
+    metavar="HOST:PORT,...",
+    help="The aggregator to work for, and its standbys if it has any.",
+)
 @path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
 @allow_models_option
 @daemon_options(ANY_PORT)
@@ -59,6 +64,7 @@ def worker(
     help="Processes started with --shard that tensors are split over (2-tier); without them, they are in this one.",
 )
 @option("--shard", is_flag=True, help="Be a shard: hold the tensors that an aggregator with --shards splits.")
+@option("--standby", is_flag=True, help="Lead only while no other aggregator on this state dir does.")
 @path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
 @option(
     "--heartbeat-seconds",
@@ -81,6 +87,7 @@ def aggregator(
     optimizer: str | None,
     shards: str,
     shard: bool,
+    standby: bool,
     state_dir: Path,
     heartbeat_seconds: float,
     timeouts: dict[str, float],
@@ -99,6 +106,7 @@ def aggregator(
             timeouts=timeouts,
             shards=tuple(address.strip() for address in shards.split(",") if address.strip()),
             shard=shard,
+            standby=standby,
             **daemon,
         )
     )

@@ -140,7 +140,9 @@ async def cluster_status(target: Target, output: Output) -> None:
     """Print the cluster: tiers, optimizer, workers, the running job and what it waits for."""
     async with JobsClient(target) as client:
         status = await client.status()
-    output.say(f"aggregator {target.address}: {status.tiers}-tier, epoch {status.epoch}")
+    output.say(f"aggregator {status.leader} at {client.address}: {status.tiers}-tier, epoch {status.epoch}")
+    for standby in status.standbys:
+        output.say(f"standby {standby.name}: heard {standby.seconds_since_heard:.1f} s ago")
     output.say(f"optimizer: {status.optimizer}")
     output.say(
         f"running: {status.running_job or 'no job'}" + (f", {status.waiting}" if status.waiting else "")
@@ -168,6 +170,11 @@ async def cluster_status(target: Target, output: Output) -> None:
     output.result(
         {
             "epoch": status.epoch,
+            "leader": status.leader,
+            "standbys": [
+                {"name": standby.name, "seconds_since_heard": standby.seconds_since_heard}
+                for standby in status.standbys
+            ],
             "tiers": status.tiers,
             "optimizer": status.optimizer,
             "running_job": status.running_job or None,

@@ -30,7 +30,7 @@ class Target:
     """The aggregator that a command talks to.
 
     Attributes:
-        address: `HOST:PORT`.
+        address: `HOST:PORT`, or several with commas between: of the aggregator and its standbys.
         security: certificates to show and to believe.
         timeout_seconds: longest wait for an answer.
     """
@@ -74,7 +74,12 @@ def output_options(command: Command) -> Command:
 def client_options(command: Command) -> Command:
     """Where the aggregator is, and how to talk to it; the command gets `target` and `output`."""
 
-    @option("--aggregator", default=AGGREGATOR_ADDRESS, metavar="HOST:PORT", help="The cluster's aggregator.")
+    @option(
+        "--aggregator",
+        default=AGGREGATOR_ADDRESS,
+        metavar="HOST:PORT,...",
+        help="The cluster's aggregator, and its standbys if it has any.",
+    )
     @option(
         "--timeout-seconds", type=click.FloatRange(min=0.1), default=20.0, help="Longest wait for an answer."
     )

@@ -25,6 +25,7 @@ from optimizer.events import (
     Ordered,
     Refuse,
     Saved,
+    SaveEpoch,
     SaveGeneration,
     Say,
     Snapshot,
@@ -38,7 +39,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.envelope import OptimizerBody
 from services.non_finite import why_not_finite
-from services.plan import LAST_GENERATION, PROTOCOL_VERSION, JobPlan
+from services.plan import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION, JobPlan
 from services.tensors.layout import chunk_count, chunk_range
 from services.tensors.ranges import to_ranges
 
@@ -86,11 +87,16 @@ class OpenJob:
 
 
 class OptimizerCore:
-    """The state machine of one optimizer process."""
+    """The state machine of one optimizer process.
 
-    def __init__(self, *, name: str) -> None:
+    Args:
+        name: of the optimizer.
+        epoch: the highest that one of its processes has obeyed.
+    """
+
+    def __init__(self, *, name: str, epoch: int = 0) -> None:
         self.name = name
-        self.epoch = 0
+        self.epoch = epoch
         self.open_job: OpenJob | None = None
         self._connected = False
         self._loading = ""
@@ -183,14 +189,21 @@ class OptimizerCore:
                 f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
                 f"{self.epoch}: a newer aggregator has taken over; stop this one"
             )
+        if hello.epoch_seen > LAST_EPOCH:
+            return (
+                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, the last that there is is {LAST_EPOCH}: it "
+                "is damaged, or something else"
+            )
         return ""
 
     def _connect(self, hello: pb.Hello) -> None:
         reason = self.why_not(hello)
         if reason:
             self._out.append(Refuse(reason))
-        else:
-            self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
+            return
+        if hello.epoch_seen > self.epoch:
+            self._out.append(SaveEpoch(hello.epoch_seen))
+        self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
 
     def _ordered(self, event: Ordered) -> None:
         body = event.body

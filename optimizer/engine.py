@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,11 @@ from optimizer import rules
 from optimizer.core import OptimizerCore
 from optimizer.here import TensorsHere, broke, not_saved
 from optimizer.home import HomeEvents, TensorHome, TensorsGone
-from optimizer.store import JobStore
+from optimizer.store import EpochFile, JobStore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services import timeline
-from services.checkpoints import Checkpoint
+from services.checkpoints import Checkpoint, Fence
 from services.config import JobConfig
 from services.envelope import OptimizerBody
 from services.errors import Failed, Refused
@@ -75,6 +76,8 @@ class OptimizerEngine:
         metrics: of the optimizer.
         record: file to record the core in; None: none.
         make_home: where the tensors live; None: in this process.
+        epochs: where the highest epoch that was obeyed is kept; None: elsewhere.
+        fence: held while others are shown what was written.
     """
 
     def __init__(
@@ -86,12 +89,15 @@ class OptimizerEngine:
         metrics: OptimizerMetrics,
         record: Path | None,
         make_home: Callable[[HomeEvents], TensorHome] | None = None,
+        epochs: EpochFile | None = None,
+        fence: Fence = nullcontext,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
         rules.prepare()
-        self.store = JobStore(state_dir / "checkpoints")
-        self.core = make_core(OptimizerCore, record, name=name)
+        self.store = JobStore(state_dir / "checkpoints", fence)
+        self._epochs = epochs
+        self.core = make_core(OptimizerCore, record, name=name, epoch=epochs.read() if epochs else 0)
         self._metrics = metrics
         self._outlet: Outlet | None = None
         self._config: JobConfig | None = None
@@ -181,6 +187,8 @@ class OptimizerEngine:
                     self._outlet.refuse(effect.reason)
             case ev.SaveGeneration():
                 self.store.save_generation(effect.job, effect.generation)
+            case ev.SaveEpoch():
+                self._save_epoch(effect.epoch)
             case ev.Load():
                 self._start(effect.job, self._load(effect))
             case ev.Allocate():
@@ -189,6 +197,17 @@ class OptimizerEngine:
                 self._opened, self._config = None, None
                 self._home.drop()
                 self.newest.clear()
+
+    def _save_epoch(self, epoch: int) -> None:
+        """What can't be kept is obeyed all the same: a full disk stops no job."""
+        if self._epochs is None:
+            return
+        try:
+            self._epochs.write(epoch)
+        except Failed as failed:
+            log.warning(
+                "epoch %d is obeyed, but a restart of this optimizer won't know of it: %s", epoch, failed
+            )
 
     # ---- opening a job ----
 

@@ -187,6 +187,13 @@ class SaveGeneration:
 
 
 @dataclass(frozen=True)
+class SaveEpoch:
+    """Put the epoch of the aggregator that is obeyed on disk before any effect that follows."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
 class Allocate:
     """Make room for weights of this layout, then tell with Allocated (or Broke)."""
 
@@ -258,6 +265,7 @@ Effect = (
     | Refuse
     | Load
     | SaveGeneration
+    | SaveEpoch
     | Allocate
     | StoreInitial
     | Stage

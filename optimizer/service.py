@@ -15,6 +15,7 @@ import grpc
 
 from optimizer.engine import OptimizerEngine, Outlet
 from optimizer.events import Ordered
+from optimizer.store import EpochFile
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
@@ -115,6 +116,7 @@ class OptimizerService:
             state_dir=self._state_dir,
             metrics=self._metrics,
             record=self._record,
+            epochs=EpochFile(self._state_dir / "epoch"),
         )
 
     async def run(self) -> None:

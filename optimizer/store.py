@@ -1,4 +1,5 @@
-"""What an optimizer keeps on disk per job: its checkpoints, and the highest generation it ever gave out."""
+"""What an optimizer keeps on disk: of each job its checkpoints and the highest generation it ever gave out; and the
+highest epoch that it ever obeyed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import AsyncIterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,20 @@ from numpy.typing import NDArray
 from protos import cluster_pb2 as pb
 from services.checkpoints import (
     Checkpoint,
+    Fence,
     list_checkpoints,
     newest_checkpoint,
     newest_that,
     set_aside,
     surplus,
+    synchronise,
     verify_checkpoint,
     write_checkpoint,
 )
 from services.config import JobConfig
 from services.errors import Failed, Refused
 from services.failpoints import point
-from services.plan import LAST_GENERATION
+from services.plan import LAST_EPOCH, LAST_GENERATION
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
@@ -37,11 +41,35 @@ PART_BYTES = 1 << 20
 _GENERATION_FILE = "generation"
 
 
-class JobStore:
-    """The folder of all jobs' checkpoints; each job has one named by its id."""
+class EpochFile:
+    """The highest epoch that an optimizer ever obeyed."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int:
+        """The epoch, 0 if there was none (Refused: the file that tells is damaged)."""
+        return _read_number(self._path, LAST_EPOCH, "the highest epoch that this optimizer has obeyed")
+
+    def write(self, epoch: int) -> None:
+        """Put an epoch on disk: when this returns, it survives power loss (Failed: the disk refused)."""
+        try:
+            _place(_temporary(self._path, epoch), self._path)
+        except OSError as error:
+            raise Failed(f"{self._path}: not written: {error.strerror or error}") from None
+
+
+class JobStore:
+    """The folder of all jobs' checkpoints; each job has one named by its id.
+
+    Args:
+        root: that folder.
+        fence: held while others are shown what was written; refuses (Failed) whoever may write no longer.
+    """
+
+    def __init__(self, root: Path, fence: Fence = nullcontext) -> None:
         self._root = root.absolute()
+        self._fence = fence
         self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must stay where it is
         self._lock = threading.Lock()  # of what is read, and of what is set aside
 
@@ -57,39 +85,21 @@ class JobStore:
             Refused: the file that tells is damaged.
         """
         path = self._folder(job) / _GENERATION_FILE
-        try:
-            generation = int(path.read_text())
-            if not 0 <= generation <= LAST_GENERATION:
-                raise ValueError(f"{generation} is not from 0 to {LAST_GENERATION}")
-            return generation
-        except FileNotFoundError:
-            return 0
-        except (OSError, ValueError) as error:
-            raise Refused(
-                f"{path}: {error}; expected one number, at least the generation of every checkpoint"
-            ) from None
+        return _read_number(path, LAST_GENERATION, "at least the generation of every checkpoint")
 
     def save_generation(self, job: str, generation: int) -> None:
         """Put a generation on disk: when this returns, it survives power loss.
 
         Raises:
-            Failed: the disk refused.
+            Failed: the disk refused, or the fence.
         """
         path = self._folder(job) / _GENERATION_FILE
-        temporary = path.with_name(f".{_GENERATION_FILE}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w") as file:
-                file.write(f"{generation}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            point("optimizer.generation.before")
-            temporary.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            with self._fence():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = _temporary(path, generation)
+                point("optimizer.generation.before")
+                _place(temporary, path)
             point("optimizer.generation.after")
         except OSError as error:
             raise Failed(f"{path}: not written: {error.strerror or error}") from None
@@ -109,7 +119,7 @@ class JobStore:
         state: Mapping[str, NDArray[Any]],
         files: Mapping[str, bytes],
     ) -> tuple[pb.CheckpointWritten, int]:
-        """Write a checkpoint; what to tell of it, and its size in bytes (Failed: the disk refused)."""
+        """Write a checkpoint; what to tell of it, and its size in bytes (Failed: the disk refused, or the fence)."""
         info = write_checkpoint(
             self._folder(job),
             job=job,
@@ -120,6 +130,7 @@ class JobStore:
             weights=weights,
             optimizer_state=state,
             files=files,
+            fence=self._fence,
         )
         size_bytes = sum(file.stat().st_size for file in info.path.iterdir())
         return _written(job, generation, step, info.path, info.model_sha256), size_bytes
@@ -133,13 +144,15 @@ class JobStore:
         try:
             for path in surplus(self._folder(job), written, keep_last=keep_last, keep_every=keep_every):
                 try:
-                    with self._lock:
+                    with self._fence(), self._lock:
                         if path in self._reading.values():
                             continue
                         aside = set_aside(path)
                     shutil.rmtree(aside)
                 except OSError as error:
                     problems.append(f"checkpoint {path}: not removed: {error.strerror or error}")
+                except Failed as failed:
+                    problems.append(f"checkpoint {path}: not removed: {failed}")
         except OSError as error:
             problems.append(
                 f"{self._folder(job)}: older checkpoints not looked for: {error.strerror or error}"
@@ -208,3 +221,32 @@ def _written(job: str, generation: int, step: int, path: Path, model_sha256: str
     return pb.CheckpointWritten(
         job=job, generation=generation, step=step, path=str(path), model_sha256=model_sha256
     )
+
+
+def _read_number(path: Path, most: int, meaning: str) -> int:
+    """The number in a file, 0 if there is none (Refused: it is damaged)."""
+    try:
+        number = int(path.read_text())
+        if not 0 <= number <= most:
+            raise ValueError(f"{number} is not from 0 to {most}")
+        return number
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        raise Refused(f"{path}: {error}; expected one number, {meaning}") from None
+
+
+def _temporary(path: Path, number: int) -> Path:
+    """A file beside `path` with this number, on the disk (OSError)."""
+    temporary = path.with_name(f".{path.name}")
+    with temporary.open("w") as file:
+        file.write(f"{number}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """Give a file its name, durably (OSError)."""
+    temporary.replace(path)
+    synchronise(path.parent)

@@ -138,7 +138,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits")
+    __slots__ = ("epoch", "tiers", "optimizer", "workers", "running_job", "waiting", "shards", "waits", "leader", "standbys")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class ClusterStatus(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    STANDBYS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     tiers: int
     optimizer: str
@@ -155,7 +157,17 @@ class ClusterStatus(_message.Message):
     waiting: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
-    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
+    leader: str
+    standbys: _containers.RepeatedCompositeFieldContainer[Standby]
+    def __init__(self, epoch: _Optional[int] = ..., tiers: _Optional[int] = ..., optimizer: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., running_job: _Optional[str] = ..., waiting: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., leader: _Optional[str] = ..., standbys: _Optional[_Iterable[_Union[Standby, _Mapping]]] = ...) -> None: ...
+
+class Standby(_message.Message):
+    __slots__ = ("name", "seconds_since_heard")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_HEARD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    seconds_since_heard: float
+    def __init__(self, name: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("peer", "job", "step", "bucket", "what", "seconds")

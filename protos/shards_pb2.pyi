@@ -9,14 +9,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ShardOrders(_message.Message):
-    __slots__ = ("epoch", "orders", "own_crc32c")
+    __slots__ = ("epoch", "orders", "number", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ORDERS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     orders: _containers.RepeatedCompositeFieldContainer[ShardOrder]
+    number: int
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ShardOrder, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., orders: _Optional[_Iterable[_Union[ShardOrder, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class ShardOrder(_message.Message):
     __slots__ = ("hello", "heartbeat", "worker_attends", "worker_left", "open_part", "drop_part", "keep", "discard", "drop", "merge", "finish", "drop_all", "stage", "update", "make_weights", "send_up_to", "copy")
@@ -57,14 +59,16 @@ class ShardOrder(_message.Message):
     def __init__(self, hello: _Optional[_Union[_cluster_pb2.Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[_cluster_pb2.Heartbeat, _Mapping]] = ..., worker_attends: _Optional[_Union[WorkerAttends, _Mapping]] = ..., worker_left: _Optional[_Union[WorkerLeft, _Mapping]] = ..., open_part: _Optional[_Union[OpenPart, _Mapping]] = ..., drop_part: _Optional[_Union[DropPart, _Mapping]] = ..., keep: _Optional[_Union[KeepSum, _Mapping]] = ..., discard: _Optional[_Union[DiscardChunk, _Mapping]] = ..., drop: _Optional[_Union[DropSum, _Mapping]] = ..., merge: _Optional[_Union[MergeSums, _Mapping]] = ..., finish: _Optional[_Union[FinishSum, _Mapping]] = ..., drop_all: _Optional[_Union[DropSums, _Mapping]] = ..., stage: _Optional[_Union[StageChunk, _Mapping]] = ..., update: _Optional[_Union[UpdatePart, _Mapping]] = ..., make_weights: _Optional[_Union[MakeWeights, _Mapping]] = ..., send_up_to: _Optional[_Union[SendUpTo, _Mapping]] = ..., copy: _Optional[_Union[CopyPart, _Mapping]] = ...) -> None: ...
 
 class ShardReports(_message.Message):
-    __slots__ = ("epoch", "reports", "own_crc32c")
+    __slots__ = ("epoch", "reports", "number", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     reports: _containers.RepeatedCompositeFieldContainer[ShardReport]
+    number: int
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ShardReport, _Mapping]]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ShardReport, _Mapping]]] = ..., number: _Optional[int] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class ShardReport(_message.Message):
     __slots__ = ("hello", "heartbeat", "worker_exchanges", "worker_gone", "part_opened", "arrived", "staged", "updated", "broke")

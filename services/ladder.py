@@ -23,7 +23,9 @@ HEARTBEATS = {
     "grace": 1.25,
     "hello": 2.0,
     "silent": 2.5,
+    "lapse": 3.0,
     "ping": 4.0,
+    "takeover": 5.0,
     "deaf": 6.0,
     "stop": 7.0,
     "broken": 8.0,
@@ -48,7 +50,9 @@ class Ladder:
         grace: for calls that are open when a daemon stops.
         hello: for the first message of a stream, and for its answer.
         silent: a worker that was not heard for this long is dead.
+        lapse: a leader that has shown its standbys no beat for this long leads no longer.
         ping: a connection without traffic is pinged, and the answer is waited for, this long each.
+        takeover: a standby that has seen no beat of the leader for this long takes over.
         deaf: an aggregator, optimizer or shard that was not heard for this long is looked for anew.
         stop: for a daemon that stops gracefully.
         broken: a connection without traffic that answers no ping is dead: `ping` twice.
@@ -66,7 +70,9 @@ class Ladder:
     grace: float
     hello: float
     silent: float
+    lapse: float
     ping: float
+    takeover: float
     deaf: float
     stop: float
     broken: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from prometheus_client import (
     CollectorRegistry,
@@ -184,6 +185,8 @@ class AggregatorMetrics(_RoleMetrics):
         )
         self._queue = self._unlabelled("queue_length", "Jobs queued or running")
         self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
+        self._leader = self._unlabelled("leader", "1 while this aggregator leads, 0 while it stands by")
+        self._standbys = self._unlabelled("standbys", "Aggregators that stand by for this one")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
 
     def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
@@ -230,6 +233,21 @@ class AggregatorMetrics(_RoleMetrics):
     def epoch(self, epoch: int) -> None:
         """Set the epoch."""
         self._epoch.set(epoch)
+
+    def leads(self, leads: bool) -> None:
+        """Set whether this aggregator leads; who does not has neither workers nor standbys."""
+        self._leader.set(float(leads))
+        self._workers.set(0)
+        self._standbys.set(0)
+
+    def standbys(self, count: int) -> None:
+        """Set how many stand by."""
+        self._standbys.set(count)
+
+    @cached_property
+    def of_optimizer(self) -> OptimizerMetrics:
+        """Those of the optimizer that runs inside, in the same registry."""
+        return OptimizerMetrics(self.registry)
 
     def shared_memory(self, change: int) -> None:
         """Count links that begin (1) or cease (-1) to go through shared memory."""

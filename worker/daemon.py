@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from services.addresses import split_addresses
 from services.daemon import DaemonOptions, Service, run_role
 from services.metrics import WorkerMetrics
-from services.security import split_address
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class WorkerOptions(DaemonOptions):
     """What a worker is told.
 
     Attributes:
-        aggregator: `HOST:PORT` of the aggregator that it works for.
+        aggregator: `HOST:PORT` of the aggregator that it works for, or several: of it and its standbys.
         data_dir: where it looks for corpora and tokenizers that aren't at the path which the job names.
         allowed_models: `package.module` or `package.module:Factory` of models of the user's own that jobs may name.
     """
@@ -33,11 +33,11 @@ def run(options: WorkerOptions) -> int:
     def build() -> tuple[Service, CollectorRegistry]:
         from worker.service import WorkerService
 
-        split_address("--aggregator", options.aggregator)
+        aggregators = split_addresses("--aggregator", options.aggregator)
         metrics = WorkerMetrics()
         service = WorkerService(
             name=options.name,
-            aggregator=options.aggregator,
+            aggregators=aggregators,
             security=options.security,
             data_dir=options.data_dir,
             metrics=metrics,

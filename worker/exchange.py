@@ -21,7 +21,16 @@ from services.metrics import WorkerMetrics
 from services.streams import LinkClosed, raise_status, until_first_ends
 from services.tensors.same_host import MOST_PLACES, OfferedLink
 from services.tensors.stripes import Stripe
-from services.tensors.wire import Message, TensorChunk, check, element_bytes, pack, parts_of, too_large
+from services.tensors.wire import (
+    Message,
+    Overtaken,
+    TensorChunk,
+    check,
+    element_bytes,
+    pack,
+    parts_of,
+    too_large,
+)
 from worker.core import WorkerCore
 from worker.device import DeviceThread
 from worker.events import WeightsArrived
@@ -109,7 +118,10 @@ class Exchange:
             built = self._core.job.built if self._core.job else None
             if built is None:
                 return  # of a job that is over
-            check(chunk, built.elements, built.wire.weights)
+            try:
+                check(chunk, built.elements, built.wire.weights)
+            except Overtaken:
+                continue  # this worker is slow, no more: newer weights are on their way
             timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
             self._metrics.received(chunk.header.job, len(chunk.payload))
             self._feed(WeightsArrived(chunk.header), chunk)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from protos import cluster_pb2 as pb
+from services.addresses import Rotation
 from services.checksums import encode
 from services.control import Reader
 from services.data_streams import DataStreams
@@ -46,7 +47,17 @@ log = logging.getLogger("tiermesh.worker")
 
 
 class WorkerService:
-    """One worker."""
+    """One worker.
+
+    Args:
+        name: of it, for people.
+        aggregators: `HOST:PORT` of its aggregator and of its standbys.
+        security: certificates to show and to believe.
+        data_dir: where corpora are that aren't at the path which a job names.
+        metrics: of this worker.
+        allowed_models: code of models of the user's own that jobs may name.
+        shared_memory: whether tensors may go through memory shared with a peer.
+    """
 
     service_names: tuple[str, ...] = ()
 
@@ -54,7 +65,7 @@ class WorkerService:
         self,
         *,
         name: str,
-        aggregator: str,
+        aggregators: Sequence[str],
         security: Security,
         data_dir: Path | None,
         metrics: WorkerMetrics,
@@ -63,7 +74,7 @@ class WorkerService:
     ) -> None:
         self.name = name
         self._shared_memory = shared_memory
-        self._aggregator = aggregator
+        self._aggregators = Rotation(aggregators)
         self._streams = DataStreams("/tiermesh.Cluster/Exchange", security)
         self._security = security
         self._data_dir = data_dir
@@ -73,6 +84,7 @@ class WorkerService:
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._lanes: Lanes | None = None
+        self._welcome = False  # on this attempt to attend
 
     # ---- life ----
 
@@ -93,22 +105,27 @@ class WorkerService:
     async def run(self) -> None:
         """Work for the aggregator until cancelled, looking for it anew when it is gone."""
         backoff = Backoff()
-        said = ""
+        said: dict[str, str] = {}
         while True:
+            address, self._welcome = self._aggregators.current, False
+            silent = False
             try:
-                await self._attend(backoff)
+                await self._attend(address, backoff)
                 reason = "it ended the stream"
             except LINK_ENDS as error:
-                reason = why_ended(error, "Welcome")
+                reason, silent = why_ended(error, "Welcome"), isinstance(error, LinkClosed)
             self._feed(ev.Disconnected())
             self._metrics.connected(False)
-            if reason != said:
-                log.warning("aggregator %s: %s; trying again", self._aggregator, reason)
-                said = reason
-            await backoff.wait()
+            if reason != said.get(address):
+                log.warning("aggregator %s: %s; trying again", address, reason)
+                said[address] = reason
+            # Whoever ended a link well is looked for where it was, before its standbys are.
+            stays = self._welcome and not silent
+            if stays or self._aggregators.failed():
+                await backoff.wait()
 
-    async def _attend(self, backoff: Backoff) -> None:
-        control = open_channel(self._aggregator, self._security, own_connection=True)
+    async def _attend(self, address: str, backoff: Backoff) -> None:
+        control = open_channel(address, self._security, own_connection=True)
         async with control:
             self._mailbox = Mailbox()
             self._feed(ev.Connected())
@@ -126,14 +143,21 @@ class WorkerService:
             welcome = unseal(first)
             if not isinstance(welcome, pb.Welcome):
                 raise LinkClosed("its first message is no Welcome")
-            log.info("works for aggregator %s at %s, epoch %d", welcome.name, self._aggregator, first.epoch)
+            if first.epoch < self._core.epoch:
+                raise LinkClosed(
+                    f"{welcome.name} is of epoch {first.epoch}, this worker has obeyed epoch {self._core.epoch}: a "
+                    "newer aggregator has taken over"
+                )
+            self._welcome = True
+            self._aggregators.answered()
+            log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
             ladder = ladder_of(welcome)
             backoff.limit(ladder.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
             self._lanes = Lanes(
-                self._aggregator,
+                address,
                 welcome,
                 streams=self._streams,
                 shared_memory=self._shared_memory,

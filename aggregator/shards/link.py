@@ -11,14 +11,15 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from aggregator.shards.hold import MESSAGES
-from aggregator.shards.messages import opened, order
+from aggregator.shards.messages import InOrder, opened, order
 from aggregator.shards.service import BATCH_MESSAGES
+from aggregator.succession import Deposed
 from optimizer.home import TensorsGone
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.checksums import encode
 from services.control import Reader
-from services.errors import Failed, Refused
+from services.errors import Refused
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
 from services.server import open_channel
@@ -124,7 +125,7 @@ class ShardLink:
         """Connect, again and again, until cancelled.
 
         Raises:
-            Failed: the shard obeys a newer aggregator; this one must end.
+            Deposed: the shard obeys a newer aggregator.
         """
         backoff = Backoff(most_seconds=self._retry_seconds)
         said = ""
@@ -136,7 +137,7 @@ class ShardLink:
                 reason = why_ended(error, "Hello")
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 if code is grpc.StatusCode.ABORTED:
-                    raise Failed(f"{self}: {reason}") from None
+                    raise Deposed(f"{self}: {reason}") from None
                 if code is grpc.StatusCode.UNIMPLEMENTED:
                     reason = "it is no shard; start it with `tiermesh aggregator --shard`"
             self.close(reason)
@@ -171,12 +172,15 @@ class ShardLink:
             backoff.reset()
             log.info("%s is %s", self, first.name)
             self._came(self)
-            await until_first_ends(self._take_reports(attend, reports), self._say(attend))
+            await until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
 
-    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports]) -> None:
+    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports], last: int) -> None:
+        in_order = InOrder(last)
         loop = asyncio.get_running_loop()
         while (batch := await reports.next()) is not None:
             self.heard_seconds = loop.time()
+            if not in_order.is_new(batch.number):
+                continue
             for sealed in batch.reports:
                 body = opened(sealed)
                 if body is not None:
@@ -184,9 +188,11 @@ class ShardLink:
         await raise_status(attend)
 
     async def _say(self, attend: Any) -> None:
+        number = 0
         while True:
             orders = await self._orders.take_batch(BATCH_MESSAGES)
-            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders))
+            number += 1
+            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
 
     # ---- checkpoints ----
 

@@ -1,15 +1,17 @@
-"""Orders to a shard and its reports, in their envelopes; and the core's effects on payloads as orders, and back."""
+"""Orders to a shard and its reports, in their envelopes, each once; and the core's effects as orders, and back."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
+import grpc
 from google.protobuf.message import Message
 
 from aggregator.events import Drop, DropAll, Forward, Merge
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.streams import LinkClosed
 from services.tensors.tree import Node
 
 Report: TypeAlias = (
@@ -84,3 +86,30 @@ def to_node(node: Node) -> pb.SumNode:
 def from_node(node: pb.SumNode) -> Node:
     """A message's node."""
     return Node(node.first, node.count)
+
+
+class InOrder:
+    """Of a stream whose messages are carried out in order, each once: what was told before would be of another step.
+
+    Args:
+        last: number of the newest message so far.
+    """
+
+    def __init__(self, last: int = 0) -> None:
+        self._last = last
+
+    def is_new(self, number: int) -> bool:
+        """Whether a message is the next one, or not counted; False: it has come before.
+
+        Raises:
+            LinkClosed: one before it is missing.
+        """
+        if number == 0:
+            return True
+        if number > self._last + 1:
+            raise LinkClosed(
+                f"message {number} came, expected {self._last + 1}", grpc.StatusCode.INVALID_ARGUMENT
+            )
+        new = number > self._last
+        self._last = max(self._last, number)
+        return new

@@ -64,7 +64,7 @@ class ShardedOptimizer:
         """Keep the shards up, and hand on what weights they have.
 
         Raises:
-            Failed: a shard obeys a newer aggregator.
+            Deposed: a shard obeys a newer aggregator.
         """
         await until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
 

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from aggregator.shards.copies import DamagedPiece
 from aggregator.shards.hold import Hold
-from aggregator.shards.messages import opened, report
+from aggregator.shards.messages import InOrder, opened, report
 from optimizer import rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -186,14 +186,17 @@ class ShardService:
         return None
 
     async def _take_orders(self, hold: Hold, orders: Reader[pb.ShardOrders]) -> None:
+        in_order = InOrder()
         while (batch := await orders.next()) is not None:
-            if batch.epoch == hold.epoch:
+            if batch.epoch == hold.epoch and in_order.is_new(batch.number):
                 hold.carry_out(batch.orders)
 
     async def _say(self, hold: Hold, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        number = 0
         while True:
             reports = await hold.reports.take_batch(BATCH_MESSAGES)
-            await context.write(pb.ShardReports(epoch=hold.epoch, reports=reports))
+            number += 1
+            await context.write(pb.ShardReports(epoch=hold.epoch, reports=reports, number=number))
 
     # ---- workers ----
 

@@ -82,7 +82,7 @@ class Shards:
         """Keep all links up until cancelled.
 
         Raises:
-            Failed: a shard obeys a newer aggregator; this one must end.
+            Deposed: a shard obeys a newer aggregator.
         """
         await until_first_ends(self._keep_in_touch(), *(link.keep_up() for link in self.links))
 

@@ -11,12 +11,13 @@ from services.checkpoints.read import (
     read_checkpoint,
     verify_checkpoint,
 )
-from services.checkpoints.write import write_checkpoint
+from services.checkpoints.write import Fence, synchronise, write_checkpoint
 
 __all__ = [
     "CONSTANTS_FILE",
     "Checkpoint",
     "CheckpointInfo",
+    "Fence",
     "check_file_names",
     "list_checkpoints",
     "newest_checkpoint",
@@ -24,6 +25,7 @@ __all__ = [
     "read_checkpoint",
     "set_aside",
     "surplus",
+    "synchronise",
     "verify_checkpoint",
     "write_checkpoint",
 ]

@@ -1,7 +1,9 @@
 """Writing a checkpoint so that it is complete or absent, whenever the process or the power goes.
 
 Everything is written and synchronised in a folder with a temporary name beside the others; one rename makes it a
-checkpoint. A root folder belongs to one process, the job's optimizer: it removes what an earlier one left behind.
+checkpoint. A root folder belongs to one process, the job's optimizer: it removes what an earlier one left behind. Where
+storage is shared, a process that another has replaced may not know of that yet: then a fence is between it and whatever
+others see.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +39,8 @@ from services.failpoints import point
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
+Fence: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Holds off whoever would replace this process, for as long as it is held; raises Failed once one has."""
 REMOVED = ".removed"
 """What ends the name of a folder that was a checkpoint and is about to go."""
 _TEMPORARY = (".partial", ".replaced", REMOVED)
@@ -50,6 +57,7 @@ def write_checkpoint(
     weights: Float32Array,
     optimizer_state: Mapping[str, NDArray[np.generic]],
     files: Mapping[str, bytes],
+    fence: Fence = nullcontext,
 ) -> CheckpointInfo:
     """Write the checkpoint `step-%08d` under `root`, and return when it would survive a power cut.
 
@@ -66,21 +74,22 @@ def write_checkpoint(
         weights: [elements] float32.
         optimizer_state: of the update rule: float32 and int64 arrays by name.
         files: further files, by plain name: config.json, the tokenizer's, and `CONSTANTS_FILE`.
+        fence: held while it is given its name, and while leftovers are removed.
 
     Raises:
         Refused: a file's name is not plain or is the checkpoint's own, or the tensors' names clash.
-        Failed: the disk refused, e.g. because it is full; nothing is left behind.
+        Failed: the disk refused, e.g. because it is full, or the fence; nothing is left behind.
     """
     if weights.shape != (layout.elements,):
         raise ValueError(f"weights {weights.shape}: the layout has {layout.elements} elements")
     check_file_names(files)
     model = export_tensors(layout, weights, read_constants(files))
     path = root / f"step-{step:08d}"
-    partial = root / f".{path.name}.partial"
+    partial = root / f".{path.name}.{secrets.token_hex(4)}.partial"  # nobody else's, whoever else writes it
     try:
         point("checkpoint.before")
         _make_folder(root)
-        _remove_leftovers(root)
+        _remove_leftovers(root, fence)
         partial.mkdir()
         records = {
             MODEL_FILE: _write(partial / MODEL_FILE, pieces(model, {"format": "pt"})),
@@ -99,7 +108,11 @@ def write_checkpoint(
         _write(partial / STATE_FILE, [state.dump()])
         synchronise(partial)
         point("checkpoint.before-rename")
-        _move_into_place(partial, path)
+        with fence():
+            _move_into_place(partial, path)
+    except Failed:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         name = errno.errorcode.get(error.errno or 0, "no errno")
@@ -146,9 +159,12 @@ def _make_folder(path: Path) -> None:
         synchronise(path.parent)
 
 
-def _remove_leftovers(root: Path) -> None:
-    for folder in root.glob(".step-*"):
-        if folder.suffix in _TEMPORARY:
+def _remove_leftovers(root: Path, fence: Fence) -> None:
+    leftovers = [folder for folder in root.glob(".step-*") if folder.suffix in _TEMPORARY]
+    if not leftovers:
+        return
+    with fence():  # else they may be what the process after this one writes
+        for folder in leftovers:
             shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # nothing hangs on that one
 
 

@@ -32,11 +32,19 @@ _KERNEL_NAMES: dict[int, WireDType] = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT1
 _LARGEST_FLOAT16 = 65504
 _INFINITE_FLOAT16 = 0x7C00
 _LONGEST_JOB = 60
-_OVERTAKEN = "its place in shared memory holds something else: it was overtaken"
 
 
 class ChunkRefused(Refused):
     """A chunk that contradicts itself or the layout; names the field, its value and what was expected."""
+
+
+class Overtaken(ChunkRefused):
+    """A chunk of shared memory whose place its owner has filled anew: of weights, with those of a later step."""
+
+    def __init__(self, header: ChunkHeader) -> None:
+        super().__init__(
+            f"chunk {header.index}: its place in shared memory holds something else: it was overtaken{_of(header)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,11 +117,11 @@ def with_checksum(chunk: TensorChunk) -> TensorChunk:
     """A chunk that came through shared memory, ready for the wire: its payload is copied, its header changed.
 
     Raises:
-        ChunkRefused: it was not there any more.
+        Overtaken: it was not there any more.
     """
     payload = bytes(chunk.payload)
     if not chunk.intact:
-        raise ChunkRefused(f"chunk {chunk.header.index}: {_OVERTAKEN}{_of(chunk.header)}")
+        raise Overtaken(chunk.header)
     chunk.header.crc32c = google_crc32c.value(payload)
     return TensorChunk(chunk.header, payload)
 
@@ -187,10 +195,13 @@ def check(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
 
     Raises:
         ChunkRefused: index, offset, elements, dtype, payload length or checksum is not what it must be.
+        Overtaken: it is right, but no longer there.
     """
     wrong = _what_is_wrong(chunk, elements_total, dtype)
     if wrong:
         raise ChunkRefused(f"chunk {chunk.header.index}: {wrong}{_of(chunk.header)}")
+    if not chunk.intact:
+        raise Overtaken(chunk.header)
 
 
 def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str:
@@ -209,7 +220,7 @@ def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str
     if payload_bytes != expected_bytes:
         return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
     if chunk.memory is not None:
-        return "" if chunk.intact else _OVERTAKEN
+        return ""
     checksum = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
     if checksum != header.crc32c:
         return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"

@@ -15,6 +15,7 @@ from tests.cluster.harness import tiermesh
     [
         (("--shard", "--shards", "a:1"), "--shard and --shards: a shard does what its aggregator says"),
         (("--shard", "--optimizer", "a:1"), "--shard and --optimizer"),
+        (("--shard", "--standby"), "--shard and --standby: a shard does what its aggregator says"),
         (
             ("--shards", "a:1", "--optimizer", "b:1"),
             "--shards and --optimizer: the optimizer's tensors are in",
@@ -40,7 +41,7 @@ def test_shards_that_make_no_sense(tmp_path: Path, arguments: tuple[Any, ...], l
             ("--timeout", "lock=1", "--timeout", "silent=90"),
             "timeout lock: 1 s, expected more than retry (3.75 s)",
         ),
-        (("--timeout", "silent=90"), "timeout ping: 20 s, expected more than silent (90 s), the rung below"),
+        (("--timeout", "silent=90"), "timeout lapse: 15 s, expected more than silent (90 s), the rung below"),
         (("--heartbeat-seconds", "0"), "--heartbeat-seconds 0.0: expected 0.1 to 600"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.journal import Journal
+from aggregator.journal import BACKLOG_EVENTS, Journal
 from protos.jobs_pb2 import Job, JobEvent
 
 
@@ -48,3 +48,15 @@ def test_any_bytes_leave_the_events_before_them(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "journal"
     assert journal_with(folder, damage).read("a")[0].text == "first"
+
+
+def test_those_who_watch_are_told_the_end_however_far_they_lag(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.subscription("a") as lagging, journal.subscription("b") as idle:
+        for number in range(BACKLOG_EVENTS + 1):
+            journal.publish(JobEvent(job=Job(id="a"), kind="step", text=str(number)))
+        journal.close()
+        events = [lagging.get_nowait() for _ in range(lagging.qsize())]
+        assert events[-1] is None and None not in events[:-1]
+        assert events[-2] is not None and events[-2].text == str(BACKLOG_EVENTS)
+        assert idle.get_nowait() is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.queue import Queue
+from aggregator.succession import Deposed
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 
@@ -137,3 +138,69 @@ def test_a_read_only_file_is_named(tmp_path: Path) -> None:
         queue._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(Failed, match="read-only; make the file and its folder writable"):
             queue.save(job("a"), "{}", {})
+
+
+# ---- standbys ----
+
+
+def test_of_two_that_would_take_over_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as first, Queue(path) as second:
+        seen = [first.look("b"), second.look("c")]
+        assert seen[0] == seen[1] and seen[0].takeover_seconds == 0.0, "nobody ever led"
+        assert second.take_over(seen[1], "c", 25.0) == 1
+        assert first.take_over(seen[0], "b", 25.0) is None
+        sight = first.look("b")
+        assert (sight.epoch, sight.leader, sight.takeover_seconds, sight.known) == (1, "c", 25.0, True)
+        assert second.standbys() == {"b": 1}, "who leads stands by no longer"
+
+
+def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as leader, Queue(path) as standby:
+        leader.raise_epoch("a", 25.0)
+        seen = standby.look("b")
+        leader.beat()
+        assert standby.take_over(seen, "b", 25.0) is None
+        leader.save(job("a"), "{}", {})
+        assert standby.take_over(standby.look("b"), "b", 25.0) == 2
+        for write in (leader.beat, leader.resign, leader.standbys):
+            with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
+                write()
+
+
+def test_nobody_takes_over_within_the_fence(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as leader, Queue(path, lock_seconds=0.1) as standby:
+        leader.raise_epoch("a", 25.0)
+        seen = standby.look("b")
+        with leader.fenced(), pytest.raises(Failed, match="locked by another process"):
+            standby.take_over(seen, "b", 25.0)
+        assert standby.take_over(seen, "b", 25.0) == 2
+        with pytest.raises(Deposed), leader.fenced():
+            raise AssertionError("it went in")
+
+
+def test_a_standby_that_was_forgotten_is_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as leader, Queue(path) as standby:
+        leader.raise_epoch("a", 25.0)
+        assert [standby.look("b").known for _ in range(2)] == [False, True]
+        leader.beat(["b"])
+        assert [standby.look("b").known for _ in range(2)] == [False, True]
+        standby.leave("b")
+        assert leader.standbys() == {}
+
+
+def test_a_queue_of_before_there_were_standbys(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path) as old:
+        old.raise_epoch()
+        old.save(job("a"), "{}", {})
+        for table in ("leader", "standbys"):
+            old._connection.execute(f"DROP TABLE {table}")
+    with Queue(path) as queue:
+        assert [found.id for found, _, _ in queue.jobs()] == ["a"]
+        sight = queue.look("b")
+        assert (sight.epoch, sight.leader, sight.takeover_seconds) == (1, "an older version", 25.0)
+        assert queue.take_over(sight, "b", 25.0) == 2

@@ -20,7 +20,7 @@ VALUES = (
     st.binary(max_size=12)
     | st.text(max_size=12)
     | st.integers(-(1 << 63), (1 << 63) - 1)
-    | st.floats()
+    | st.floats(allow_nan=False)  # SQLite's NULL, which no column takes
     | st.sampled_from(["[]", '{"a": 1}', '{"a": "b"}', "[" * 100_000, LAST_EPOCH, "x" * 10_000])
 )
 
@@ -51,6 +51,36 @@ def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: st
     assert isinstance(job, Job)
     assert isinstance(spec_json, str)
     assert all(isinstance(each, str) for each in fingerprint.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    column=st.sampled_from(["leader.name", "beat", "takeover_seconds", "standbys.name", "looks"]),
+    value=VALUES,
+)
+@example("beat", (1 << 63) - 1)
+@example("takeover_seconds", float("inf"))
+@example("takeover_seconds", -1.0)
+def test_any_value_in_what_leader_and_standbys_say(
+    tmp_path_factory: pytest.TempPathFactory, column: str, value: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"
+    path.unlink(missing_ok=True)
+    with Queue(path) as leader, Queue(path) as standby:
+        leader.raise_epoch("a", 25.0)
+        standby.look("b")
+        table = "standbys" if column in ("standbys.name", "looks") else "leader"
+        leader._connection.execute(f"UPDATE {table} SET {column.rpartition('.')[2]} = ?", (value,))
+        try:
+            leader.standbys()
+            leader.beat()
+            sight = standby.look("b")
+            assert standby.take_over(sight, "b", 25.0) == 2
+        except TiermeshError as error:
+            assert is_told_in_one_line(error)
+            return
+        assert isinstance(sight.leader, str)
+        assert 0 <= sight.takeover_seconds < float("inf")
 
 
 def test_a_queue_without_an_epoch_is_damaged(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,8 @@ class FakeAggregator(JobsServicer):
         sent_sizes: sizes told for files, where they should be wrong.
         sent_steps: steps told for files, where they should be wrong.
         silent: whether calls are never answered.
+        standby_of: whom it stands by for; empty: it leads.
+        at_end_of_events: called before Watch ends for a restart.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,9 @@ class FakeAggregator(JobsServicer):
         self.sent_sizes: dict[str, int] = {}
         self.sent_steps: dict[str, int] = {}
         self.silent = False
-        self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, optimizer="optimizer-host")
+        self.standby_of = ""
+        self.at_end_of_events: Callable[[], None] = lambda: None
+        self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
         self.address = ""
 
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: Context) -> jobs_pb2.Job:
@@ -70,6 +74,7 @@ class FakeAggregator(JobsServicer):
                 self.jobs[event.job.id] = event.job
                 yield event
             if self.events:
+                self.at_end_of_events()
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
             return
         yield jobs_pb2.JobEvent(job=await self._job(request.job, context), kind="state")
@@ -96,6 +101,8 @@ class FakeAggregator(JobsServicer):
                 )
 
     async def Status(self, request: jobs_pb2.StatusRequest, context: Context) -> jobs_pb2.ClusterStatus:
+        if self.standby_of:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"standby of {self.standby_of}")
         return self.status
 
     async def _job(self, job: str, context: Context) -> jobs_pb2.Job:

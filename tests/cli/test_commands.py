@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -158,10 +159,12 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     aggregator.status.workers.append(worker)
     aggregator.status.running_job = "job-1"
     aggregator.status.waiting = "waits for worker host-a for 3 s"
+    aggregator.status.standbys.add(name="agg-b", seconds_since_heard=0.25)
     assert main(["status", "--aggregator", aggregator.address]) == 0
     text = capsys.readouterr().out
     for part in (
         "3-tier, epoch 3",
+        "standby agg-b: heard 0.2 s ago",
         "optimizer-host",
         "job-1, waits for worker host-a",
         "worker host-a: computing",
@@ -170,6 +173,7 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
     result = last_json(capsys.readouterr().out)
     assert (result["epoch"], result["tiers"], result["running_job"]) == (3, 3, "job-1")
+    assert (result["leader"], result["standbys"]) == ("agg", [{"name": "agg-b", "seconds_since_heard": 0.25}])
     assert result["workers"][0]["name"] == "host-a"
     assert result["shards"] == []
 
@@ -202,6 +206,43 @@ def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tiermesh: aggregator 127.0.0.1:1: can't be reached without TLS (")
     assert "name another with --aggregator" in line
+
+
+def test_of_several_addresses_the_one_that_answers_is_called(
+    aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first is dead, the second frozen, the third a standby."""
+    with socket.create_server(("127.0.0.1", 0)) as frozen, serving(FakeAggregator()) as standby:
+        standby.standby_of = "agg-a (epoch 3)"
+        others = ["127.0.0.1:1", f"127.0.0.1:{frozen.getsockname()[1]}", standby.address]
+        where = ["--aggregator", ",".join([*others, aggregator.address]), "--timeout-seconds", "8"]
+        aggregator.events = [RUN]
+        assert main(["submit", str(job_file), "--follow", *where]) == 0
+        assert (len(standby.submitted), len(aggregator.submitted)) == (0, 1)
+        assert main(["status", *where]) == 0
+        assert f"aggregator agg at {aggregator.address}: 3-tier" in capsys.readouterr().out
+        assert main(["jobs", "--aggregator", ",".join(others), "--timeout-seconds", "6"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tiermesh: no aggregator answers for the cluster, tried 127.0.0.1:1 (")
+    assert f"{others[1]} (no answer within 2 s), {standby.address} (standby of agg-a (epoch 3));" in line
+
+
+def test_following_goes_on_with_the_standby_that_takes_over(
+    aggregator: FakeAggregator, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
+    with serving(FakeAggregator()) as standby:
+        standby.standby_of = "agg-a (epoch 3)"
+        aggregator.events, standby.events = [RUN[:2], []], [RUN]
+
+        def take_over() -> None:
+            aggregator.standby_of, standby.standby_of = "agg-b (epoch 4)", ""
+            standby.jobs = aggregator.jobs
+
+        aggregator.at_end_of_events = take_over
+        where = ["--aggregator", f"{aggregator.address},{standby.address}"]
+        assert main(["submit", str(job_file), "--follow", *where]) == 0
+        assert standby.events == []
 
 
 def test_an_aggregator_that_does_not_answer_is_waited_for_with_a_limit(
@@ -277,7 +318,8 @@ def test_a_bad_config_file_is_refused(
         (["jbos"], "No such command 'jbos'"),
         (["jobs", "--agregator", "x"], "No such option '--agregator'"),
         (["submit"], "Missing argument 'JOB.yaml'"),
-        (["jobs", "--aggregator", "nowhere"], "address 'nowhere': not HOST:PORT"),
+        (["jobs", "--aggregator", "nowhere"], "--aggregator 'nowhere': not HOST:PORT"),
+        (["jobs", "--aggregator", "a:1,nowhere"], "--aggregator 'nowhere': not HOST:PORT"),
         (["submit", "missing.yaml"], "missing.yaml: no such file"),
         (["local", "missing.yaml"], "missing.yaml: no such file"),
         (["validate", "missing.yaml"], "missing.yaml: no such file"),

@@ -356,6 +356,20 @@ class Cluster:
             self.connect()
         return self.aggregator
 
+    def start_standby(self, name: str = "standby") -> Daemon:
+        """Start an aggregator that stands by, on the same state."""
+        arguments: list[object] = ["--state-dir", self.folder / "aggregator-state", "--standby"]
+        arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
+        if self.optimizer is not None:
+            arguments += ["--optimizer", self.to_optimizer.address]
+        return self._start("aggregator", name, *arguments).ready()
+
+    def lead_by(self, aggregator: Daemon) -> None:
+        """From now on people ask this one."""
+        self.aggregator = aggregator
+        self.to_aggregator.aim(aggregator)
+        self.to_aggregator.cut()
+
     def connect(self) -> None:
         """Open the channel of people's calls."""
         self._channel = grpc.insecure_channel(

@@ -73,7 +73,7 @@ class RpcProxy:
         self.struck = threading.Event()
         self._fault: Fault | None = None
         self._refusing = ""  # the method whose next call is refused
-        self._calls: dict[Any, str] = {}
+        self._calls: list[tuple[str, asyncio.Future[None]]] = []  # each method, and what breaks the call
         self.port = self._do(self._start(target.address))
 
     @classmethod
@@ -101,9 +101,9 @@ class RpcProxy:
         self._fault = fault
         if fault.kind == "before":
             self._refusing = fault.method
-            for call, method in self._calls.items():
-                if method == fault.method:
-                    call.cancel()  # so that there is a next one
+            for method, broken in self._calls:
+                if method == fault.method and not broken.done():
+                    broken.set_exception(Struck("midway"))  # so that there is a next one
 
     async def _start(self, address: str) -> int:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
@@ -124,12 +124,13 @@ class RpcProxy:
             await context.abort(BREAKING["before"], "struck before")
         metadata = [pair for pair in context.invocation_metadata() if pair[0].startswith("tiermesh-")]
         call = self._channel.stream_stream(method)(metadata=metadata)
-        self._calls[call] = method
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls.append((method, broken))
         up = asyncio.ensure_future(self._up(method, call, context))
         down = asyncio.ensure_future(self._down(method, call, context))
         try:
-            await asyncio.wait((up, down), return_when=asyncio.FIRST_EXCEPTION)
-            for task in (up, down):
+            await asyncio.wait((up, down, broken), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (up, down, broken):
                 if task.done() and isinstance(task.exception(), Struck):
                     kind = str(task.exception())
                     call.cancel()
@@ -139,9 +140,9 @@ class RpcProxy:
                 # The proxy's own cancelling is a broken connection to whoever called.
                 await context.abort(grpc.StatusCode.UNAVAILABLE if call.cancelled() else code, details or "")
         finally:
-            del self._calls[call]
+            self._calls.remove((method, broken))
             call.cancel()
-            for task in (up, down):
+            for task in (up, down, broken):
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
 

@@ -206,6 +206,26 @@ def test_an_older_aggregator_does_not_get_the_optimizer_back(tmp_path: Path, lon
         assert cluster.wait_step(job, cluster.job(job).step + 2).generation == 1
 
 
+def test_an_optimizer_that_was_restarted_knows_whom_it_obeyed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, tiers=3) as cluster:
+        assert cluster.optimizer is not None
+        cluster.aggregator.kill()
+        cluster.start_aggregator()
+        cluster.optimizer.wait_log("attends, epoch 2")
+        cluster.aggregator.kill()
+        cluster.optimizer.kill()
+        cluster.start_optimizer()
+        other = Daemon(
+            "aggregator", "other", tmp_path,
+            "--state-dir", tmp_path / "other-state", "--optimizer", cluster.to_optimizer.address,
+        )  # fmt: skip
+        try:
+            assert other.ended() == 1
+        finally:
+            other.close()
+        assert "aggregator other is of epoch 1, this optimizer obeys epoch 2" in error_line(other)
+
+
 # ---- damaged checkpoints ----
 
 

@@ -34,6 +34,8 @@ def line(effect: ev.Effect) -> str:
             return f"say unable: {body.reason}"
         case ev.Refuse():
             return f"refuse: {effect.reason}"
+        case ev.SaveEpoch():
+            return f"save epoch {effect.epoch}"
         case ev.SaveGeneration():
             return f"save generation {effect.generation}"
         case ev.Load() | ev.Allocate():
@@ -57,7 +59,7 @@ class Dialogue:
         self.elements = 2 * CHUNK_ELEMENTS
         self.epoch = epoch
         self.now_seconds = 1000.0
-        assert self.connect(epoch) == []
+        assert self.connect(epoch) == [f"save epoch {epoch}"]
 
     def give(self, event: ev.Input) -> list[str]:
         """Any input."""

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from optimizer import events as ev
+from optimizer.core import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
+from services.plan import LAST_EPOCH, PROTOCOL_VERSION
 from tests.optimizer.dialogue import PLAN, Dialogue, training
 
 # ---- who is obeyed ----
@@ -23,8 +25,28 @@ def test_an_older_aggregator_is_refused_by_name() -> None:
         "a newer aggregator has taken over; stop this one"
     )
     assert talk.connect(3) == [], "the same one, after its link broke"
-    assert talk.connect(4) == []
+    assert talk.connect(4) == ["save epoch 4"]
     assert talk.order(pb.Open(job="a"), epoch=3) == [], "a word of the former one"
+
+
+def test_an_epoch_is_obeyed_over_restarts() -> None:
+    core = OptimizerCore(name="opt", epoch=3)
+    older, same = (
+        pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=epoch)
+        for epoch in (2, 3)
+    )
+    assert "this optimizer obeys epoch 3" in core.why_not(older)
+    (refusal,) = core.handle(ev.Connected(older))
+    assert isinstance(refusal, ev.Refuse)
+    assert core.handle(ev.Connected(same)) == [], "it is on disk already"
+
+
+@pytest.mark.parametrize("epoch", [LAST_EPOCH + 1, (1 << 64) - 1])
+def test_an_epoch_that_can_not_be_is_not_obeyed(epoch: int) -> None:
+    (text,) = Dialogue().connect(epoch)
+    assert text.startswith(
+        f"refuse: aggregator agg is of epoch {epoch}, the last that there is is {LAST_EPOCH}"
+    )
 
 
 @pytest.mark.parametrize(

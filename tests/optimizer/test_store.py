@@ -1,14 +1,18 @@
-"""The file of the highest generation: a number, or refused in one line that names the file."""
+"""The files of the highest generation and epoch: a number, or refused in one line that names the file."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from optimizer.store import JobStore
-from services.errors import Refused
-from services.plan import LAST_GENERATION
+from optimizer.store import EpochFile, JobStore
+from services.errors import Failed, Refused
+from services.plan import LAST_EPOCH, LAST_GENERATION
 from tests.anything import is_told_in_one_line
 
 
@@ -26,3 +30,39 @@ def test_any_generation_file(tmp_path_factory: pytest.TempPathFactory, content: 
     except Refused as error:
         assert is_told_in_one_line(error)
         assert str(root / "a" / "generation") in str(error)
+
+
+@settings(max_examples=50, deadline=None)
+@given(content=st.binary(max_size=20) | st.integers().map(lambda number: str(number).encode()))
+@example(content=str(LAST_EPOCH + 1).encode())
+def test_any_epoch_file(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "epoch"
+    path.write_bytes(content)
+    try:
+        assert 0 <= EpochFile(path).read() <= LAST_EPOCH
+    except Refused as error:
+        assert is_told_in_one_line(error)
+        assert str(path) in str(error)
+
+
+def test_an_epoch_is_kept(tmp_path: Path) -> None:
+    file = EpochFile(tmp_path / "epoch")
+    assert file.read() == 0
+    for epoch in (1, 7, LAST_EPOCH):
+        file.write(epoch)
+        assert EpochFile(tmp_path / "epoch").read() == epoch
+    with pytest.raises(Failed, match=r"missing/epoch: not written: No such file"):
+        EpochFile(tmp_path / "missing" / "epoch").write(1)
+
+
+@contextmanager
+def fenced_off() -> Iterator[None]:
+    raise Failed("epoch 2 has taken over")
+    yield
+
+
+def test_whoever_was_replaced_gives_out_no_generation(tmp_path: Path) -> None:
+    JobStore(tmp_path).save_generation("a", 3)
+    with pytest.raises(Failed, match="epoch 2 has taken over"):
+        JobStore(tmp_path, fenced_off).save_generation("a", 4)
+    assert JobStore(tmp_path).generation("a") == 3

@@ -40,7 +40,9 @@ def test_a_rung_may_be_set_by_hand_while_the_order_holds() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        ({"silent": 30.0}, "timeout ping: 20 s, expected more than silent \\(30 s\\), the rung below"),
+        ({"silent": 30.0}, "timeout lapse: 15 s, expected more than silent \\(30 s\\), the rung below"),
+        ({"lapse": 26.0}, "timeout ping: 20 s, expected more than lapse"),
+        ({"takeover": 15.0}, "timeout takeover: 15 s, expected more than ping"),
         ({"stall": 180.0}, "timeout stall: 180 s, expected more than follow \\(180 s\\)"),
         ({"tick": 0.0}, "timeout tick: 0 s, expected more than 0"),
         ({"unfit": float("inf")}, "timeout unfit: inf s, expected"),

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from services.errors import Refused
-from services.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics, start_metrics
+from services.metrics import AggregatorMetrics, WorkerMetrics, start_metrics
 from services.security import Security
 
 
@@ -53,7 +53,9 @@ def test_a_worker_tells_its_work() -> None:
 
 def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
     aggregator = AggregatorMetrics()
-    optimizer = OptimizerMetrics(aggregator.registry)
+    optimizer = aggregator.of_optimizer
+    aggregator.leads(True)
+    aggregator.standbys(1)
     aggregator.step("job-1", step=3, loss=2.5, seconds=0.1)
     aggregator.committed("job-1", applied=True)
     aggregator.committed("job-1", applied=False)
@@ -80,6 +82,8 @@ def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
         'tiermesh_shards_connected{role="aggregator"} 3.0',
         'tiermesh_queue_length{role="aggregator"} 1.0',
         'tiermesh_epoch{role="aggregator"} 4.0',
+        'tiermesh_leader{role="aggregator"} 1.0',
+        'tiermesh_standbys{role="aggregator"} 1.0',
         f"tiermesh_updates_total{inner} 1.0",
         f"tiermesh_update_seconds_sum{inner} 0.25",
         f"tiermesh_grad_norm{inner} 1.5",

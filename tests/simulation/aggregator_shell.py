@@ -26,6 +26,9 @@ class AggregatorShell(Process):
     def __init__(self, world: World, epoch: int) -> None:
         super().__init__(world, f"aggregator-{epoch}")
         self.epoch = epoch
+        self._inside = (
+            world.optimizer if world.scenario.tiers == 2 else None
+        )  # the optimizer of its own process
         self.core: AggregatorCore = world.make_core(
             AggregatorCore,
             name="aggregator",
@@ -119,7 +122,11 @@ class AggregatorShell(Process):
             self._optimizer.up_data.send(header, payload)
 
     def tick(self) -> None:
-        """Time goes by."""
+        """Time goes by; whoever was taken over from finds it now at the latest."""
+        if self.replaced and self._inside is not None:
+            self._inside.alive = False
+            self.die()
+            return
         self.feed(ev.Ticked())
         if self.alive:
             self.hold_consistency()
@@ -192,7 +199,7 @@ class AggregatorShell(Process):
 
     def dial(self) -> None:
         """Connect to the optimizer, again and again."""
-        optimizer = self.world.optimizer
+        optimizer = self._inside or self.world.optimizer
         local = self.world.scenario.tiers == 2
         if optimizer is None or not optimizer.alive:
             self.later(0.01 + self.world.rng.random() ** 4, self.dial)

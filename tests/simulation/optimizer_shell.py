@@ -32,11 +32,19 @@ class OptimizerShell(Process):
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, f"optimizer-{number}")
-        self.core: OptimizerCore = world.make_core(OptimizerCore, name="optimizer")
+        self.core: OptimizerCore = world.make_core(
+            OptimizerCore, name="optimizer", epoch=world.disk.obeyed_epoch
+        )
+        self._epoch = world.disk.epoch  # in 2 tiers, of its aggregator
         self.tensors: Tensors | None = None
         self._link: Link | None = None
         self._kernel = Queue(self)
         self._disk = Queue(self)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether it lives in an aggregator that another one has taken over from: what it writes comes to nothing."""
+        return self.world.scenario.tiers == 2 and self.world.disk.epoch != self._epoch
 
     # ---- the link ----
 
@@ -117,7 +125,8 @@ class OptimizerShell(Process):
             case ev.Measure():
                 self._kernel.submit(random() * seconds, self._measure, tensors, effect)
             case ev.Update():
-                self.world.committed(self, effect)
+                if not self.fenced:
+                    self.world.committed(self, effect)
                 assert tensors is not None
                 for chunk in range(tensors.job.chunks):
                     self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
@@ -130,12 +139,18 @@ class OptimizerShell(Process):
                 if self._link is not None:
                     self._link.close(effect.reason)
                     self._link = None
+            case ev.SaveGeneration() if self.fenced:
+                self.feed(ev.Broke(effect.job, "another aggregator has taken over"))
             case ev.SaveGeneration():
                 must(
                     effect.generation > self.world.disk.generations.get(effect.job, 0),
                     f"generation {effect.generation} was given out before",
                 )
                 self.world.disk.generations[effect.job] = effect.generation
+            case ev.SaveEpoch():
+                must(effect.epoch > self.world.disk.obeyed_epoch, f"{effect} after a later one")
+                if self.world.scenario.tiers == 3:
+                    self.world.disk.obeyed_epoch = effect.epoch
             case ev.Load():
                 self._disk.submit(random() * 0.5, self._load, effect)
             case ev.Allocate():
@@ -168,7 +183,7 @@ class OptimizerShell(Process):
         for chunk, staged in tensors.staged.items():
             if (staged.chunk, staged.key) != (chunk, job.keys[step]):
                 raise SimulationFailed(f"chunk {chunk} of step {step} is staged as {staged}")
-            if opened is not None and opened.job == job.id:
+            if opened is not None and opened.job == job.id and not self.fenced:
                 covered = history.Covered(job.id, opened.generation, step, chunk, staged.micro_batches)
                 self.world.history.add(covered)
         tensors.staged.clear()
@@ -195,6 +210,11 @@ class OptimizerShell(Process):
 
     def _write(self, effect: ev.Snapshot, weights: tuple[int, ...], fails: bool) -> None:
         job = self.world.jobs[effect.job]
+        if self.fenced:
+            self.feed(
+                ev.NotSaved(effect.job, effect.generation, effect.step, "another aggregator has taken over")
+            )
+            return
         if effect.step == job.full_disk_at or (fails and effect.step not in (0, job.plan.steps)):
             self.feed(ev.NotSaved(effect.job, effect.generation, effect.step, "disk full"))
             return

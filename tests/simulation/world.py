@@ -42,9 +42,15 @@ HANG_SECONDS = 1500.0
 
 @dataclass
 class Disk:
-    """What survives the death of processes."""
+    """What survives the death of processes.
+
+    Attributes:
+        epoch: of the aggregator that started last.
+        obeyed_epoch: the highest that an optimizer of its own process has obeyed.
+    """
 
     epoch: int = 0
+    obeyed_epoch: int = 0
     jobs: dict[str, SaveJob] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     checkpoints: dict[str, list[tuple[pb.CheckpointWritten, tuple[int, ...]]]] = field(default_factory=dict)
@@ -236,6 +242,8 @@ class World:
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
         elif isinstance(process, AggregatorShell) and process is not self.aggregator:
             return  # one that had been replaced
+        elif isinstance(process, OptimizerShell) and process is not self.optimizer:
+            return  # that one's
         elif self.scenario.tiers == 2:
             for each in (self.optimizer, self.aggregator):
                 if each is not None:
@@ -269,7 +277,7 @@ class World:
         kinds = ["link", "link", "worker", "worker", "aggregator", "silence", "silence", "freeze", "clock"]
         if self.scenario.tiers == 3:
             kinds += ["optimizer", "optimizer link"]
-            kinds += ["usurper"] if rng.random() < 0.2 else []
+        kinds += ["usurper"] if rng.random() < 0.2 else []
         kinds += ["everything"] if rng.random() < 0.3 else []
         kinds += ["hang"] if rng.random() < 0.1 else []
         kind = rng.choice(kinds)

@@ -12,12 +12,13 @@ from google.protobuf.message import Message
 from aggregator import events as ev
 from aggregator.sessions import Sessions
 from aggregator.shards.lanes import Lanes
-from aggregator.shards.messages import opened, order, report, to_effect, to_order
+from aggregator.shards.messages import InOrder, opened, order, report, to_effect, to_order
 from aggregator.shards.shards import Shards
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.security import Security
+from services.streams import LinkClosed
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.tree import Node
 
@@ -234,3 +235,17 @@ def test_an_envelope_of_a_newer_version_is_passed_over() -> None:
     assert opened(pb.ShardOrder()) is None
     assert opened(report(cluster.Heartbeat())) == cluster.Heartbeat()
     assert to_effect(pb.DropPart()) is None
+
+
+def test_a_message_that_comes_again_is_passed_over_and_one_that_is_missing_ends_the_stream() -> None:
+    in_order = InOrder()
+    assert [in_order.is_new(number) for number in (1, 2, 2, 1, 0, 3)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(LinkClosed, match="message 5 came, expected 4"):
+        in_order.is_new(5)

@@ -27,7 +27,7 @@ from services.tensors.same_host import (
     TensorLink,
 )
 from services.tensors.shared import SharedArray
-from services.tensors.wire import ChunkRefused, TensorChunk, check, pack, serialize, with_checksum
+from services.tensors.wire import ChunkRefused, Overtaken, TensorChunk, check, pack, serialize, with_checksum
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -149,9 +149,9 @@ def test_what_lies_in_memory_is_held_against_the_layout_and_its_mark(links: list
     with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
         check(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
     array.mark(1, 10)
-    with pytest.raises(ChunkRefused, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(Overtaken, match="chunk 1: its place in shared memory holds something else"):
         check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
-    with pytest.raises(ChunkRefused, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(Overtaken, match="chunk 1: its place in shared memory holds something else"):
         with_checksum(chunk)
 
 

@@ -1,0 +1,152 @@
+"""Fault × calls of people: the right answer or one clear line; a job is queued once or never; what is next is right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cli.client import JobsClient
+from cli.options import Target
+from protos import jobs_pb2 as jobs
+from services.errors import TiermeshError
+from services.security import Security
+from tests.anything import is_told_in_one_line
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, eventually
+from tests.cluster.rpc_proxy import Fault, ProxiedCluster
+
+ENDING = ("before", "midway", "after", "cancelled")
+PASSING = ("slow", "duplicated")
+DAMAGING = ("truncated", "bit-flipped")
+ANSWER_SECONDS = 5.0
+"""The slowest fault takes one of them."""
+
+Call = Callable[[JobsClient, str, str], Awaitable[Any]]
+
+
+async def _all_of(events: Any) -> list[Any]:
+    return [each async for each in events]
+
+
+CALLS: dict[str, Call] = {
+    "Submit": lambda client, _, spec: client.submit("named", spec),
+    "List": lambda client, *_: client.jobs(),
+    "Get": lambda client, job, _: client.job(job),
+    "Cancel": lambda client, job, _: client.cancel(job),
+    "Watch": lambda client, job, _: _all_of(client.watch(job)),
+    "Logs": lambda client, job, _: _all_of(client.logs(job, follow=False)),
+    "Status": lambda client, *_: client.status(),
+}
+STREAMS = ("Watch", "Logs")
+EMPTY = ("List", "Status")
+"""What they ask has no bytes."""
+MATRIX = [
+    (method, direction, kind)
+    for method in CALLS
+    for direction in ("up", "down")
+    for kind in (*ENDING, *PASSING, *DAMAGING)
+    if (kind, direction) != ("before", "down")  # no message has passed: there is no direction
+    and not (method in EMPTY and direction == "up" and kind in DAMAGING)
+    # gRPC itself holds calls of one message to one.
+    and (kind != "duplicated" or (method in STREAMS and direction == "down"))
+]
+SHORT = [
+    *random.Random(5).sample([each for each in MATRIX if each[2] not in PASSING], 16),
+    ("Watch", "down", "duplicated"),
+    ("Submit", "up", "bit-flipped"),
+    ("Submit", "down", "after"),
+    ("Get", "down", "truncated"),
+    ("Get", "up", "slow"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
+    """Of an aggregator alone: no job gets on."""
+    with ProxiedCluster(tmp_path_factory.mktemp("calls")) as running:
+        yield running
+
+
+def ask(address: str, call: Call, job: str, spec: str) -> Any:
+    """The answer, or the error that a command would show."""
+
+    async def scenario() -> Any:
+        async with JobsClient(Target(address, Security(), ANSWER_SECONDS)) as client:
+            return await call(client, job, spec)
+
+    try:
+        return asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+    except TiermeshError as error:
+        return error
+
+
+def known(cluster: ProxiedCluster) -> list[str]:
+    """The ids of all jobs, past the proxy."""
+    return [each.id for each in ask(cluster.aggregator.address, CALLS["List"], "", "")]
+
+
+@pytest.mark.parametrize(
+    ("method", "direction", "kind"),
+    [
+        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow, id="-".join(each))
+        for each in MATRIX
+    ],
+)
+def test_an_answer_or_a_line(
+    cluster: ProxiedCluster, short_spec: str, method: str, direction: str, kind: str
+) -> None:
+    direct = cluster.aggregator.address
+    job = ask(direct, CALLS["Submit"], "", short_spec).id
+    if method != "Cancel":  # its stream of events has ended, and nothing of it changes any more
+        ask(direct, CALLS["Cancel"], job, "")
+    before = known(cluster)
+    undisturbed = None if method in ("Submit", "Cancel", "List") else ask(direct, CALLS[method], job, "")
+    proxy: Any = cluster.to_aggregator
+    least_bytes = 1 if kind in DAMAGING else 0
+    proxy.strike(Fault(f"/tiermesh.Jobs/{method}", direction, kind, least_bytes=least_bytes))
+    outcome = ask(proxy.address, CALLS[method], job, short_spec)
+    assert proxy.struck.is_set(), "the fault was not met with"
+
+    failed = isinstance(outcome, TiermeshError)
+    if failed:
+        assert is_told_in_one_line(outcome)
+    assert failed or kind not in ENDING
+    assert not (failed and kind in PASSING), outcome
+    if direction == "up" and kind in DAMAGING:
+        assert failed, outcome
+    if undisturbed is not None and kind in PASSING:
+        assert _plain(outcome) == _plain(undisturbed)
+    new = known(cluster)[len(before) :]
+    assert len(new) <= (method == "Submit")
+    assert len(new) == 1 or method != "Submit" or failed
+
+    if method == "Cancel" and failed:
+        ended = ask(proxy.address, CALLS["Get"], job, "")
+        if ended.state != jobs.CANCELLED:  # it never came to that
+            assert ask(proxy.address, CALLS["Cancel"], job, "").state == jobs.CANCELLED
+    assert ask(proxy.address, CALLS["Get"], job, "").id == job
+    eventually(lambda: _idle(direct), "all jobs to be over")
+
+
+def _idle(address: str) -> bool:
+    """Whether all jobs are over; those that are not are cancelled, also one whose submission came in late."""
+    left = [each.id for each in ask(address, CALLS["List"], "", "") if each.state not in ENDED]
+    for job in left:
+        ask(address, CALLS["Cancel"], job, "")
+    return not left
+
+
+def _plain(answer: Any) -> list[str]:
+    """What was said, each thing once and without the time at which it was."""
+    said = answer if isinstance(answer, list) else [answer]
+    told: list[str] = []
+    for each in said:
+        text = "" if isinstance(each, jobs.ClusterStatus) else str(getattr(each, "job", each))
+        if isinstance(each, jobs.LogLine):
+            text = each.text
+        if text not in told:
+            told.append(text)
+    return told

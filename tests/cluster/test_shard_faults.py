@@ -1,0 +1,121 @@
+"""Fault × RPC of shards: whatever happens to a message of a stream of theirs, the job ends in the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
+from tests.cluster.rpc_proxy import Fault, ProxiedCluster
+from tests.cluster.test_rpc_faults import CHUNK_BYTES, CHUNK_KINDS, CONTROL_KINDS
+
+STEPS = 2 * CHECKPOINT_EVERY
+ATTEND_KINDS = (*CONTROL_KINDS, "reordered")
+"""Orders and reports are counted."""
+ASKING_KINDS = ("before", "midway", "after", "cancelled", "slow", "truncated", "bit-flipped")
+"""Of the one message that asks for a copy."""
+ENDING_KINDS = ("midway", "after", "cancelled", "slow")
+"""Of the answer to a checkpoint's pieces, which is empty."""
+MEMORY_KINDS = ("midway", "after", "duplicated", "truncated", "bit-flipped", "reordered")
+
+MATRIX = [
+    *(("network", "Shard", "Attend", way, kind) for way in ("up", "down") for kind in ATTEND_KINDS),
+    *(("network", "Shard", "ReadPart", "up", kind) for kind in ASKING_KINDS),
+    *(("network", "Shard", "ReadPart", "down", kind) for kind in CHUNK_KINDS),
+    *(("network", "Shard", "WritePart", "up", kind) for kind in CHUNK_KINDS),
+    *(("network", "Shard", "WritePart", "down", kind) for kind in ENDING_KINDS),
+    *(("network", "Cluster", "Exchange", way, kind) for way in ("up", "down") for kind in CHUNK_KINDS),
+    *(("memory", "Cluster", "Exchange", way, kind) for way in ("up", "down") for kind in MEMORY_KINDS),
+]
+MATRIX = [
+    each for each in MATRIX if each[3:] != ("down", "before")
+]  # no message has passed: there is no direction
+SHORT = {
+    ("network", "Shard", "Attend", "down", "truncated"),
+    ("network", "Shard", "Attend", "down", "duplicated"),
+    ("network", "Shard", "WritePart", "up", "bit-flipped"),
+    ("network", "Shard", "ReadPart", "down", "truncated"),
+    ("network", "Cluster", "Exchange", "down", "after"),
+}
+OPTIONS: dict[str, tuple[object, ...]] = {"network": ("--no-shared-memory",), "memory": ()}
+
+
+@pytest.fixture(scope="module")
+def spec(corpus: Path) -> str:
+    return spec_of(corpus.parent, gpt_config(corpus, project_name="shard-faults", max_steps=STEPS))
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ProxiedCluster]]:
+    """Two shards, whose tensors go over the network or through shared memory; each started when first asked for."""
+    started = _Started(tmp_path_factory)
+    yield started
+    for cluster in started.values():
+        cluster.close()
+
+
+class _Started(dict[str, ProxiedCluster]):
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._folders = folders
+
+    def __missing__(self, how: str) -> ProxiedCluster:
+        cluster = ProxiedCluster(self._folders.mktemp(how), workers=1, shards=2, options=OPTIONS[how])
+        self[how] = cluster.__enter__()
+        return cluster
+
+
+@pytest.fixture(scope="module")
+def undamaged(clusters: dict[str, ProxiedCluster], spec: str) -> Bits:
+    """What the job makes when nothing happens."""
+    cluster = clusters["network"]
+    return bits(cluster.finish(cluster.submit(spec)))
+
+
+@pytest.mark.parametrize(
+    ("how", "service", "method", "direction", "kind"),
+    [
+        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow, id="-".join(each))
+        for each in MATRIX
+    ],
+)
+def test_the_job_ends_in_the_same_bits(
+    clusters: dict[str, ProxiedCluster],
+    spec: str,
+    undamaged: Bits,
+    how: str,
+    service: str,
+    method: str,
+    direction: str,
+    kind: str,
+) -> None:
+    cluster = clusters[how]
+    proxy, other = (_proxy(cluster, shard) for shard in (0, 1))
+    pieces = (method == "ReadPart" and direction == "down") or (method == "WritePart" and direction == "up")
+    large = pieces or (method == "Exchange" and how == "network")
+    fault = Fault(
+        f"/tiermesh.{service}/{method}",
+        direction,
+        kind,
+        passing=0 if method == "WritePart" or (method, direction) == ("ReadPart", "up") else 3,
+        least_bytes=CHUNK_BYTES if large else 0,
+    )
+    if method == "WritePart":  # a checkpoint is given back to shards once one of them was lost
+        job = cluster.submit(spec)
+        cluster.wait_step(job, CHECKPOINT_EVERY + 1)
+        proxy.strike(fault)
+        other.strike(Fault("/tiermesh.Shard/Attend", "down", "midway"))
+    else:
+        proxy.strike(fault)
+        job = cluster.submit(spec)
+    assert bits(cluster.finish(job)) == undamaged
+    assert proxy.struck.is_set(), "the fault was not met with"
+    silent = [daemon.name for daemon in cluster.daemons if "silent for" in daemon.log_text()]
+    assert not silent, "what ends a stream is told at once, and not waited for"
+
+
+def _proxy(cluster: ProxiedCluster, shard: int) -> Any:
+    return cluster.to_shards[shard]

@@ -1,0 +1,160 @@
+"""Two aggregators on one state dir: one leads, and the job's bits are the same whichever it is, and whenever."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits
+from tests.cluster.harness import Cluster, Daemon, eventually, tiermesh
+from tests.cluster.test_kills import steps_told
+
+NOBODY = "127.0.0.1:1"
+HEARTBEAT_SECONDS = 1.0
+
+
+def leads(aggregator: Daemon) -> bool:
+    """Whether it says so in its metrics."""
+    return aggregator.metric("tiermesh_leader") == 1
+
+
+def one_leader(*aggregators: Daemon) -> Daemon:
+    """The one that leads, once there is one."""
+
+    def look() -> list[Daemon]:
+        leading = [each for each in aggregators if leads(each)]
+        assert len(leading) < 2
+        return leading
+
+    (leader,) = eventually(look, "a leader")
+    return leader
+
+
+class Pair(Cluster):
+    """A cluster whose aggregator has a standby, and whose worker knows both, behind one that is not there."""
+
+    def __init__(self, folder: Path, tiers: int, *options: str) -> None:
+        super().__init__(
+            folder,
+            tiers=tiers,
+            aggregator_options=("--standby", *options),
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+        )
+
+    def __enter__(self) -> Pair:
+        super().__enter__()
+        try:
+            self.first = one_leader(self.aggregator)
+            self.second = self.start_standby()
+            self.second.wait_log("standby of aggregator (epoch 1)")
+            eventually(lambda: self.first.metric("tiermesh_standbys") == 1, "the standby to be known")
+            self.start_worker(aggregator=f"{NOBODY},{self.first.address},{self.second.address}")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def taken_over(self) -> None:
+        """Wait until the second one leads."""
+        self.second.wait_log("takes over as epoch 2")
+        self.lead_by(self.second)
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_leader_that_is_killed(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
+    with Pair(tmp_path, tiers) as pair:
+        job = pair.submit(gpt_spec)
+        pair.wait_step(job, CHECKPOINT_EVERY + 2)
+        assert (leads(pair.first), leads(pair.second)) == (True, False)
+        pair.first.kill()
+        pair.taken_over()
+        ended = pair.finish(job)
+        assert bits(ended) == undisturbed
+        assert ended.generation == (1 if tiers == 3 else 2)
+        status = pair.status()
+        assert (status.leader, status.epoch, len(status.standbys)) == ("standby", 2, 0)
+        assert leads(pair.second)
+        assert f"aggregator {NOBODY}: " in pair.workers[0].log_text()
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_a_leader_that_wakes_up_late_does_nothing_any_more(
+    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Pair(tmp_path, tiers) as pair:
+        job = pair.submit(gpt_spec)
+        pair.wait_step(job, 2)
+        pair.first.freeze()
+        pair.taken_over()
+        before = len(pair.first.log_text())
+        pair.wait_step(job, CHECKPOINT_EVERY + 1)
+        pair.first.thaw()
+        pair.first.wait_log("it stands by from now on")
+        woken = pair.first.log_text()[before:].partition("it stands by from now on")[0]
+        assert "has taken over from epoch 1" in woken
+        assert "Step: " not in woken and "checkpoint" not in woken and "ERROR" not in woken, woken
+        assert bits(pair.finish(job)) == undisturbed
+        told = steps_told(pair, job)
+        assert told[-1] == STEPS
+        assert sum(told[at] <= told[at - 1] for at in range(1, len(told))) <= 1, "one takeover, one way back"
+        pair.first.wait_log("standby of standby (epoch 2)")
+        eventually(lambda: [each.name for each in pair.status().standbys] == ["aggregator"], "its return")
+        assert (leads(pair.first), leads(pair.second)) == (False, True)
+
+
+def test_a_list_that_is_none_is_refused() -> None:
+    done = tiermesh("worker", "--aggregator", "a:1,,b:1")
+    assert done.returncode == 2
+    assert "--aggregator 'a:1,,b:1': part 2 is empty; expected HOST:PORT" in done.stderr.splitlines()[-1]
+
+
+def test_of_two_that_are_started_at_once_one_leads_and_its_end_is_noticed_at_once(tmp_path: Path) -> None:
+    """Long before a standby would tire of waiting."""
+    options = ("--state-dir", tmp_path / "state", "--standby", "--heartbeat-seconds", 20.0)
+    pair = [Daemon("aggregator", name, tmp_path, *options) for name in ("left", "right")]
+    with ExitStack() as stack:
+        for each in pair:
+            stack.callback(each.close)
+        leader = one_leader(*(each.ready() for each in pair))
+        (other,) = (each for each in pair if each is not leader)
+        other.wait_log(f"standby of {leader.name} (epoch 1)")
+        asked = tiermesh("jobs", "--aggregator", other.address)
+        assert asked.returncode == 1
+        assert f"standby of {leader.name} (epoch 1)" in asked.stderr
+        both = ("--aggregator", f"{NOBODY},{other.address},{leader.address}")
+        shown = tiermesh("status", *both)
+        assert f"aggregator {leader.name} at {leader.address}: 2-tier, epoch 1" in shown.stdout
+        assert leader.terminate() == 0
+        other.wait_log(f"takes over as epoch 2: {leader.name} (epoch 1) has left")
+        eventually(lambda: leads(other), "the other one to lead")
+        assert tiermesh("jobs", *both).returncode == 0
+
+
+def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path: Path) -> None:
+    with Pair(tmp_path, 2) as pair:
+        queue = tmp_path / "aggregator-state" / "queue.sqlite"
+        with closing(sqlite3.connect(queue, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            pair.first.wait_log("this one leads no longer")
+            eventually(lambda: not leads(pair.first), "it to stand by")
+            assert not leads(pair.second)
+        one_leader(pair.first, pair.second)
+
+
+def test_an_aggregator_that_does_not_stand_by_takes_over_at_once_and_the_other_one_stands_by(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Pair(tmp_path, 2) as pair:
+        job = pair.submit(gpt_spec)
+        pair.wait_step(job, 2)
+        state = ("--state-dir", tmp_path / "aggregator-state")
+        third = pair._start("aggregator", "third", *state, "--heartbeat-seconds", HEARTBEAT_SECONDS).ready()
+        pair.start_worker(aggregator=third.address)
+        pair.lead_by(third)
+        pair.first.wait_log("it stands by from now on")
+        assert bits(pair.finish(job)) == undisturbed
+        assert pair.status().epoch == 2
+        assert pair.first.terminate() == 0

@@ -1,0 +1,63 @@
+"""Fuzz what parses bytes or text from outside, guided by what code is reached; needs atheris (`make fuzz`).
+
+python -m tests.fuzz [--seconds 60] [TARGET ...]     each for so long, by default all of targets.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+CORPUS = Path("build/fuzz/corpus")
+"""What reached new code; taken up again the next time."""
+MEMORY_LIMIT_MB, INPUT_LIMIT_SECONDS, LONGEST_BYTES = 1024, 10, 4096
+
+
+def fuzz(name: str, seconds: int) -> None:
+    """Fuzz one target in this process, which then ends; what failed it is in build/fuzz."""
+    import atheris
+
+    with atheris.instrument_imports(include=["services", "aggregator", "hpack"]):
+        target = importlib.import_module("tests.fuzz.targets").TARGETS[name]
+    corpus = CORPUS / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(target.seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    limits = (
+        f"-max_total_time={seconds}",
+        f"-rss_limit_mb={MEMORY_LIMIT_MB}",
+        f"-timeout={INPUT_LIMIT_SECONDS}",
+        f"-max_len={LONGEST_BYTES}",
+        f"-artifact_prefix=build/fuzz/{name}-",
+    )
+    atheris.Setup([sys.argv[0], *limits, "-verbosity=0", "-print_final_stats=1", str(corpus)], target.run)
+    atheris.Fuzz()
+
+
+def main() -> int:
+    """Fuzz all targets that were asked for, one process each; 1 if one failed."""
+    parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("target", nargs="*")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        fuzz(asked.target[0], asked.seconds)
+        return 0
+    from tests.fuzz.targets import TARGETS
+
+    failed = []
+    for name in asked.target or TARGETS:
+        print(f"{name}:", flush=True)
+        command = [sys.executable, "-m", "tests.fuzz", "--here", name, "--seconds", str(asked.seconds)]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+    print(f"failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Two processes on one folder, of which one has been replaced and may not know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.checkpoints import CheckpointInfo, Fence, list_checkpoints, read_checkpoint, write_checkpoint
+from services.errors import Failed
+from services.tensors.layout import Layout
+
+LAYOUT = Layout.build([("a", (8, 4), True, "a", True)])
+
+
+def write(root: Path, step: int, value: float, fence: Fence | None = None) -> CheckpointInfo:
+    weights = np.full(LAYOUT.elements, value, np.float32)
+    return write_checkpoint(
+        root,
+        job="job-1",
+        generation=1,
+        step=step,
+        config_json="{}",
+        layout=LAYOUT,
+        weights=weights,
+        optimizer_state={},
+        files={},
+        **({} if fence is None else {"fence": fence}),
+    )
+
+
+def replaced(then: Callable[[], None] = lambda: None) -> Fence:
+    """The fence of a process that is replaced just before it comes to it."""
+
+    @contextmanager
+    def fence() -> Iterator[None]:
+        then()
+        raise Failed("epoch 2 has taken over")
+        yield
+
+    return fence
+
+
+def test_whoever_was_replaced_changes_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 10, value=1)
+    for step in (10, 20):
+        with pytest.raises(Failed, match="epoch 2 has taken over"):
+            write(tmp_path, step, value=2, fence=replaced())
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+    assert read_checkpoint(tmp_path / "step-00000010").weights[0] == 1
+
+
+def test_whoever_was_replaced_does_not_remove_what_the_other_one_writes(tmp_path: Path) -> None:
+    theirs = tmp_path / ".step-00000010.0123abcd.partial"
+    theirs.mkdir()
+    with pytest.raises(Failed, match="epoch 2 has taken over"):
+        write(tmp_path, 10, value=1, fence=replaced())
+    assert list(tmp_path.iterdir()) == [theirs]
+    write(tmp_path, 10, value=1)
+    assert not theirs.exists(), "who may write clears what others left"
+
+
+def test_two_that_write_the_same_step_do_not_mix(tmp_path: Path) -> None:
+    def other_one() -> None:
+        write(tmp_path, 10, value=2)
+
+    with pytest.raises(Failed, match="epoch 2 has taken over"):
+        write(tmp_path, 10, value=1, fence=replaced(other_one))
+    (path,) = list_checkpoints(tmp_path)
+    assert read_checkpoint(path).weights[0] == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_fence_is_held_while_the_checkpoint_gets_its_name(tmp_path: Path) -> None:
+    seen = []
+
+    @contextmanager
+    def fence() -> Iterator[None]:
+        seen.append([path.name for path in list_checkpoints(tmp_path)])
+        yield
+        seen.append([path.name for path in list_checkpoints(tmp_path)])
+
+    write(tmp_path, 10, value=1, fence=fence)
+    assert seen == [[], ["step-00000010"]]
