@@ -19,7 +19,7 @@ class Arrival:
         duplicate: everything it brings is covered already; nothing is to be done.
         superseded: held nodes within the new one; their payloads are to be dropped.
         merges: (left, right, parent) additions to make, in this order.
-        done: the last merge, or the node itself, reached the root.
+        done: the last merge, or the node itself, reached the root, which is not held back.
     """
 
     duplicate: bool = False
@@ -29,11 +29,16 @@ class Arrival:
 
 
 class Coverage:
-    """Coverage of one step: `chunks` chunks, each to be summed up the tree of `root`."""
+    """Coverage of one step: `chunks` chunks, each to be summed up the tree of `root`.
 
-    def __init__(self, root: Node, chunks: int) -> None:
+    Attributes:
+        gated: whether the chunk that would complete the sum is held back, so that there is no COMMIT yet.
+    """
+
+    def __init__(self, root: Node, chunks: int, *, gated: bool = False) -> None:
         self.root = root
         self.chunks = chunks
+        self.gated = gated
         self._held: dict[int, set[Node]] = {}
         self._done: set[int] = set()
 
@@ -64,10 +69,23 @@ class Coverage:
             held.discard(sibling)
             arrival.merges.append((min(node, sibling), max(node, sibling), parent))
             node = parent
+        if self.gated and len(self._done) == self.chunks - 1:
+            held.add(node)
+            return arrival
         del self._held[chunk]
         self._done.add(chunk)
         arrival.done = True
         return arrival
+
+    def open_gate(self) -> int | None:
+        """Hold nothing back any more; the chunk that was held back, now done, if one was."""
+        self.gated = False
+        for chunk, held in self._held.items():
+            if self.root in held:
+                del self._held[chunk]
+                self._done.add(chunk)
+                return chunk
+        return None
 
     def covers(self, node: Node, chunk: int) -> bool:
         """Whether nothing of `node` is missing for `chunk`."""

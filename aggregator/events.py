@@ -226,6 +226,14 @@ class Note:
     learning_rate: float | None = None
 
 
+@dataclass(frozen=True)
+class Verified:
+    """A check of a micro-batch is closed: passed, faulty, undecided or abandoned. For the metrics."""
+
+    job: str
+    outcome: str
+
+
 Effect = (
     SaveJob
     | ToWorker
@@ -238,6 +246,7 @@ Effect = (
     | DropAll
     | StoreWeights
     | Note
+    | Verified
 )
 
 

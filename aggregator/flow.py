@@ -91,10 +91,19 @@ class Flow:
         for left, right, parent in arrival.merges:
             self._out.put(Merge(chunk, left, right, parent))
         if arrival.done:
-            onward = self.header(step_sum.version, chunk, elements, GRADIENT)
-            if chunk == 0:
-                onward.non_finite.extend(step_sum.non_finite)
-            self._out.put(Forward(onward, step_sum.coverage.root))
+            self._finished(step_sum, chunk, elements)
+
+    def open_gate(self, step_sum: StepSum, elements: int) -> None:
+        """All checks of a step are closed: its sum may be complete."""
+        held_back = step_sum.coverage.open_gate()
+        if held_back is not None:
+            self._finished(step_sum, held_back, elements)
+
+    def _finished(self, step_sum: StepSum, chunk: int, elements: int) -> None:
+        onward = self.header(step_sum.version, chunk, elements, GRADIENT)
+        if chunk == 0:
+            onward.non_finite.extend(step_sum.non_finite)
+        self._out.put(Forward(onward, step_sum.coverage.root))
 
     def initial(self, header: ChunkHeader) -> None:
         """A chunk of initial weights: straight on to the optimizer."""

@@ -57,8 +57,16 @@ class Orders:
         lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
         if len(missing) < step_sum.coverage.chunks:
             lease.chunks.extend(to_ranges(missing))
+        lease.checksums.extend(step_sum.checked_in(assignment.node))
         self.window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.limit)
         self._tell(session, lease)
+
+    def verify(self, session: int, version: Version, micro_batch: int) -> int:
+        """Compute a micro-batch once more, for its gradient's checksum alone; returns the lease."""
+        lease = self._lease(version, self._new_lease(), pb.VERIFY, Node(micro_batch, 1))
+        lease.checksums.append(micro_batch)
+        self._tell(session, lease)
+        return lease.lease
 
     def evaluate(
         self, session: int, evaluation: Evaluation, version: Version, workers: int, now: float

@@ -7,11 +7,13 @@ every worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from aggregator.checks import Checks, Finding
 from aggregator.evaluation import MOST_BATCHES, Evaluation
 from aggregator.events import Drop, DropAll, Outbox, ToOptimizer
+from aggregator.exclusions import Exclusions
 from aggregator.failures import MOST_FAILURES, Failures, Work
 from aggregator.fitness import Fitness
 from aggregator.flow import Flow
@@ -21,6 +23,7 @@ from aggregator.quorum import Quorum
 from aggregator.report import Report
 from aggregator.stalls import Stalls
 from aggregator.step import StepSum
+from aggregator.verification import sampled
 from aggregator.waits import waits_of
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState, Wait
@@ -69,6 +72,8 @@ class Run:
         self.orders = Orders(job.id, new_lease, out)
         self._stalls = Stalls(ladder, members, self.orders, self.report)
         self._failures = Failures()
+        self._checks = Checks(ladder, members, self.orders, self.report, out)
+        self._exclusions = Exclusions(job)
         self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
@@ -110,6 +115,8 @@ class Run:
             return f"the optimizer to write the checkpoint of step {self.job.step}{missed}"
         if short := self.quorum.waits_for(now):
             return short
+        if self.job.phase == "train" and self.sum is None:
+            return f"the optimizer to start step {self.job.step} over"
         if not self._members:
             return "workers: none is connected"
         if not able:
@@ -128,7 +135,9 @@ class Run:
     def is_computing(self, member: Member) -> bool:
         """Whether a worker has something to compute now."""
         initialising = self.initialisation is not None and self.initialisation.session == member.session
-        training = self.sum is not None and self.sum.busy(member.session)
+        training = self.sum is not None and (
+            self.sum.busy(member.session) or self._checks.busy(self.sum, member.session)
+        )
         evaluating = self.evaluation is not None and self.evaluation.busy(member.session)
         return initialising or training or evaluating
 
@@ -137,7 +146,10 @@ class Run:
     def open(self) -> None:
         """The link to the optimizer is up: ask where it stands."""
         self.standing_state = pb.Standing.STATE_UNSPECIFIED
-        ask = pb.Open(job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation)
+        void = self._exclusions.void_checkpoints() if self.plan.on_faulty == "go_back" else ()
+        ask = pb.Open(
+            job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
+        )
         self._out.put(ToOptimizer(ask))
 
     def standing(self, standing: pb.Standing, now: float) -> None:
@@ -174,6 +186,8 @@ class Run:
             current = self.initialisation
             if current is not None and current.described:
                 self.orders.resend(current.session, current.lease, standing.missing)
+        elif self._is_void(version, standing.missing):
+            self._start_over(version)
         else:
             self._continue_at(version, set(from_ranges(standing.missing, self.chunks)), now)
         if not self.ended:
@@ -261,7 +275,8 @@ class Run:
         else:
             self.job.phase = "train"
             room = self._lanes * self.plan.wire.gradients_per_float32
-            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room)
+            checked = sampled(self.job.id, step, self.plan.micro_batches, self.plan.verify_fraction)
+            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room, checked)
             expected = [each for each in self._able() if each.streamed] if self.quorum.enough(now) else []
             self.sum.distribute(speeds(expected), now)
             for member in expected:
@@ -336,8 +351,12 @@ class Run:
     # ---- workers ----
 
     def join(self, member: Member) -> None:
-        """Have a worker build the job."""
+        """Have a worker build the job, unless it was found faulty."""
         member.leave_job()
+        if why := self._exclusions.why(member.name):
+            member.unfit = why
+            self.orders.leave(member.session, why)
+            return
         self.orders.join(member.session, self.report.spec_json)
 
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
@@ -377,6 +396,8 @@ class Run:
 
     def failed(self, member: Member, unable: pb.Unable, now: float) -> None:
         """A worker could not do a lease: others have it, or itself; but not for ever."""
+        if self.sum is not None and self._checks.failed(self.sum, member, unable.lease, unable.reason):
+            return
         parts = self._released(member.session, unable.lease, now)
         if parts is None:
             return
@@ -438,13 +459,19 @@ class Run:
         self._out.put(ToOptimizer(pb.Initialise(job=self.job.id, layout_json=layout, files=files)))
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
-        """A worker has computed a lease; its chunks are on the way."""
-        assignment = self.sum.by_lease(computed.lease) if self.sum is not None else None
+        """A worker has computed a lease, whose chunks are on the way, or a check."""
+        if self.sum is None:
+            return
+        assignment = self.sum.by_lease(computed.lease)
         if assignment is None or assignment.session != member.session:
+            if self._checks.answered(self.sum, member, computed.lease, computed.checksums):
+                member.failures = 0
+                self.dispatch(now)
             return
         assignment.computed, member.stalled, member.failures = True, False, 0
         self._failures.done(self._work(assignment.node.micro_batches))
         member.measured(assignment.node.count, computed.seconds)
+        self._checks.told(self.sum, member.name, assignment, computed.checksums, now)
         self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
@@ -472,6 +499,7 @@ class Run:
     def _abandon(self, member: Member, now: float) -> None:
         if self.sum is not None:
             self.sum.abandon(member.session, now)
+            self._checks.abandon(self.sum, member.session)
         if self.evaluation is not None:
             self.evaluation.abandon(member.session)
         if self.initialisation is not None and self.initialisation.session == member.session:
@@ -503,8 +531,10 @@ class Run:
             sessions = {member.session for member in able if member.streamed}
             for assignment in self.sum.assignments:
                 if assignment.session in sessions and not assignment.lease:
-                    in_place = self._members[assignment.session].in_place
-                    self.orders.train(assignment.session, self.sum, assignment, now, in_place=in_place)
+                    member = self._members[assignment.session]
+                    self._checks.leased(self.sum, member.name)
+                    self.orders.train(member.session, self.sum, assignment, now, in_place=member.in_place)
+            self._verify(self.sum, now)
         elif self.evaluation is not None:
             for member in holders:
                 if not self.evaluation.busy(member.session):
@@ -520,12 +550,54 @@ class Run:
         left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
         step_sum.distribute(known, now, left)
 
+    def _verify(self, step_sum: StepSum, now: float) -> None:
+        """Have checks made; the sum may be complete once all are closed."""
+        if not step_sum.coverage.gated:
+            return
+        finding = self._checks.advance(step_sum, [each for each in self._able() if each.streamed], now)
+        if finding is not None:
+            self._exclude(finding, now)
+        elif step_sum.verified:
+            self.flow.open_gate(step_sum, self.elements)
+
+    def _exclude(self, finding: Finding, now: float) -> None:
+        """Workers are faulty: they take no part any more, and nothing that was summed counts."""
+        assert self.version is not None
+        self.sum = None
+        self._out.put(DropAll())
+        self._exclusions.add(finding, self.version)
+        self.report.save()
+        for member in list(self._members.values()):
+            if member.name in finding.workers and not self.ended:
+                self.refuse(member, self._exclusions.why(member.name), now)
+        if not self.ended:
+            self._start_over(self.version)
+
+    def _start_over(self, version: Version) -> None:
+        """Have the optimizer go back, or forget what is staged alone: its next Standing is of a later generation."""
+        if self.plan.on_faulty == "go_back" and self._exclusions.void(version):
+            self.open()
+        else:
+            self._out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))
+
+    def _is_void(self, version: Version, missing: Iterable[pb.Range]) -> bool:
+        """Whether what the optimizer has of the step's sum may hold what a faulty worker made.
+
+        Of a sum that another aggregator began, nobody knows the checks any more.
+        """
+        if self._exclusions.void(version):
+            return True
+        unknown = version != self.version and bool(self.plan.verify_fraction)
+        return unknown and 0 < sum(each.count for each in missing) < self.chunks
+
     def tick(self, now: float) -> None:
         """Give leases that take too long to others, if there are idle ones."""
         self._end_if_hopeless(now)
         if self.ended:
             return
         holders = [each for each in self._able() if self.version is None or each.holds == self.version]
+        if self.sum is not None:
+            self._checks.release_late(self.sum, now)
         if not all(self.is_computing(member) for member in holders):
             self._release_late(now)
         self.dispatch(now)

@@ -346,6 +346,8 @@ class AggregatorService:
                 self.link.tell(effect.body)
             case ev.Note():
                 self._publish(effect, clock)
+            case ev.Verified():
+                self.metrics.verified(effect.job, effect.outcome)
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.spec_json, effect.fingerprint)
             case ev.CloseWorker():

@@ -9,6 +9,7 @@ from aggregator.coverage import Arrival, Coverage
 from aggregator.leases import NOBODY_BUSY, plan
 from aggregator.losses import total
 from aggregator.members import Version
+from aggregator.verification import Check
 from protos.tensors_pb2 import NonFinite
 from services.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
 from services.tensors.tree import Node
@@ -36,12 +37,21 @@ class Assignment:
 class StepSum:
     """The state of one step until its COMMIT."""
 
-    def __init__(self, version: Version, micro_batches: int, chunks: int, now: float, room: int = 1) -> None:
+    def __init__(
+        self,
+        version: Version,
+        micro_batches: int,
+        chunks: int,
+        now: float,
+        room: int = 1,
+        checked: Iterable[int] = (),
+    ) -> None:
         """Windows are `room` times as many chunks: of processes that they go through, and by how much they are shorter
-        than in float32."""
+        than in float32. The sum is not complete before the micro-batches `checked` are."""
         self._room = room
         self.version = version
-        self.coverage = Coverage(Node(0, micro_batches), chunks)
+        self.checks = {each: Check(each) for each in checked}
+        self.coverage = Coverage(Node(0, micro_batches), chunks, gated=bool(self.checks))
         self.assignments = [Assignment(self.coverage.root, None, now)]
         self.limit = min(WINDOW_CHUNKS * room, chunks)
         self._position = 0
@@ -109,6 +119,23 @@ class StepSum:
         # What it was given with them and has computed already is in that time, too.
         together = [each for each in self.of_session(session) if each.since_seconds >= since_seconds]
         return abs(since_seconds + sum(each.node.count for each in together) / speed - now)
+
+    def owes(self, micro_batch: int) -> bool:
+        """Whether somebody is to compute a micro-batch for the sum."""
+        return any(
+            not each.computed and (each.session is not None or self.coverage.missing(each.node))
+            for each in self.assignments
+            if each.node.first <= micro_batch < each.node.stop
+        )
+
+    def checked_in(self, node: Node) -> list[int]:
+        """The micro-batches of a node that are checked."""
+        return [each for each in self.checks if node.first <= each < node.stop]
+
+    @property
+    def verified(self) -> bool:
+        """Whether no check is open."""
+        return all(check.outcome for check in self.checks.values())
 
     def begun(self, session: int, now: float) -> None:
         """A worker has the weights: only now does it compute in earnest."""

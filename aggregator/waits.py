@@ -20,7 +20,8 @@ def waits_of(
 ) -> list[Wait]:
     """The leases that are owed to a job, the longest wait first.
 
-    Of a step's sum they are those that owe something of its next bucket in the agreed order (last of the layout first).
+    Of a step's sum they are those that owe something of its next bucket in the agreed order (last of the layout first),
+    and the checks that are under way.
     """
     waits = []
     if step_sum is not None and not step_sum.coverage.complete:
@@ -32,6 +33,12 @@ def waits_of(
             what = f"gradients of {span('micro-batch', each.node.first, each.node.count)}"
             peer, seconds = members[each.session].name, now - each.since_seconds
             waits.append(Wait(peer=peer, job=job, step=step, bucket=bucket, what=what, seconds=seconds))
+    if step_sum is not None:
+        for check in step_sum.checks.values():
+            if check.lease:
+                what = f"checksum of micro-batch {check.micro_batch}"
+                peer, seconds = members[check.session].name, now - check.since_seconds
+                waits.append(Wait(peer=peer, job=job, step=step, what=what, seconds=seconds))
     if evaluation is not None:
         for lease in evaluation.leases.values():
             what = f"losses of {span('batch', lease.first, lease.count)}"

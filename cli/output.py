@@ -68,6 +68,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
         "model_sha256": job.model_sha256 or None,
         "tokens_per_second": job.tokens_per_second,
         "skipped": job.skipped or None,
+        "excluded": {each.worker: each.reason for each in job.excluded} or None,
         "generation": job.generation,
         "submitted_seconds": job.submitted_seconds or None,
         "started_seconds": job.started_seconds or None,
@@ -85,6 +86,8 @@ def job_line(job: jobs_pb2.Job) -> str:
     parts.append(job.name)
     if job.skipped:
         parts.append(f"(skipped {job.skipped})")
+    if job.excluded:
+        parts.append(f"(faulty: {', '.join(each.worker for each in job.excluded)})")
     if job.detail:
         parts.append(f"({job.detail})")
     return "  ".join(parts)

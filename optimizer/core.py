@@ -7,6 +7,8 @@ generation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from optimizer.events import (
     Allocate,
     Allocated,
@@ -32,6 +34,7 @@ from optimizer.events import (
     Stage,
     StoreInitial,
     TensorsLost,
+    Unstage,
     Update,
     Updated,
 )
@@ -50,7 +53,7 @@ class OpenJob:
     def __init__(self, job: str, plan: JobPlan, generation: int) -> None:
         self.job = job
         self.plan = plan
-        self.generation = generation
+        self.generation = self.opened_generation = generation
         self.state = pb.Standing.EMPTY
         self.step = 0
         self.layout_json = ""
@@ -59,6 +62,7 @@ class OpenJob:
         self.staged: set[int] = set()
         self.non_finite: list[NonFinite] = []  # of the micro-batches whose sum is staged; told with chunk 0
         self.deciding = False
+        self.void = False  # what is being decided is to be forgotten: the step starts over
         self.updated = 0  # chunks whose weights are those of `step`
         self.allocating = ""  # the layout that room is being made for
         self.broken = ""  # why the job can't go on here
@@ -73,6 +77,14 @@ class OpenJob:
         """The layout is known."""
         self.layout_json, self.elements, self.chunks = layout_json, elements, chunk_count(elements)
 
+    def counts(self, void: Iterable[pb.Void]) -> bool:
+        """Whether nothing that a faulty worker did is in it, or it went back since."""
+        return all(each.generation < self.generation for each in void)
+
+    def made(self, generation: int) -> bool:
+        """Whether what was made under a generation is of this job as it is: a step that starts over undoes none."""
+        return self.opened_generation <= generation <= self.generation
+
     def standing(self) -> pb.Standing:
         """Where the job stands, and what is missing of what comes in now."""
         missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
@@ -84,6 +96,13 @@ class OpenJob:
             layout_json=self.layout_json,
             missing=to_ranges(missing),
         )
+
+
+def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
+    """Whether a checkpoint is one of those that do not count."""
+    return checkpoint is not None and any(
+        checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
+    )
 
 
 class OptimizerCore:
@@ -100,7 +119,9 @@ class OptimizerCore:
         self.open_job: OpenJob | None = None
         self._connected = False
         self._loading = ""
+        self._spec_json = ""
         self._least_generation = 0
+        self._void: tuple[pb.Void, ...] = ()  # checkpoints of the job that is loading or open
         self._now_seconds = 0.0  # when the newest step was measured
         self._saving: Snapshot | None = None  # on its way to the disk, of whatever job and generation
         self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
@@ -216,6 +237,8 @@ class OptimizerCore:
                 self._send_weights(body)
             case pb.Close():
                 self._close(body.job)
+            case pb.StartOver():
+                self._start_over(body)
 
     def _send_weights(self, order: pb.SendWeights) -> None:
         """Whoever asks for a version is sent it, or what has come of it since; and then every later one."""
@@ -226,14 +249,18 @@ class OptimizerCore:
     # ---- opening a job ----
 
     def _open(self, order: pb.Open) -> None:
-        if self.open_job is not None and self.open_job.job == order.job:
+        job, self._void = self.open_job, tuple(order.void)
+        if job is not None and job.job == order.job and job.counts(order.void):
             self._tell_standing()
             return
         self._drop()
-        self._least_generation = order.generation
+        self._least_generation, self._spec_json = order.generation, order.spec_json
         if self._loading != order.job:
-            self._loading = order.job
-            self._out.append(Load(order.job, order.spec_json))
+            self._load(order.job)
+
+    def _load(self, job: str) -> None:
+        self._loading = job
+        self._out.append(Load(job, self._spec_json, self._void))
 
     def _close(self, job: str) -> None:
         if self._loading == job:
@@ -249,14 +276,12 @@ class OptimizerCore:
     def _loaded(self, event: Loaded) -> None:
         if event.job != self._loading:
             return
+        if is_void(event.checkpoint, self._void):
+            self._load(event.job)  # it became so while it was looked up
+            return
         self._loading = ""
-        generation = max(event.generation, self._least_generation) + 1
-        if generation > LAST_GENERATION:
-            reason = (
-                f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
-                "says so is damaged, or the aggregator's record of the job"
-            )
-            self._say(pb.Unable(job=event.job, reason=reason))
+        generation = self._after(event.job, max(event.generation, self._least_generation))
+        if generation is None:
             return
         job = OpenJob(event.job, event.plan, generation)
         self._out.append(SaveGeneration(job.job, job.generation))
@@ -266,6 +291,17 @@ class OptimizerCore:
             job.state, job.step, job.updated = pb.Standing.TRAINING, event.checkpoint.step, job.chunks
             job.newest_checkpoint = event.checkpoint
         self._tell_standing()
+
+    def _after(self, job: str, generation: int) -> int | None:
+        """The generation that follows; None: there is none, and the aggregator is told."""
+        if generation < LAST_GENERATION:
+            return generation + 1
+        reason = (
+            f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
+            "says so is damaged, or the aggregator's record of the job"
+        )
+        self._say(pb.Unable(job=job, reason=reason))
+        return None
 
     def _tell_standing(self) -> None:
         job = self.open_job
@@ -358,6 +394,9 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
             return
+        if job.void:
+            self._next_generation(job)
+            return
         if not event.finite and job.plan.on_non_finite == "stop":
             why = why_not_finite(job.non_finite, job.plan.wire.gradients)
             self._broke(Broke(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
@@ -391,6 +430,30 @@ class OptimizerCore:
             self._checkpoint_due(job)
         else:
             self._snapshot_if_free()
+
+    # ---- a step that starts over ----
+
+    def _start_over(self, order: pb.StartOver) -> None:
+        """What is staged is void: the same step is made again, under the next generation."""
+        job = self.open_job
+        if job is None or job.job != order.job or job.state != pb.Standing.TRAINING:
+            return  # whoever opens it is told of a later generation
+        if order.generation < job.generation:
+            self._say(job.standing())
+        elif job.deciding:
+            job.void = True  # its measure is on the way, and must not be taken for the next one's
+        else:
+            self._next_generation(job)
+
+    def _next_generation(self, job: OpenJob) -> None:
+        generation = self._after(job.job, job.generation)
+        if generation is None:
+            return
+        job.generation, job.deciding, job.void = generation, False, False
+        job.staged.clear()
+        self._to_send = None
+        self._out += [SaveGeneration(job.job, generation), Unstage()]
+        self._say(job.standing())
 
     # ---- checkpoints ----
 
@@ -430,7 +493,7 @@ class OptimizerCore:
     def _saved(self, written: pb.CheckpointWritten) -> None:
         self._answered(written)
         job = self.open_job
-        if job is not None and (job.job, job.generation) == (written.job, written.generation):
+        if job is not None and job.job == written.job and job.made(written.generation):
             job.newest_checkpoint, job.failed_step = written, None
             if job.state == pb.Standing.RECEIVING:
                 job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
@@ -445,7 +508,7 @@ class OptimizerCore:
         """Go on, or not, as the job says; what a job can't do without is tried a second time."""
         self._answered(event)
         job = self.open_job
-        if job is not None and (job.job, job.generation) == (event.job, event.generation):
+        if job is not None and job.job == event.job and job.made(event.generation):
             if job.broken:
                 self._tell_broken(job)
                 return

@@ -167,6 +167,8 @@ class OptimizerEngine:
                 self._home.stage(effect.chunk, values)
             case ev.Measure():
                 self._home.measure(effect)
+            case ev.Unstage():
+                self._home.unstage()
             case ev.Update():
                 self._update_started(effect)
             case ev.Say(body=pb.Commit()):
@@ -244,7 +246,7 @@ class OptimizerEngine:
         """On the disk thread: a job as it is on the disk."""
         config = JobConfig.from_json(effect.spec_json)
         plan = plan_of(config)
-        checkpoint, notices = self.store.newest(effect.job)
+        checkpoint, notices = self.store.newest(effect.job, effect.void)
         for notice in notices:
             log.warning("%s", notice)
         loaded = ev.Loaded(effect.job, plan, self.store.generation(effect.job), notices=tuple(notices))

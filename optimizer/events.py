@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos.cluster_pb2 import CheckpointWritten, Hello
+from protos.cluster_pb2 import CheckpointWritten, Hello, Void
 from protos.tensors_pb2 import ChunkHeader
 from services.envelope import OptimizerBody, OptimizerOrder
 from services.plan import JobPlan
@@ -172,10 +172,11 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Load:
-    """Look a job up on disk, then tell with Loaded (or Broke)."""
+    """Look a job up on disk, but for what is void there, then tell with Loaded (or Broke)."""
 
     job: str
     spec_json: str
+    void: tuple[Void, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,11 @@ class Stage:
     """Take the payload that just arrived as this chunk of the step's sum."""
 
     chunk: int
+
+
+@dataclass(frozen=True)
+class Unstage:
+    """Forget what is staged of the step's sum."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +275,7 @@ Effect = (
     | Allocate
     | StoreInitial
     | Stage
+    | Unstage
     | Measure
     | Update
     | Snapshot

@@ -74,6 +74,9 @@ class TensorsHere:
         assert self._tensors is not None and values is not None
         self._on_kernel(self._stage, self._tensors, chunk, values)
 
+    def unstage(self) -> None:
+        """Nothing to do: a chunk is staged over what was."""
+
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of initial weights."""
         assert self._tensors is not None and values is not None

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from optimizer.core import is_void
 from protos import cluster_pb2 as pb
 from services.checkpoints import (
     Checkpoint,
     Fence,
     list_checkpoints,
-    newest_checkpoint,
     newest_that,
+    read_checkpoint,
     set_aside,
     surplus,
     synchronise,
@@ -104,9 +105,9 @@ class JobStore:
         except OSError as error:
             raise Failed(f"{path}: not written: {error.strerror or error}") from None
 
-    def newest(self, job: str) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and what to tell of newer ones (Refused: there are some, none intact)."""
-        return newest_checkpoint(self._folder(job))
+    def newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
+        """The newest intact checkpoint that counts, and what to tell of newer ones (Refused: none of them is)."""
+        return newest_that(partial(_read_unless, void), self._folder(job))
 
     def write(
         self,
@@ -215,6 +216,17 @@ class JobStore:
             steps = ", ".join(str(int(each.name[5:])) for each in held) or "none"
             raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
         return self._take(reader, path)
+
+
+def _read_unless(void: Collection[pb.Void], path: Path) -> Checkpoint:
+    """A checkpoint (Refused: it is damaged, or void)."""
+    checkpoint = read_checkpoint(path)
+    if is_void(JobStore.describe(checkpoint), void):
+        raise Refused(
+            f"checkpoint {path}: of step {checkpoint.step}, generation {checkpoint.generation}: a worker that was "
+            "found faulty since may have had a part in it"
+        )
+    return checkpoint
 
 
 def _written(job: str, generation: int, step: int, path: Path, model_sha256: str) -> pb.CheckpointWritten:

@@ -14,10 +14,12 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INITIALISE: _ClassVar[Phase]
     TRAIN: _ClassVar[Phase]
     EVALUATE: _ClassVar[Phase]
+    VERIFY: _ClassVar[Phase]
 PHASE_UNSPECIFIED: Phase
 INITIALISE: Phase
 TRAIN: Phase
 EVALUATE: Phase
+VERIFY: Phase
 
 class Range(_message.Message):
     __slots__ = ("first", "count")
@@ -166,7 +168,7 @@ class Ready(_message.Message):
     def __init__(self, job: _Optional[str] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., evaluation_batches: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., holds: _Optional[bool] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., tokens_per_micro_batch: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks")
+    __slots__ = ("job", "generation", "step", "lease", "phase", "first", "count", "chunks", "checksums")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +177,7 @@ class Lease(_message.Message):
     FIRST_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
@@ -183,7 +186,8 @@ class Lease(_message.Message):
     first: int
     count: int
     chunks: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("job", "lease")
@@ -252,21 +256,31 @@ class Holding(_message.Message):
     step: int
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
+class Checksum(_message.Message):
+    __slots__ = ("micro_batch", "crc32c")
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CRC32C_FIELD_NUMBER: _ClassVar[int]
+    micro_batch: int
+    crc32c: int
+    def __init__(self, micro_batch: _Optional[int] = ..., crc32c: _Optional[int] = ...) -> None: ...
+
 class Computed(_message.Message):
-    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens")
+    __slots__ = ("job", "generation", "step", "lease", "seconds", "tokens", "checksums")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     step: int
     lease: int
     seconds: float
     tokens: int
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    checksums: _containers.RepeatedCompositeFieldContainer[Checksum]
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., checksums: _Optional[_Iterable[_Union[Checksum, _Mapping]]] = ...) -> None: ...
 
 class BatchLoss(_message.Message):
     __slots__ = ("index", "sum", "tokens")
@@ -305,7 +319,7 @@ class Unable(_message.Message):
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., reason: _Optional[str] = ..., retries: _Optional[bool] = ...) -> None: ...
 
 class OptimizerCommand(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "open", "initialise", "send_weights", "close", "start_over", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -313,6 +327,7 @@ class OptimizerCommand(_message.Message):
     INITIALISE_FIELD_NUMBER: _ClassVar[int]
     SEND_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    START_OVER_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
@@ -321,8 +336,9 @@ class OptimizerCommand(_message.Message):
     initialise: Initialise
     send_weights: SendWeights
     close: Close
+    start_over: StartOver
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
     __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable", "checkpoint_missed", "own_crc32c")
@@ -346,15 +362,25 @@ class OptimizerMessage(_message.Message):
     own_crc32c: int
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
+class Void(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
 class Open(_message.Message):
-    __slots__ = ("job", "spec_json", "generation")
+    __slots__ = ("job", "spec_json", "generation", "void")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
     job: str
     spec_json: str
     generation: int
-    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    void: _containers.RepeatedCompositeFieldContainer[Void]
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("job", "state", "generation", "step", "layout_json", "missing")
@@ -414,6 +440,14 @@ class Close(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class StartOver(_message.Message):
+    __slots__ = ("job", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("job", "generation", "step", "applied", "grad_norm", "learning_rate", "non_finite")

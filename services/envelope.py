@@ -18,7 +18,7 @@ OptimizerBody = (
     pb.Hello | pb.Heartbeat | pb.Standing | pb.Commit | pb.CheckpointWritten | pb.CheckpointMissed | pb.Unable
 )
 """What an optimizer says."""
-OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close
+OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close | pb.StartOver
 """What an aggregator tells an optimizer."""
 
 Envelope = TypeVar("Envelope", pb.WorkerMessage, pb.WorkerCommand, pb.OptimizerMessage, pb.OptimizerCommand)

@@ -52,6 +52,7 @@ POINTS: Mapping[str, str] = {
     "shard.copied": "a shard has copied its part for a checkpoint, and nothing was read",
     "shard.read.mid": "a piece of a shard's copy was read, not all of it",
     "worker.gradient-ready": "the sum of a lease is complete, and the aggregator was not told",
+    "worker.check": "a micro-batch is computed a second time, and the aggregator was not told its checksum",
     "worker.send": "chunks of a sum are chosen to be sent, and none is",
 }
 """Each place, and how things stand when a process comes to it."""

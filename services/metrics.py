@@ -173,6 +173,11 @@ class AggregatorMetrics(_RoleMetrics):
         self._validation_loss = self._gauge("validation_loss", "Newest loss over the held-out split, nats")
         self._step_seconds = self._seconds("step", "One step, from its first lease to its last new weights")
         self._commits = self._counter("commits", "Steps decided, applied or skipped", "outcome")
+        self._verifications = self._counter(
+            "verifications",
+            "Micro-batches computed twice: passed, faulty, undecided or abandoned",
+            "outcome",
+        )
         self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
         self._bytes_received = self._counter("received_bytes", "Tensor payload received")
         self._workers = self._unlabelled("workers_connected", "Workers attending")
@@ -199,6 +204,10 @@ class AggregatorMetrics(_RoleMetrics):
     def committed(self, job: str, *, applied: bool) -> None:
         """Count a decided step."""
         self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
+
+    def verified(self, job: str, outcome: str) -> None:
+        """Count a micro-batch that was to be computed twice."""
+        self._verifications.labels(job, self.role, outcome).inc()
 
     def evaluated(self, job: str, loss: float) -> None:
         """Set the newest validation loss."""

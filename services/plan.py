@@ -60,6 +60,8 @@ class JobPlan:
         min_workers: with fewer of them no more work is given out.
         wire: how its tensors travel.
         on_non_finite: what becomes of a step whose gradient is not finite: it is skipped, or the job stops.
+        verify_fraction: share of the micro-batches whose gradients a second worker computes too.
+        on_faulty: when a worker is found faulty, go back to a checkpoint, or on from the step that the job is at.
     """
 
     steps: int
@@ -72,6 +74,8 @@ class JobPlan:
     min_workers: int = 1
     wire: WireTypes = WireTypes()
     on_non_finite: Literal["skip", "stop"] = "skip"
+    verify_fraction: float = 0.0
+    on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     def evaluates_at(self, step: int) -> bool:
         """Whether the weights after `step` updates are evaluated."""
@@ -97,4 +101,6 @@ def plan_of(config: JobConfig) -> JobPlan:
         min_workers=config.min_workers,
         wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),
         on_non_finite=config.on_non_finite,
+        verify_fraction=config.verify_fraction,
+        on_faulty=config.on_faulty,
     )

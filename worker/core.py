@@ -349,6 +349,8 @@ class WorkerCore:
         if held is None:
             return
         lease = held.lease
+        if lease.phase == pb.VERIFY:
+            self._drop_lease(lease.lease)
         self._say(
             pb.Computed(
                 job=lease.job,
@@ -357,6 +359,7 @@ class WorkerCore:
                 lease=lease.lease,
                 seconds=event.seconds,
                 tokens=event.tokens,
+                checksums=event.checksums,
             )
         )
 

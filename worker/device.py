@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import board
 from mesh.refusals import explained
@@ -30,6 +32,7 @@ from services.tensors.kernels import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.wire import TensorChunk, element_bytes
 from worker import events as ev
+from worker.checksums import GradientChecksum
 from worker.incoming import GivenUp, Inbox, Loader
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
@@ -266,6 +269,8 @@ class DeviceThread:
         try:
             if lease.phase == pb.TRAIN:
                 self._train(built, lease)
+            elif lease.phase == pb.VERIFY:
+                self._verify(built, lease)
             elif lease.phase == pb.EVALUATE:
                 self._evaluate(built.step, lease)
             else:
@@ -285,6 +290,8 @@ class DeviceThread:
         step = built.step
         losses: list[float] = []
         non_finite: list[NonFinite] = []
+        checksums: list[pb.Checksum] = []
+        asked = set(lease.checksums)
         elements = step.layout.elements
         told = -(-elements // CHUNK_ELEMENTS)
 
@@ -314,7 +321,11 @@ class DeviceThread:
             def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
                 last = index == lease.first + lease.count - 1
                 with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
-                    return step.micro_batch(lease.step, index, out, done)
+                    if index not in asked:
+                        return step.micro_batch(lease.step, index, out, done)
+                    loss, checksum = _checked(step, lease.step, index, out, done)
+                    checksums.append(checksum)
+                    return loss
 
             losses.append(total.add_leaf(compute))
             if step.on_phase is not None:
@@ -328,7 +339,21 @@ class DeviceThread:
         self._metrics.waited_for_weights(lease.job, self._fetching_seconds)
         built.meter.step(lease.count)
         self._metrics.performance(lease.job, *built.meter.get_metrics())
-        self._tell(ev.LeaseComputed(lease.lease, seconds, tokens))
+        self._tell(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+
+    def _verify(self, built: BuiltStep, lease: pb.Lease) -> None:
+        """Compute micro-batches for their checksums alone: no sum, and no part of what is measured."""
+        step = built.step
+        step.on_non_finite = None  # told of by who computed it for the sum
+        checksums = []
+        gradient = np.empty(step.layout.elements, np.float32)
+        for index in lease.checksums:
+            if lease.lease in self._dropped:
+                return
+            with timeline.span("device", "check", lease.step, index=index):
+                checksums.append(_checked(step, lease.step, index, gradient, lambda offset: None)[1])
+        point("worker.check")
+        self._tell(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
 
     def _first_iteration_complete(self, built: BuiltStep) -> None:
         built.step.on_phase = None
@@ -349,6 +374,20 @@ class DeviceThread:
                 total, tokens = step.evaluate(index)
             losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
         self._tell(ev.LeaseEvaluated(lease.lease, tuple(losses)))
+
+
+def _checked(
+    step: TrainingStep, number: int, index: int, out: Float32Array, done: Callable[[int], None]
+) -> tuple[float, pb.Checksum]:
+    """`TrainingStep.micro_batch`, and the checksum of the gradient, which `done` may change."""
+    checksum = GradientChecksum(step.layout, out)
+
+    def ready(offset: int) -> None:
+        checksum.down_to(offset)
+        done(offset)
+
+    loss = step.micro_batch(number, index, out, ready)
+    return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
 
 
 def _open(config: JobConfig) -> Mesh:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protos.cluster_pb2 import BatchLoss, Lease
+from protos.cluster_pb2 import BatchLoss, Checksum, Lease
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.envelope import WorkerBody, WorkerOrder
 from services.plan import WireTypes
@@ -97,11 +97,13 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class LeaseComputed:
-    """All of a TRAIN lease is computed, in so many seconds beside those in which it waited for weights."""
+    """All of a TRAIN lease is computed, in so many seconds beside those in which it waited for weights, or of a VERIFY
+    lease; with the checksums that it asked for."""
 
     lease: int
     seconds: float
     tokens: int
+    checksums: tuple[Checksum, ...] = ()
 
 
 @dataclass(frozen=True)

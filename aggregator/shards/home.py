@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import grpc
@@ -56,6 +57,7 @@ class TensorsInShards:
         self._opening = 0
         self._opened: dict[ShardLink, asyncio.Future[None]] = {}
         self._block_sums: dict[int, NDArray[np.float64]] = {}
+        self._staging: Counter[int] = Counter()  # by chunk: how often it was asked for and not told of yet
         self._measuring: ev.Measure | None = None
         self._updating: tuple[ev.Update, float] | None = None  # and when it began
         self._updated: dict[ShardLink, int] = {}
@@ -90,6 +92,8 @@ class TensorsInShards:
             pb.OpenPart(opening=opening, job=job, spec_json=config.to_json(), layout_json=layout.dumps())
         )
         await asyncio.gather(*self._opened.values())
+        self._staging.clear()  # what was told of the job before has come: before PartOpened
+        self._block_sums.clear()
         if checkpoint is not None:
             await asyncio.gather(
                 *(link.write_part(scattered(checkpoint, link.stripe, opening)) for link in self._shards.links)
@@ -128,7 +132,12 @@ class TensorsInShards:
 
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Have the finished sum, which is in its shard, staged there."""
+        self._staging[chunk] += 1
         self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk))
+
+    def unstage(self) -> None:
+        """Chunks are staged over what was; what shards have yet to tell of that is not of the next sum."""
+        self._block_sums.clear()
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Have the initial weights, which are in their shard, stored there."""
@@ -145,6 +154,9 @@ class TensorsInShards:
         if any(each < 0 for each in body.block_sums):
             link.close(f"measured a negative sum of squares of chunk {body.chunk}, {min(body.block_sums):g}")
             return
+        self._staging[body.chunk] -= 1
+        if self._staging[body.chunk]:
+            return  # it is being staged anew
         self._block_sums[body.chunk] = np.array(body.block_sums, np.float64)
         self._measure_if_staged()
 

@@ -23,6 +23,7 @@ from services.config.parts import (
     PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
+    Share,
     WireConfig,
 )
 from services.config.problems import refusal
@@ -54,6 +55,8 @@ class JobConfig(Part):
         exact: refuse workers whose fingerprint differs from the first one's.
         min_workers: with fewer of them the job waits; has no part in the result.
         on_non_finite: skip a step whose gradient has a NaN or an infinity, or stop the job.
+        verify_fraction: share of the micro-batches whose gradients a second worker computes too.
+        on_faulty: when a worker is found faulty, go back to a checkpoint, or on from the step that the job is at.
     """
 
     name: Name = "tt_train_nano_gpt"
@@ -78,6 +81,8 @@ class JobConfig(Part):
     exact: bool = True
     min_workers: Count = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
+    verify_fraction: Share = 0.0
+    on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:
@@ -86,6 +91,11 @@ class JobConfig(Part):
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
                 f"{self.optimizer.lr}; lower it"
+            )
+        if self.verify_fraction and not self.exact:
+            raise ValueError(
+                f"training_config.verify_fraction: {self.verify_fraction} given with exact: false, expected 0: what "
+                "differs by its hardware or its libraries is not faulty; remove either"
             )
         if self.pretrained is not None and getattr(self.model, "vocab_size", None) is None:
             raise ValueError(

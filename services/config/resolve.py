@@ -72,6 +72,8 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             exact=training.exact,
             min_workers=training.min_workers,
             on_non_finite=training.on_non_finite,
+            verify_fraction=training.verify_fraction,
+            on_faulty=training.on_faulty,
         )
     except ValidationError as error:  # rules across fields, which the sections alone can't hold
         raise refusal(error, "", JobConfig) from None

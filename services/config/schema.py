@@ -72,6 +72,8 @@ class TrainingSection(Section):
     exact: bool = True
     min_workers: Count = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
+    verify_fraction: Share = 0.0
+    on_faulty: Literal["go_back", "go_on"] = "go_back"
 
 
 class AdamWSection(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aggregator import events as ev
@@ -98,6 +98,8 @@ class Dialogue:
                 return f"store weights #{effect.header.index}"
             case ev.DropAll():
                 return "drop all"
+            case ev.Verified():
+                return f"check {effect.outcome}"
         return ""
 
     @staticmethod
@@ -110,7 +112,7 @@ class Dialogue:
             case pb.Lease(phase=pb.INITIALISE):
                 return "initialise"
             case pb.Lease():
-                what = "train" if body.phase == pb.TRAIN else "evaluate"
+                what = pb.Phase.Name(body.phase).lower()
                 only = f" only {chunks_of(body.chunks)}" if body.chunks else ""
                 return f"{what} {span(body.first, body.count)} of {body.generation}.{body.step}{only}"
             case pb.Window():
@@ -183,9 +185,18 @@ class Dialogue:
         """A worker has the weights of a version."""
         return self.says(session, pb.Holding(job=job, generation=generation, step=step))
 
-    def computed(self, session: int, seconds: float = 1.0) -> list[str]:
-        """A worker has computed its newest lease."""
-        return self.says(session, pb.Computed(job="a", lease=self.leases[session], seconds=seconds))
+    def computed(
+        self,
+        session: int,
+        seconds: float = 1.0,
+        *,
+        lease: int = 0,
+        checksums: Mapping[int, int] | None = None,
+    ) -> list[str]:
+        """A worker has computed its newest lease, or another, and tells checksums by micro-batch."""
+        told = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
+        lease = lease or self.leases[session]
+        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=told))
 
     def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
         """A worker has evaluated its newest lease: (index, mean loss) of batches of 2 tokens."""

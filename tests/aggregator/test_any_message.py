@@ -43,6 +43,9 @@ LIKELY = {
     "shard_count": st.just(1),
     "epoch_seen": st.just(0),
     "evaluation_batches": st.integers(0, 4),
+    "checksums": st.lists(
+        st.builds(pb.Checksum, micro_batch=st.integers(0, 3), crc32c=st.integers(0, 1)), max_size=4
+    ),
     "losses": st.lists(
         st.builds(pb.BatchLoss, index=st.integers(0, 3), sum=SUMS, tokens=st.integers(0, 5)), max_size=4
     ),
@@ -97,6 +100,7 @@ STATES: dict[str, Callable[[], Dialogue]] = {
     "connected": connected,
     "initialising": initialising,
     "training": lambda: training(1, 2, chunks=CHUNKS),
+    "checking": lambda: training(1, 2, chunks=CHUNKS, verify_fraction=1.0),
     "evaluating": lambda: training(1, step=4, chunks=CHUNKS),
 }
 

@@ -95,3 +95,31 @@ def test_the_done_run_starts_at_the_last_chunk() -> None:
     assert coverage.done_in_order(0) == 1
     coverage.add(Node(0, 1), 2)
     assert coverage.done_in_order(1) == 4
+
+
+@given(arrivals(), st.integers(1, 4), st.data())
+def test_a_gate_holds_back_the_last_chunk_alone(
+    case: tuple[Node, list[Node]], chunks: int, data: st.DataObject
+) -> None:
+    root, nodes = case
+    coverage = Coverage(root, chunks, gated=True)
+    finished = []
+    for node, chunk in data.draw(
+        st.permutations([(node, chunk) for node in nodes for chunk in range(chunks)])
+    ):
+        if coverage.add(node, chunk).done:
+            finished.append(chunk)
+    assert not coverage.complete
+    assert len(finished) == chunks - 1
+    assert coverage.missing(root) == [], "nobody need send anything again"
+    (held_back,) = set(range(chunks)) - set(finished)
+    assert coverage.open_gate() == held_back
+    assert coverage.complete
+    assert coverage.open_gate() is None
+
+
+def test_a_chunk_that_comes_through_an_open_gate_is_done() -> None:
+    coverage = Coverage(Node(0, 2), 1, gated=True)
+    coverage.add(Node(0, 1), 0)
+    assert coverage.open_gate() is None
+    assert coverage.add(Node(1, 1), 0).done

@@ -42,6 +42,8 @@ def line(effect: ev.Effect) -> str:
             return f"{type(effect).__name__.lower()} {effect.job}"
         case ev.Stage() | ev.StoreInitial():
             return f"{'stage' if isinstance(effect, ev.Stage) else 'store'} #{effect.chunk}"
+        case ev.Unstage():
+            return "unstage"
         case ev.Measure():
             return f"measure step {effect.step}"
         case ev.Update():

@@ -27,7 +27,7 @@ LIKELY = {
     "index": st.integers(0, 1),
     "layout_json": st.just("layout"),
 }
-ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close)
+ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
 STEPS = st.integers(0, 4)
 INPUTS = st.one_of(
     st.builds(

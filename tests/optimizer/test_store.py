@@ -1,4 +1,4 @@
-"""The files of the highest generation and epoch: a number, or refused in one line that names the file."""
+"""What is read of a job's folder: the highest generation and epoch, and the newest checkpoint that counts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from optimizer.store import EpochFile, JobStore
+from protos import cluster_pb2 as pb
+from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed, Refused
 from services.plan import LAST_EPOCH, LAST_GENERATION
+from services.tensors.layout import Layout
 from tests.anything import is_told_in_one_line
 
 
@@ -66,3 +70,23 @@ def test_whoever_was_replaced_gives_out_no_generation(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="epoch 2 has taken over"):
         JobStore(tmp_path, fenced_off).save_generation("a", 4)
     assert JobStore(tmp_path).generation("a") == 3
+
+
+def test_a_void_checkpoint_is_passed_over_and_stays(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    config = JobConfig(model=LinearRegressionConfig())
+    layout = Layout.build([("weight", (3,), True, "weight", False)])
+    for generation, step in ((1, 0), (1, 4), (1, 5), (2, 6)):
+        weights = np.full(3, step, np.float32)
+        store.write("a", generation, step, config, layout, weights, {}, {"config.json": b"{}"})
+
+    def newest(*void: tuple[int, int]) -> tuple[int, int]:
+        voids = [pb.Void(generation=each[0], step=each[1]) for each in void]
+        checkpoint, notices = store.newest("a", voids)
+        assert checkpoint is not None
+        return checkpoint.step, sum("found faulty since" in notice for notice in notices)
+
+    assert newest() == newest((1, 3)) == (6, 0), "of a later generation"
+    assert newest((2, 4), (1, 5)) == (4, 2)
+    assert newest((2, 0)) == (0, 3)
+    assert len(list((tmp_path / "a").glob("step-*"))) == 4

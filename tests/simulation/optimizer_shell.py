@@ -122,6 +122,9 @@ class OptimizerShell(Process):
                 staged[effect.chunk] = payload
                 if isinstance(effect, ev.StoreInitial):
                     tensors.weights[effect.chunk] = payload
+            case ev.Unstage():
+                assert tensors is not None
+                tensors.staged.clear()
             case ev.Measure():
                 self._kernel.submit(random() * seconds, self._measure, tensors, effect)
             case ev.Update():
@@ -165,7 +168,7 @@ class OptimizerShell(Process):
     def _load(self, effect: ev.Load) -> None:
         job = self.world.jobs[effect.job]
         generation = self.world.disk.generations.get(job.id, 0)
-        found = self.world.disk.newest_checkpoint(job.id)
+        found = self.world.disk.newest_checkpoint(job.id, effect.void)
         if found is None:
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return

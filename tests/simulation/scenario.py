@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.plan import JobPlan
 from tests.simulation.truth import SimulatedJob
 
 CHUNKS_IN_FLIGHT = 6
 """Chunks that a data stream takes before it slows its writer."""
+
+LIAR = "liar"
+"""Name of the worker that lies."""
 
 STEPS = 120
 """Steps of a seed's jobs in all, at least."""
@@ -31,6 +34,8 @@ class Scenario:
         copies_messages: messages go through bytes, so that no two processes share one.
         faults: how many there will be.
         odd_worker: a worker whose fingerprint differs tries to take part.
+        liar: a worker that lies now and then takes part.
+        fault_kinds: of faults, where only some may happen; none: all may.
     """
 
     tiers: int
@@ -46,17 +51,22 @@ class Scenario:
     copies_messages: bool
     faults: int
     odd_worker: bool
+    liar: bool = False
+    fault_kinds: tuple[str, ...] = ()
 
     @property
     def step_seconds(self) -> float:
         """What steps don't take on average: every message is late, in several goes where there are many chunks."""
         messages = 4 * (self.control_seconds + self.data_seconds) * max(self.skews)
         goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
-        return 1.5 * goes * (messages + 3 * self.optimizer_seconds + 0.5)
+        checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # and a liar's step is made again
+        return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5)
 
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
         """The scenario of a seed."""
+        if seed % 10 == 7:
+            return cls.lying(seed)
         wide = rng.random() < 0.06  # more chunks than a window holds
         chunks = rng.randint(17, 24) if wide else rng.choice((1, 1, 1, 2, 2, 3, 4, 5))
         workers = rng.randint(1, 2) if wide else rng.choice((1, 2, 2, 3, 3, 4, 5))
@@ -69,6 +79,9 @@ class Scenario:
             elif rng.random() < 0.1:
                 job.full_disk_at = rng.choice((0, job.plan.steps))
             jobs.append(job)
+        checked = random.Random(seed)  # apart, so that it changes nothing else of a seed
+        for job in jobs:
+            job.plan = replace(job.plan, verify_fraction=checked.choice((0.0, 0.0, 0.2, 1.0)))
         slow = rng.choice((0.002, 0.005, 0.02))
         return cls(
             tiers=rng.choice((2, 3, 3)),
@@ -91,9 +104,11 @@ class Scenario:
         """A short one with most that can go wrong."""
         rng = random.Random(seed)
         chunks = rng.choice((1, 2, 3, 5))
+        job = _job(rng, 0, 60, chunks, 7, evaluate_every=rng.choice((1, 3)))
+        job.plan = replace(job.plan, verify_fraction=(0.0, 0.0, 0.5)[seed % 3])
         return cls(
             tiers=3,
-            jobs=[_job(rng, 0, 60, chunks, 7, evaluate_every=rng.choice((1, 3)))],
+            jobs=[job],
             workers=rng.choice((2, 3)),
             control_seconds=0.01,
             data_seconds=0.01,
@@ -105,6 +120,32 @@ class Scenario:
             copies_messages=False,
             faults=40,
             odd_worker=False,
+        )
+
+    @classmethod
+    def lying(cls, seed: int) -> Scenario:
+        """One with a worker that lies, and faults that leave no part of a lie behind with nobody to answer for it."""
+        rng = random.Random(seed)
+        tiers = rng.choice((2, 3))
+        job = _job(rng, 0, 60, rng.choice((1, 2, 3)), 7)
+        on_faulty = rng.choice(("go_back", "go_on"))
+        job.plan = replace(job.plan, verify_fraction=1.0, on_faulty=on_faulty)
+        return cls(
+            tiers=tiers,
+            jobs=[job],
+            workers=rng.choice((1, 2, 3)),
+            control_seconds=0.01,
+            data_seconds=0.01,
+            skews=(1, 30),
+            optimizer_seconds=rng.choice((0.01, 2.0)),
+            restart_seconds=0.5,
+            repeat_control=0.05,
+            repeat_chunks=0.05,
+            copies_messages=False,
+            faults=rng.choice((0, 4, 8)),
+            odd_worker=False,
+            liar=True,
+            fault_kinds=("aggregator", "optimizer", "optimizer link") if tiers == 3 else ("aggregator",),
         )
 
 

@@ -18,15 +18,18 @@ import pytest
 from aggregator.core import AggregatorCore
 from aggregator.coverage import Coverage
 from aggregator.events import CloseWorker
+from aggregator.exclusions import Exclusions
 from aggregator.flow import WeightStore
 from aggregator.members import Version
 from aggregator.report import Report
 from aggregator.run import Run
 from aggregator.step import StepSum
+from aggregator.verification import Check
 from optimizer.core import OptimizerCore
 from optimizer.events import SaveGeneration, Snapshot
 from protos import cluster_pb2 as pb
 from tests.simulation.scenario import Scenario
+from tests.simulation.truth import SimulationFailed
 from tests.simulation.worker_shell import WAITS, HeldSum, WorkerShell
 from tests.simulation.world import World
 from worker.core import WorkerCore
@@ -330,3 +333,54 @@ def test_a_mistake_in_a_core_fails_a_seed(
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail(f"{mistake.__name__} passes 100 seeds")
+
+
+# ---- hardware that lies ----
+
+
+def commits_before_all_is_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "verified", property(lambda self: True))
+
+
+def keeps_what_a_liar_summed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exclusions, "void", lambda self, version: False)
+    patch.setattr(Run, "_start_over", lambda self, version: self._next_phase(0.0))
+
+
+def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Check,
+        "told",
+        lambda self, opinion: self.opinions.append(self.opinions[0] if self.opinions else opinion),
+    )
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        commits_before_all_is_checked,
+        keeps_what_a_liar_summed,
+        takes_two_lies_for_the_truth,
+    ],
+    ids=lambda mistake: mistake.__name__,
+)
+def test_a_mistake_lets_a_lie_into_the_weights(
+    mistake: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mistake(monkeypatch)
+    for seed in range(100):
+        try:
+            World(seed, scenario=Scenario.lying(seed)).run()
+        except SimulationFailed as error:
+            print(f"seed {seed}: {error}")
+            return
+    pytest.fail(f"{mistake.__name__} passes 100 seeds")
+
+
+def test_liars_are_found() -> None:
+    found = 0
+    for seed in range(10):
+        world = World(seed, scenario=Scenario.lying(seed))
+        world.run()
+        found += sum(bool(saved.job.excluded) for saved in world.disk.jobs.values())
+    assert found >= 5, "the others were over before the first lie"

@@ -41,12 +41,13 @@ def node_sum(node: Node, chunk: int, key: int) -> Sum:
 
 
 def merged(left: Sum, right: Sum, parent: Node) -> Sum:
-    """The sum of two siblings, held to be siblings of the same chunk, step and weights."""
+    """The sum of two siblings of the same chunk, held to be that; of unlike keys, one that is nobody's."""
     if children(parent) != (left.node, right.node):
         raise SimulationFailed(f"{left} + {right} is not a node of the tree: {parent}")
-    if left.key != right.key or left.chunk != right.chunk:
+    if left.chunk != right.chunk:
         raise SimulationFailed(f"added unlike sums: {left} + {right}")
-    return Sum(parent, left.micro_batches + right.micro_batches, left.chunk, left.key)
+    key = left.key if left.key == right.key else hash((left.key, right.key))
+    return Sum(parent, left.micro_batches + right.micro_batches, left.chunk, key)
 
 
 def key_of(number: int, step: int, weights: tuple[int, ...]) -> int:

@@ -13,7 +13,7 @@ from services.tensors.tree import Node
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
-from tests.simulation.scenario import CHUNKS_IN_FLIGHT
+from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
 from tests.simulation.truth import SimulatedJob, key_of, must, node_sum
 from worker import events as ev
 from worker.core import WorkerCore
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 UNFIT = 0.1
 """How likely it is, as long as there are faults, that a mesh can't be opened."""
+LIE = 0.2
+"""How likely it is that a liar spoils a micro-batch that it computes."""
 Task = Iterator[float]
 """Work of the device: yields how long each piece takes, or WAITS."""
 WAITS = -1.0
@@ -53,6 +55,7 @@ class WorkerShell(Process):
         self.name = name
         self.core = WorkerCore(name=name)
         self.hang_seconds = 0.0
+        self.lies = LIE * (name == LIAR)
         self.fingerprint = fingerprint
         self._incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
@@ -331,7 +334,10 @@ class WorkerShell(Process):
             return
         seconds = self._seconds * lease.count * (0.5 + random())
         yield seconds  # what is dropped from now on is computed and told of all the same
-        held.key = key_of(job.number, lease.step, weights)
+        held.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
+        if lease.phase == pb.VERIFY:
+            self._events.send(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
+            return
         losses = tuple(job.loss(lease.step, index) for index in indices)
         cut = int(random() * 2 * job.chunks)
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
@@ -339,4 +345,20 @@ class WorkerShell(Process):
             held.ready_from = ready_from
             self._events.send(ev.NodeReady(lease.lease, ready_from, () if ready_from else losses))
             yield self._seconds * random() * 0.3
-        self._events.send(ev.LeaseComputed(lease.lease, seconds, 100 * lease.count))
+        self._events.send(ev.LeaseComputed(lease.lease, seconds, 100 * lease.count, checksums))
+
+    def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
+        """The key of a node's sum, and the checksums that a lease asks for; a lie has none that any other has."""
+        draw = self.world.rng
+        spoilt = set()
+        if self.lies:
+            indices = range(lease.first, lease.first + lease.count)
+            spoilt = {index for index in indices if draw.random() < self.lies}
+        checksums = tuple(
+            pb.Checksum(
+                micro_batch=index,
+                crc32c=draw.getrandbits(32) if index in spoilt else hash((key, index)) & 0xFFFFFFFF,
+            )
+            for index in lease.checksums
+        )
+        return draw.getrandbits(60) if spoilt else key, checksums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from aggregator import events as aggregator_events
 from aggregator.core import Record
 from aggregator.events import Note, SaveJob
 from optimizer import events as optimizer_events
+from optimizer.core import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, Job, JobState
 from services.ladder import STANDARD
@@ -23,7 +24,7 @@ from tests.simulation.links import Link
 from tests.simulation.network import Loop
 from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.process import Process
-from tests.simulation.scenario import Scenario
+from tests.simulation.scenario import LIAR, Scenario
 from tests.simulation.truth import SimulationFailed, must
 from tests.simulation.worker_shell import WorkerShell
 
@@ -74,9 +75,12 @@ class Disk:
         kept = [each for each in self.checkpoints.get(written.job, []) if each[0].step != written.step]
         self.checkpoints[written.job] = [*kept, (written, weights)]
 
-    def newest_checkpoint(self, job: str) -> tuple[pb.CheckpointWritten, tuple[int, ...]] | None:
-        """The checkpoint of the highest step."""
-        return max(self.checkpoints.get(job, []), key=lambda each: each[0].step, default=None)
+    def newest_checkpoint(
+        self, job: str, void: Iterable[pb.Void] = ()
+    ) -> tuple[pb.CheckpointWritten, tuple[int, ...]] | None:
+        """The checkpoint of the highest step, of those that count."""
+        held = [each for each in self.checkpoints.get(job, []) if not is_void(each[0], void)]
+        return max(held, key=lambda each: each[0].step, default=None)
 
 
 class World:
@@ -144,6 +148,8 @@ class World:
             self.loop.at(self.rng.random() * (5 if not number else 40), self._start_worker, name)
         if self.scenario.odd_worker:
             self.loop.at(60.0, self._start_worker, "odd", "another")
+        if self.scenario.liar:
+            self.loop.at(60.0, self._start_worker, LIAR)
         self.loop.at(10.0, self._watch)
         self._maybe_fault()
         while self.disk.unfinished or len(self.disk.jobs) < len(self.jobs):
@@ -280,7 +286,7 @@ class World:
         kinds += ["usurper"] if rng.random() < 0.2 else []
         kinds += ["everything"] if rng.random() < 0.3 else []
         kinds += ["hang"] if rng.random() < 0.1 else []
-        kind = rng.choice(kinds)
+        kind = rng.choice(self.scenario.fault_kinds or kinds)
         self.trace("fault", "!!", kind)
         alive = [each for each in self.workers.values() if each.alive]
         match kind:
@@ -408,6 +414,8 @@ class World:
     def _check_end(self) -> None:
         for name, saved in self.disk.jobs.items():
             job, state = self.jobs[name], saved.job.state
+            excluded = {each.worker for each in saved.job.excluded}
+            must(excluded <= {LIAR}, f"{name}: {excluded} were found faulty")
             allowed = {SUCCEEDED}
             if name in self._cancelled:
                 allowed.add(CANCELLED)

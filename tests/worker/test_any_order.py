@@ -23,7 +23,7 @@ LIKELY = {
     "generation": st.just(1),
     "step": st.integers(0, 3),
     "lease": st.integers(1, 4),
-    "phase": st.sampled_from([pb.INITIALISE, pb.TRAIN, pb.EVALUATE]),
+    "phase": st.sampled_from([pb.INITIALISE, pb.TRAIN, pb.EVALUATE, pb.VERIFY]),
     "index": st.integers(0, CHUNKS - 1),
 }
 ORDERS = (pb.Welcome, pb.Heartbeat, pb.Join, pb.Lease, pb.Revoke, pb.Resend, pb.Window, pb.Leave)

@@ -216,3 +216,31 @@ def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
         device.give(ev.Build("b", JOB))
         assert isinstance(device.next(), ev.Built)
     assert "job a: the mesh did not close: internal error, RuntimeError" in caplog.text
+
+
+def test_a_check_tells_the_checksum_that_its_lease_told_and_no_sum(device: Device) -> None:
+    device.give(ev.Build("a", JOB))
+    built = device.next()
+    assert isinstance(built, ev.Built)
+    values = np.linspace(-1, 1, built.elements, dtype=np.float32)
+    chunk = pack(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
+    device.thread.carry_out(ev.Load(chunk.header), chunk)
+    lease = pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=4, checksums=[1, 3])
+    device.give(ev.Perform(lease))
+    told: list[ev.Input] = []
+    while not (told and isinstance(told[-1], ev.LeaseComputed)):
+        told.append(device.next())
+    of_sum = told[-1]
+    assert isinstance(of_sum, ev.LeaseComputed)
+    assert [each.micro_batch for each in of_sum.checksums] == [1, 3]
+    for number, checksum in enumerate(of_sum.checksums, 8):
+        index = checksum.micro_batch
+        check = pb.Lease(job="a", generation=1, lease=number, phase=pb.VERIFY, first=index, count=1)
+        check.checksums.append(index)
+        device.give(ev.Perform(check))
+        assert device.next() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "not of a sum with others"
+        assert device.thread.sum_of(number) is None
+    micro_batches = device.metrics.registry.get_sample_value(
+        "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}
+    )
+    assert micro_batches == 4, "a check is no training"

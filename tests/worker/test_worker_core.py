@@ -476,3 +476,26 @@ def test_gradients_are_sent_in_the_job_s_type_and_initial_weights_in_float32() -
     gradient = talk.core.next_chunk()
     assert initial is not None and (initial.kind, initial.dtype) == (INITIAL_WEIGHTS, FLOAT32)
     assert gradient is not None and (gradient.kind, gradient.dtype) == (GRADIENT, BFLOAT16)
+
+
+# ---- checks ----
+
+
+def test_a_check_tells_its_checksum_sends_nothing_and_is_forgotten() -> None:
+    talk = holding()
+    assert talk.lease(5, phase=pb.VERIFY) == ["perform 5"]
+    assert talk.sent() == []
+    checksum = pb.Checksum(micro_batch=3, crc32c=9)
+    effects = talk.core.handle(ev.LeaseComputed(5, 0.0, 0, (checksum,)))
+    assert [line(effect) for effect in effects] == ["drop lease 5", "say computed"]
+    (said,) = [effect.body for effect in effects if isinstance(effect, ev.Say)]
+    assert isinstance(said, pb.Computed)
+    assert (said.lease, list(said.checksums)) == (5, [checksum])
+    assert 5 not in talk.core.leases
+
+
+def test_a_check_of_weights_that_are_gone_is_dropped() -> None:
+    talk = holding()
+    talk.lease(5, phase=pb.VERIFY)
+    assert talk.weights(1, 1, 0) == ["drop lease 5", "load #0"]
+    assert talk.give(ev.LeaseComputed(5, 0.0, 0)) == []

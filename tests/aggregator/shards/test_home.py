@@ -106,6 +106,8 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
 
     async def scenario(home: Home) -> None:
         order = [3, 0, 4, 2, 1]
+        for chunk in order:
+            home.home.stage(chunk, None)
         for chunk in order[:-1]:
             home.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums[chunk].tolist()))
         home.home.measure(ev.Measure("j", 7))

@@ -34,6 +34,12 @@ Refuse = Callable[..., str]
         ({"training_config": {"seed": 2**80}}, "training_config.seed: 1208925819614629174706176 given, expected at"),
         ({"training_config": {"learning_rate": float("nan")}},
          "training_config.learning_rate: nan given, expected a finite number"),
+        ({"training_config": {"verify_fraction": 1.5}},
+         "training_config.verify_fraction: 1.5 given, expected at most 1"),
+        ({"training_config": {"verify_fraction": 0.1, "exact": False}},
+         "training_config.verify_fraction: 0.1 given with exact: false, expected 0"),
+        ({"training_config": {"on_faulty": "stop"}},
+         'training_config.on_faulty: "stop" given, expected one of: go_back, go_on'),
         ({"training_config": {"exact": "yes"}}, 'training_config.exact: "yes" given, expected true or false'),
         ({"training_config": {"scheduler_type": "cosine"}},
          'training_config.scheduler_type: "cosine" given, expected one of: identity, warmup_linear, warmup_cosine; '

@@ -1,0 +1,152 @@
+"""Hardware that lies: micro-batches are computed twice, the liar is found before the COMMIT and takes no part any more.
+
+See lying_worker.py for who lies, and tally_worker.py for why the final weights tell of every lie that was counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos import jobs_pb2 as jobs
+from tests.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.cluster.lying_worker import FIRST_LIE
+from tests.cluster.tally_worker import tallied
+from tests.cluster.test_tally import counted
+
+STEPS, MICRO_BATCHES = 20, 8
+MODULE = "tests.cluster.lying_worker"
+
+
+def spec(folder: Path, workers: int = 1, **training: Any) -> str:
+    """A job that counts, begins with so many workers, and has each micro-batch checked."""
+    settings = {
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "model_save_interval": 4,
+        "min_workers": workers,
+        "verify_fraction": 1.0,
+        "optimizer": {"type": "SGD", "lr": 1.0},
+        **training,
+    }
+    return spec_of(folder, regression_config(**settings))
+
+
+def told(cluster: Cluster, job: str) -> list[str]:
+    """The lines of the job's log."""
+    return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
+
+
+def found_faulty(cluster: Cluster, job: str) -> jobs.Exclusion:
+    """Wait until a worker is excluded."""
+    found = cluster.wait(job, lambda each: bool(each.excluded), "somebody is found faulty")
+    (exclusion,) = found.excluded
+    return exclusion
+
+
+def hold_counted_once(ended: jobs.Job) -> None:
+    """No lie is in the weights, and nothing is lost."""
+    np.testing.assert_array_equal(counted(ended), tallied(STEPS, STEPS, MICRO_BATCHES))
+
+
+@pytest.mark.parametrize(
+    ("tiers", "shards", "options", "on_faulty"),
+    [
+        (2, 0, (), "go_back"),
+        (3, 0, (), "go_back"),
+        (3, 0, ("--no-shared-memory",), "go_on"),
+        (2, 2, (), "go_on"),
+    ],
+)
+def test_a_liar_among_three_is_found_and_stays_away(
+    tmp_path: Path, tiers: int, shards: int, options: tuple[str, ...], on_faulty: str
+) -> None:
+    with Cluster(
+        tmp_path / "cluster", tiers=tiers, workers=2, shards=shards, options=options, worker_module=MODULE
+    ) as cluster:
+        liar = cluster.start_worker(name="steady")
+        cluster.wait_workers(3)
+        job = cluster.submit(spec(tmp_path, workers=3, on_faulty=on_faulty))
+        exclusion = found_faulty(cluster, job)
+        assert (exclusion.worker, exclusion.step) == ("steady", FIRST_LIE), "in the step of its first lie"
+        assert exclusion.trusted_step == FIRST_LIE - 1
+        assert f"faulty: step {FIRST_LIE + 1}, micro-batch " in exclusion.reason
+        assert "worker-1 0x" in exclusion.reason and "worker-2 0x" in exclusion.reason
+        assert cluster.aggregator.metric("tiermesh_verifications_total", outcome="faulty") == 1
+        assert cluster.aggregator.metric("tiermesh_verifications_total", outcome="passed") > MICRO_BATCHES
+        # Whatever restarts, it is known by its name.
+        cluster.aggregator.kill()
+        liar.kill()
+        cluster.start_aggregator()
+        again = cluster.start_worker(name="steady")
+        again.wait_log("with another --name")
+        cluster.wait_workers(1, "refused")
+        cluster.start_worker(name="worker-3")
+        ended = cluster.finish(job)
+        hold_counted_once(ended)
+        assert [each.worker for each in ended.excluded] == ["steady"]
+        assert any("worker steady takes no part: faulty" in line for line in told(cluster, job))
+
+
+@pytest.mark.parametrize("tiers", [2, 3])
+def test_lies_that_nobody_looked_at_are_gone_with_what_came_of_them(tmp_path: Path, tiers: int) -> None:
+    with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=MODULE) as cluster:
+        cluster.start_worker(name="steady")
+        cluster.wait_workers(3)
+        job = cluster.submit(spec(tmp_path, workers=3, verify_fraction=0.25, model_save_interval=1))
+        exclusion = found_faulty(cluster, job)
+        assert exclusion.trusted_step < FIRST_LIE <= exclusion.step
+        cluster.start_worker(name="worker-3")
+        hold_counted_once(cluster.finish(job))
+        (back,) = [line for line in told(cluster, job) if line.startswith("the optimizer went back to step ")]
+        assert int(back.split()[6].rstrip(",")) <= exclusion.trusted_step and back.endswith("generation 2")
+
+
+def test_of_two_workers_the_one_that_contradicts_itself_is_found(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", workers=1, worker_module=MODULE) as cluster:
+        cluster.start_worker(name="fickle")
+        job = cluster.submit(spec(tmp_path, workers=2))
+        assert found_faulty(cluster, job).worker == "fickle"
+        cluster.start_worker(name="worker-3")
+        hold_counted_once(cluster.finish(job))
+
+
+def test_one_alone_that_contradicts_itself_ends_the_job_before_a_lie_counts(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", worker_module=MODULE) as cluster:
+        cluster.start_worker(name="fickle")
+        job = cluster.submit(spec(tmp_path))
+        ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
+        assert ended.state == jobs.FAILED
+        assert "no worker can run it; fickle: faulty: step " in ended.detail
+        assert ended.step == FIRST_LIE, "what was before its first lie is kept"
+
+
+def test_a_checker_killed_in_the_middle_of_a_check(tmp_path: Path) -> None:
+    armed = {"worker": "worker.check=kill@9"}
+    with Cluster(
+        tmp_path / "cluster", tiers=3, worker_module=MODULE, failpoints=lambda role: armed.get(role, "")
+    ) as cluster:
+        doomed = cluster.start_worker(name="worker-1")
+        armed.clear()
+        cluster.start_worker(name="worker-2")
+        job = cluster.submit(spec(tmp_path, workers=2))
+        doomed.ended()
+        cluster.start_worker(name="worker-3")
+        ended = cluster.finish(job)
+        hold_counted_once(ended)
+        assert not ended.excluded
+
+
+def test_bits_do_not_hang_on_what_is_checked(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    checked = gpt_spec.replace('"verify_fraction":0.0', '"verify_fraction":0.5')
+    assert checked != gpt_spec
+    with Cluster(tmp_path / "cluster", workers=2) as cluster:
+        job = cluster.submit(checked)
+        ended = cluster.finish(job)
+        assert bits(ended) == undisturbed
+        assert not ended.excluded
+        assert cluster.aggregator.metric("tiermesh_verifications_total", outcome="passed") > 0
