@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from services.errors import Refused
 from services.ladder import STANDARD
+from services.requests import Requests
 from services.security import Security, join_address, split_address
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -104,7 +105,7 @@ async def start_server(
     security.check_listen(listen)
     credentials = security.server_credentials()
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    server.add_generic_rpc_handlers(tuple(handlers))
+    server.add_generic_rpc_handlers(tuple(Requests(each) for each in handlers))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(

@@ -113,6 +113,7 @@ def test_an_answer_or_a_line(
     failed = isinstance(outcome, TiermeshError)
     if failed:
         assert is_told_in_one_line(outcome)
+        assert "Unexpected" not in str(outcome), "grpcio's words"
     assert failed or kind not in ENDING
     assert not (failed and kind in PASSING), outcome
     if direction == "up" and kind in DAMAGING:
