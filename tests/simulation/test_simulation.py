@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from aggregator.verification import Check
 from optimizer.core import OptimizerCore
 from optimizer.events import SaveGeneration, Snapshot
 from protos import cluster_pb2 as pb
+from tests.simulation.history import HistoryWrong
+from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.scenario import Scenario
 from tests.simulation.truth import SimulationFailed
 from tests.simulation.worker_shell import WAITS, HeldSum, WorkerShell
@@ -99,6 +102,39 @@ def test_leases_are_begun_and_dropped_before_all_their_weights_are_there(
     for seed in range(20):
         World(seed, scenario=Scenario.hostile(seed)).run()
     assert {(False, False), (True, False), (True, True)} <= set(waited)
+
+
+# ---- two aggregators on one state dir ----
+
+USURPERS = 8
+USURPED_SEEDS = 20
+
+
+def run_usurped(seed: int) -> None:
+    """A hostile run in 2 tiers, in which another aggregator takes over again and again; half of the former ones are
+    frozen meanwhile, and wake up late."""
+    world = World(seed, scenario=replace(Scenario.hostile(seed), tiers=2))
+
+    def usurp() -> None:
+        if world.aggregator is not None and world.aggregator.alive and world.disk.epoch < USURPERS:
+            world.usurp(world.aggregator)
+        world.loop.after(7.0, usurp)
+
+    world.loop.at(7.0, usurp)
+    world.run()
+    assert world.disk.epoch >= USURPERS
+
+
+def test_of_two_aggregators_one_acts() -> None:
+    for seed in range(USURPED_SEEDS):
+        run_usurped(seed)
+
+
+def test_without_the_fence_both_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OptimizerShell, "fenced", False)
+    with pytest.raises(HistoryWrong, match="it comes after"):
+        for seed in range(USURPED_SEEDS):
+            run_usurped(seed)
 
 
 # ---- it bites: known mistakes, some of them once made ----
@@ -296,6 +332,11 @@ def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Report, "committed", told)
 
 
+def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
+    made = OptimizerCore.__init__
+    patch.setattr(OptimizerCore, "__init__", lambda self, *, name, epoch: made(self, name=name))
+
+
 MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -317,6 +358,7 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     never_notices_silence,
     leaves_leases_with_silent_workers,
     tells_of_a_step_again,
+    forgets_whom_it_obeyed,
 ]
 
 

@@ -321,14 +321,14 @@ class World:
                 self._jump(rng.choice([self.aggregator, self.optimizer, *alive]))
             case "usurper" if self.aggregator is not None and self.aggregator.alive:
                 self.injected["second aggregator"] += 1
-                self._usurp(self.aggregator)
+                self.usurp(self.aggregator)
             case "hang" if alive:
                 self.injected["device hangs"] += 1
                 rng.choice(alive).hang_seconds = HANG_SECONDS
                 self._disturb(HANG_SECONDS)
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
 
-    def _usurp(self, former: AggregatorShell) -> None:
+    def usurp(self, former: AggregatorShell) -> None:
         """Another aggregator is started while one lives on, as far as it is let, or is frozen and comes back late."""
         if self.rng.random() < 0.5:
             self._freeze(former, self.rng.choice(FREEZE_SECONDS))
