@@ -362,6 +362,8 @@ class Cluster:
         arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
         if self.optimizer is not None:
             arguments += ["--optimizer", self.to_optimizer.address]
+        if self.shards:
+            arguments += ["--shards", ",".join(relay.address for relay in self.to_shards)]
         return self._start("aggregator", name, *arguments).ready()
 
     def lead_by(self, aggregator: Daemon) -> None:

@@ -36,11 +36,12 @@ def one_leader(*aggregators: Daemon) -> Daemon:
 class Pair(Cluster):
     """A cluster whose aggregator has a standby, and whose worker knows both, behind one that is not there."""
 
-    def __init__(self, folder: Path, tiers: int, *options: str) -> None:
+    def __init__(self, folder: Path, tiers: int, shards: int = 0) -> None:
         super().__init__(
             folder,
             tiers=tiers,
-            aggregator_options=("--standby", *options),
+            shards=shards,
+            aggregator_options=("--standby",),
             heartbeat_seconds=HEARTBEAT_SECONDS,
         )
 
@@ -63,9 +64,11 @@ class Pair(Cluster):
         self.lead_by(self.second)
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
-def test_a_leader_that_is_killed(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
-    with Pair(tmp_path, tiers) as pair:
+@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (2, 2), (3, 0)])
+def test_a_leader_that_is_killed(
+    tmp_path: Path, tiers: int, shards: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Pair(tmp_path, tiers, shards) as pair:
         job = pair.submit(gpt_spec)
         pair.wait_step(job, CHECKPOINT_EVERY + 2)
         assert (leads(pair.first), leads(pair.second)) == (True, False)

@@ -45,13 +45,54 @@ def test_a_worker_that_hears_nonsense_connects_anew_before_a_beat(
         peer = DamagingPeer("tiermesh.Cluster", first, pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()))
         async with peer.serving():
             worker = WorkerService(
-                name="w", aggregator=peer.address, security=Security(), data_dir=None, metrics=WorkerMetrics()
+                name="w",
+                aggregators=[peer.address],
+                security=Security(),
+                data_dir=None,
+                metrics=WorkerMetrics(),
             )
             await worker.start()
             working = asyncio.ensure_future(worker.run())
             await peer.again.wait()
             assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
             assert f"aggregator {peer.address}: {told}" in caplog.text
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await worker.stop()
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The newer one damages its words, so that the other one of the list is tried."""
+
+    def aggregator(name: str, epoch: int) -> DamagingPeer:
+        welcome = pb.Welcome(name=name, heartbeat_seconds=5.0)
+        first, then = (
+            pb.WorkerCommand(epoch=epoch, welcome=welcome),
+            pb.WorkerCommand(heartbeat=pb.Heartbeat()),
+        )
+        return DamagingPeer("tiermesh.Cluster", first, then)
+
+    async def scenario() -> None:
+        newer, older = aggregator("b", 5), aggregator("a", 4)
+        async with newer.serving(), older.serving():
+            worker = WorkerService(
+                name="w",
+                aggregators=[newer.address, older.address],
+                security=Security(),
+                data_dir=None,
+                metrics=WorkerMetrics(),
+            )
+            await worker.start()
+            working = asyncio.ensure_future(worker.run())
+            await newer.again.wait()
+            told = f"aggregator {older.address}: a is of epoch 4, this worker has obeyed epoch 5"
+            assert told in caplog.text
+            assert older.heard == [1], "Hello alone"
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             await worker.stop()
