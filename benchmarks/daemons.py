@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.hosts import LOOPBACK, Host, inner_process
 from benchmarks.setting import BUILD, ROOT
@@ -161,6 +164,14 @@ class Daemons(ABC):
             name: time.clock_gettime(_cpu_clock(inner_process(process.pid)))
             for name, process in self.processes.items()
         }
+
+    def metric(self, name: str, metric: str) -> float:
+        """The sum of a daemon's samples of a metric; its `/metrics` must be on this machine."""
+        port = json.loads((self.folder / f"{name}.ready").read_text())["metrics_port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=READY_SECONDS) as answer:
+            text = answer.read().decode()
+        families = text_string_to_metric_families(text)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == metric)
 
     def kill(self, name: str) -> float:
         """kill -9 a daemon; returns when that was, in Unix time."""
