@@ -120,10 +120,7 @@ class StandbyService:
             return False
         if epoch is None:
             return False  # somebody else was faster, or the leader lives
-        silent = (
-            f"was silent for {succession.silent_seconds(now):.1f} s" if sight.takeover_seconds else "has left"
-        )
-        log.warning("takes over as epoch %d: %s %s", epoch, _whom(sight), silent)
+        log.warning("takes over as epoch %d: %s", epoch, _why_gone(sight, succession.silent_seconds(now)))
         return True
 
     def _warn(self, error: TiermeshError) -> None:
@@ -182,3 +179,11 @@ def _whom(sight: Sight | None) -> str:
     if sight is None or not sight.epoch:
         return "nobody yet"
     return f"{sight.leader or 'an aggregator'} (epoch {sight.epoch})"
+
+
+def _why_gone(sight: Sight, silent_seconds: float) -> str:
+    if not sight.epoch:
+        return "nobody led before"
+    return f"{_whom(sight)} " + (
+        f"was silent for {silent_seconds:.1f} s" if sight.takeover_seconds else "has left"
+    )

@@ -58,6 +58,22 @@ class Pair(Cluster):
             raise
         return self
 
+    def freeze_first(self) -> None:
+        """Freeze the leader outside of a write: within one it holds the lock, and nobody can take over."""
+        queue = self.folder / "aggregator-state" / "queue.sqlite"
+
+        def frozen() -> bool:
+            self.first.freeze()
+            with closing(sqlite3.connect(queue, timeout=1.0, isolation_level=None)) as other:
+                try:
+                    other.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    self.first.thaw()
+                    return False
+                return True
+
+        eventually(frozen, "a moment between two writes")
+
     def taken_over(self) -> None:
         """Wait until the second one leads."""
         self.second.wait_log("takes over as epoch 2")
@@ -90,7 +106,7 @@ def test_a_leader_that_wakes_up_late_does_nothing_any_more(
     with Pair(tmp_path, tiers) as pair:
         job = pair.submit(gpt_spec)
         pair.wait_step(job, 2)
-        pair.first.freeze()
+        pair.freeze_first()
         pair.taken_over()
         before = len(pair.first.log_text())
         pair.wait_step(job, CHECKPOINT_EVERY + 1)
