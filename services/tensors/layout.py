@@ -20,6 +20,8 @@ MOST_ELEMENTS = 1 << 37
 """Of a layout that comes from outside: 512 GiB of float32. What says more is damaged, and nothing is sized by it."""
 MOST_DIMENSIONS = 8
 """Of a parameter's shape that comes from outside."""
+LONGEST_NAME = 500
+"""Of a parameter that comes from outside: people are shown it."""
 
 _TYPES = {"name": str, "offset": int, "decays": bool, "export_name": str, "export_transpose": bool}
 
@@ -145,6 +147,11 @@ def _entry(index: int, fields: Any) -> Entry:
         raise ValueError(
             f"{place}: shape: expected at most {MOST_DIMENSIONS} sizes, each from 1 to {MOST_ELEMENTS}"
         )
+    for name in ("name", "export_name"):
+        if not fields[name].isprintable() or len(fields[name]) > LONGEST_NAME:
+            raise ValueError(
+                f"{place}: {name}: {fields[name]!r:.60}, expected at most {LONGEST_NAME} characters that can be printed"
+            )
     return Entry(**{**fields, "shape": tuple(shape)})
 
 

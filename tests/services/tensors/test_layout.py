@@ -104,6 +104,8 @@ def test_json_without_a_field_is_refused(missing: str) -> None:
         ({"offset": False}, "offset is a bool, expected a int"),
         ({"name": None}, "name is a NoneType, expected a str"),
         ({"more": 1}, "fields missing or unknown: 'more'"),
+        ({"name": "a\nb"}, r"entry 0: name: 'a\\nb', expected at most 500 characters that can be printed"),
+        ({"export_name": "x" * 501}, "entry 0: export_name: 'xxx"),
     ],
 )
 def test_a_layout_from_outside_is_held_to_limits(changed: dict[str, Any], text: str) -> None:
