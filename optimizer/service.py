@@ -180,18 +180,20 @@ class OptimizerService:
         self._link = link
         self.engine.connect(hello, link.outlet)
         log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
+        why = ""
         try:
             await until_first_ends(
                 self._take_orders(link, orders), self._say(link, context), link.heartbeats.run()
             )
         except LinkClosed as closed:
+            why = f": {closed}"
             await context.abort(closed.code, str(closed))
         finally:
             link.mailbox.close("its control stream ended")
             self.engine.disconnect(link.outlet)
             if self._link is link:
                 self._link = None
-            log.info("aggregator %s has left", hello.name)
+            log.info("aggregator %s has left%s", hello.name, why)
 
     async def _hello(
         self, orders: Reader[pb.OptimizerCommand], context: grpc.aio.ServicerContext[Any, Any]

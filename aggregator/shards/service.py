@@ -133,8 +133,8 @@ class ShardService:
         try:
             await until_first_ends(self._take_orders(hold, orders), self._say(hold, context))
         except LinkClosed as closed:
-            reason = str(closed)
-            await context.abort(closed.code, reason)
+            reason = f"aggregator {hello.name}: {closed}"
+            await context.abort(closed.code, str(closed))
         finally:
             hold.close(reason)
             if self._hold is hold:

@@ -12,10 +12,12 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from services.failpoints import POINTS
+from services.tensors.layout import CHUNK_ELEMENTS
 from tests.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.cluster.harness import LIMIT_SECONDS, Cluster
 from tests.cluster.test_failpoints import EVERYONE, calm, finish, kills_of, names_of, table
 
+FEATURES = 2048
 PLACES = [*(name for name in POINTS if name.startswith("shard.")), EVERYONE]
 SHORT = ["shard.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
 """The first two for the first processes; the third comes up once one of them has died."""
@@ -47,7 +49,12 @@ class ShardKiller:
 def spec(folder: Path, steps: int) -> str:
     """Of three chunks, so that one shard has two."""
     config = regression_config(max_steps=steps, model_save_interval=3)
-    config["linear_regression_config"] = {"num_features": 2048, "num_targets": 300, "training_samples": 200}
+    targets = 3 * CHUNK_ELEMENTS // FEATURES - 10
+    config["linear_regression_config"] = {
+        "num_features": FEATURES,
+        "num_targets": targets,
+        "training_samples": 200,
+    }
     return spec_of(folder, config)
 
 
