@@ -55,7 +55,7 @@ class Exchange:
         sessions: of the workers that attend.
         metrics: of this aggregator.
         feed: gives the core an input, with the chunk that came if one did.
-        room: waits until few enough sums are on their way to the optimizer for workers to send more.
+        room: waits until few enough payloads wait for their sums, and sums for the optimizer, to take another.
         shared_memory: whether payloads may stay in memory shared with a worker.
     """
 
@@ -121,11 +121,11 @@ class Exchange:
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), Message):
+            await self._room()  # first: what is not taken yet is still within its window
             stale = self._chunks_arrived(session, link.deserialize(message))
             if stale and stale != said:  # once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk %s", session.name, stale)
                 said = stale
-            await self._room()
 
     def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> str:
         """Take chunks of one message; why one of them is stale, if one is."""

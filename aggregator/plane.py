@@ -91,9 +91,13 @@ class OwnPlane:
             sessions=sessions,
             metrics=metrics,
             feed=feed,
-            room=link.room,
+            room=self._room,
             shared_memory=shared_memory,
         )
+
+    async def _room(self) -> None:
+        await self._link.room()
+        await self._reduction.room()  # last: nothing may come between it and the chunk
 
     def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
         """On the kernel thread: a sum is finished."""

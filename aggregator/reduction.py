@@ -7,6 +7,7 @@ All of it happens on one kernel thread, in the order in which the core asked; th
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ class KeptSums:
                 kept.clear()
 
 
+WAITING_CHUNKS = 8
+"""Payloads that may wait for the kernel thread: it is behind the core, whose windows move on without it."""
+
+
 class Reduction:
     """Kept sums with a kernel thread of their own.
 
@@ -95,30 +100,55 @@ class Reduction:
         self._failed = failed
         self._kernel = ThreadPoolExecutor(1, "reduce")
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[Sequence[SumEffect], TensorChunk | None]] = []
+        self._waiting: deque[tuple[Sequence[SumEffect], TensorChunk | None]] = deque()
+        # Each is counted by one thread: payloads handed in on the event loop, and those that the kernel thread came to.
+        self._submitted = self._taken = 0
+        self._crowded = False  # the kernel thread is to say when there is room
+        self._room = asyncio.Event()
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
         """Carry out effects in order; `chunk` just arrived, for Keep."""
         if not self._waiting:
             self._loop.call_soon(self._start)
         self._waiting.append((effects, chunk))
+        self._submitted += _costs_memory(chunk)
+
+    async def room(self) -> None:
+        """Wait while `WAITING_CHUNKS` wait for the kernel thread; whoever hands one in then must do so at once."""
+        while self._submitted - self._taken >= WAITING_CHUNKS:
+            self._room.clear()
+            self._crowded = True
+            if self._submitted - self._taken >= WAITING_CHUNKS:  # still: it will see that it is to say so
+                await self._room.wait()
 
     def _start(self) -> None:
         """All that came in one turn of the event loop is one task of the kernel thread."""
-        work, self._waiting = self._waiting, []
+        work, self._waiting = self._waiting, deque()
         self._kernel.submit(self._run, work)
 
     def close(self) -> None:
         """Stop the thread."""
         self._kernel.shutdown(cancel_futures=True)
 
-    def _run(self, work: list[tuple[Sequence[SumEffect], TensorChunk | None]]) -> None:
+    def _run(self, work: deque[tuple[Sequence[SumEffect], TensorChunk | None]]) -> None:
         try:
-            for effects, chunk in work:
+            while work:
+                effects, chunk = (
+                    work.popleft()
+                )  # so that a payload is not held any longer than its sum needs it
                 for effect in effects:
                     self._sums.carry_out(effect, chunk)
+                self._taken += _costs_memory(chunk)
+                if self._crowded and self._submitted - self._taken <= WAITING_CHUNKS // 2:
+                    self._crowded = False
+                    self._loop.call_soon_threadsafe(self._room.set)
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
             self._failed(error)
+
+
+def _costs_memory(chunk: TensorChunk | None) -> bool:
+    """Whether a payload takes room here: not if it lies in its worker's memory."""
+    return chunk is not None and chunk.memory is None
 
 
 def _computed(wanted: Sum) -> TensorChunk | Float32Array:

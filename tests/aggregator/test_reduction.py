@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
-from aggregator.reduction import KeptSums, Reduction
+from aggregator.reduction import WAITING_CHUNKS, KeptSums, Reduction
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.tensors.shared import MappedArray, SharedArray
 from services.tensors.tree import Node
@@ -137,3 +138,51 @@ def test_what_goes_wrong_on_the_thread_is_told_of() -> None:
         reduction.close()
 
     asyncio.run(run())
+
+
+def test_no_more_payloads_wait_for_the_thread_than_may() -> None:
+    async def run() -> None:
+        go = threading.Event()
+        reduction = Reduction(lambda header, values: assert_soon(go), lambda error: None)
+        for seed in range(WAITING_CHUNKS):
+            await asyncio.wait_for(reduction.room(), LIMIT_SECONDS)
+            reduction.submit([Keep(0, ROOT), FORWARD], received(FLOAT32, seed))
+        reduction.submit([Keep(0, ROOT), Drop(0, ROOT)], in_place(FLOAT32, 0))
+        rooms = [asyncio.ensure_future(reduction.room()) for _ in range(3)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not any(room.done() for room in rooms), "the thread has come to none of them"
+        go.set()
+        await asyncio.wait_for(asyncio.gather(*rooms), LIMIT_SECONDS)
+        reduction.close()
+
+    asyncio.run(run())
+
+
+def test_a_payload_goes_with_its_sum_though_others_came_in_the_same_turn() -> None:
+    async def run() -> None:
+        done = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        chunks: list[weakref.ref[TensorChunk]] = []
+        alive: list[list[bool]] = []
+
+        def forward(header: ChunkHeader, values: NDArray[np.float32]) -> None:
+            alive.append([chunk() is not None for chunk in chunks])
+            if len(alive) == 2:
+                loop.call_soon_threadsafe(done.set)
+
+        reduction = Reduction(forward, lambda error: None)
+        for seed in range(2):
+            chunk = received(BFLOAT16, seed)  # whose values are no view of it
+            chunks.append(weakref.ref(chunk))
+            reduction.submit([Keep(0, ROOT), FORWARD], chunk)
+        del chunk
+        await asyncio.wait_for(done.wait(), LIMIT_SECONDS)
+        reduction.close()
+        assert alive[1][0] is False
+
+    asyncio.run(run())
+
+
+def assert_soon(event: threading.Event) -> None:
+    assert event.wait(LIMIT_SECONDS)
