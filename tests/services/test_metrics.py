@@ -59,6 +59,7 @@ def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
     aggregator.step("job-1", step=3, loss=2.5, seconds=0.1)
     aggregator.committed("job-1", applied=True)
     aggregator.committed("job-1", applied=False)
+    aggregator.verified("job-1", "passed")
     aggregator.evaluated("job-1", 2.25)
     aggregator.sent("job-1", 5)
     aggregator.received("job-1", 6)
@@ -78,6 +79,7 @@ def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
         f"tiermesh_step_seconds_sum{labels} 0.1",
         'tiermesh_commits_total{job="job-1",outcome="applied",role="aggregator"} 1.0',
         'tiermesh_commits_total{job="job-1",outcome="skipped",role="aggregator"} 1.0',
+        'tiermesh_verifications_total{job="job-1",outcome="passed",role="aggregator"} 1.0',
         'tiermesh_workers_connected{role="aggregator"} 2.0',
         'tiermesh_shards_connected{role="aggregator"} 3.0',
         'tiermesh_queue_length{role="aggregator"} 1.0',

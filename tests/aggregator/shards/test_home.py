@@ -20,6 +20,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig, load_job
 from services.metrics import OptimizerMetrics
 from services.security import Security
+from services.tensors.kernels import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from tests.cluster.bits import regression_config, write_config
 
@@ -115,6 +116,32 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
         assert home.told == [], "a shard has yet to say what it measured"
         home.report(1, pb.StagedChunk(chunk=1, block_sums=sums[1].tolist()))
         assert home.told == [ev.Measured("j", 7, norm, finite, rate)]
+
+    with_home(config, scenario)
+
+
+def test_what_was_staged_before_a_step_started_over_is_not_measured(config: JobConfig) -> None:
+    def sums(chunk: int, each: float) -> list[float]:
+        size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
+        return [each] * -(-size // BLOCK_ELEMENTS)
+
+    async def scenario(home: Home) -> None:
+        for chunk in range(CHUNKS):
+            home.home.stage(chunk, None)
+        home.report(0, pb.StagedChunk(chunk=0, block_sums=sums(0, 9.0)))
+        home.home.unstage()
+        for chunk in range(CHUNKS):
+            home.home.stage(chunk, None)
+        home.home.measure(ev.Measure("j", 7))
+        for chunk in range(1, CHUNKS):
+            home.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 9.0)))
+        for chunk in range(CHUNKS):
+            await asyncio.sleep(0)
+            assert home.told == [], "of the sum before, or not of all chunks"
+            home.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 0.0)))
+        (measured,) = home.told
+        assert isinstance(measured, ev.Measured)
+        assert measured.norm == 0.0
 
     with_home(config, scenario)
 
