@@ -21,7 +21,7 @@ from services.errors import Failed
 WORKERS = 3
 MICRO_BATCHES = 10
 """Of a step: nodes of 4, 4 and 2 for three workers, so that leases are uneven."""
-PAUSE_SECONDS = 0.12
+PAUSE_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0
 LIMIT_SECONDS = 60.0
 CONFIG = ROOT / "configs" / "training_configs" / "demo.yaml"
@@ -146,6 +146,11 @@ class PacedCluster(Daemons):
         newest, seconds = self.until(lambda: self._lease_seconds(name), f"{name} to compute two steps")
         begun = self.until_takes_part(name, newest + 1)
         time.sleep(max(0.0, begun.seconds + part * seconds - time.time()))
+
+    def busiest(self, names: Iterable[str]) -> str:
+        """Of these workers, the (first) one that computed most of the newest step that is committed."""
+        step = committed(self.events()) - 1
+        return max(names, key=lambda name: sum(each.step == step for each in self.of_worker(name)))
 
     def _lease_seconds(self, name: str) -> tuple[int, float] | None:
         """The newest step that a worker has begun, and how long it computed in the one before."""

@@ -46,4 +46,4 @@ def test_the_cost_is_of_the_step_without_the_detection() -> None:
 
 @pytest.mark.slow
 def test_one_death_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recovery.run(kills=1, freezes=1, restarts=2), capsys.readouterr().out
+    assert recovery.run(kills=2, freezes=1, restarts=2), capsys.readouterr().out
