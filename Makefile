@@ -1,6 +1,7 @@
 # make install   .venv with everything that demo and test need; .venv/bin/tiermesh is the command
 # make demo      a 3-tier cluster on this machine trains a small GPT
-# make test      lint, then all tests but the slow ones (make test-slow)      make lint    style, types, who imports whom
+# make test      lint, then all tests but the slow ones (make test-slow), two files side by side (PROCESSES=0: one by one)
+# make lint      style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
 # make test-hardware    training steps on a real mesh, or a simulator (TT_METAL_SIMULATOR), against the emulator
 # make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
@@ -10,6 +11,7 @@ SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
 SECONDS ?= 60
+PROCESSES ?= 2
 UV ?= uv
 BIN := .venv/bin
 
@@ -42,7 +44,7 @@ demo: install
 	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -21,9 +21,9 @@ from benchmarks.hosts import LOOPBACK, Host, inner_process
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services import failpoints
+from tests.cluster.nursery import ROOT, Child, nursery
 from tests.cluster.relay import Relay, Target
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 60.0
 """Longest wait for anything; on an idle machine nothing takes a tenth of it."""
 ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
@@ -91,20 +91,25 @@ class Daemon:
         self._ready_file.unlink(missing_ok=True)
         self._ready: dict[str, int] = {}
         command = [
-            sys.executable, "-m", module, role, "--name", name, "--ready-file", str(self._ready_file),
-            "--exit-with-parent", *host.flags, *map(str, arguments),
+            role, "--name", name, "--ready-file", str(self._ready_file), "--exit-with-parent", *host.flags,
+            *map(str, arguments),
         ]  # fmt: skip
         if "--listen" not in arguments:
             command += ["--listen", f"{host.address}:0"]
+        settings = settings or {}
+        self.process: subprocess.Popen[bytes] | Child
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                host.command(command),
-                cwd=ROOT,
-                env={**environment(kernels), **(settings or {})},
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-            )
+            if host == LOOPBACK:
+                self.process = nursery(role, environment(kernels)).start(module, command, settings, log)
+            else:
+                self.process = subprocess.Popen(
+                    host.command([sys.executable, "-m", module, *command]),
+                    cwd=ROOT,
+                    env={**environment(kernels), **settings},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
 
     def ready(self) -> Daemon:
         """Wait until it serves."""
@@ -160,7 +165,7 @@ class Daemon:
 
     def kill(self) -> None:
         """kill -9."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, FileNotFoundError):
             os.kill(inner_process(self.process.pid), signal.SIGKILL)
         self.process.wait(LIMIT_SECONDS)
 
