@@ -39,7 +39,7 @@ def test_the_last_micro_batch_is_counted_whole() -> None:
 
 def test_the_cost_is_of_the_step_without_the_detection() -> None:
     death = recovery.Death(
-        detected_seconds=2.5, step_seconds=4.0, before_seconds=0.7, after_seconds=1.0, rejoin_steps=1
+        detected_seconds=2.5, step_seconds=4.0, before_seconds=0.7, after_seconds=1.0, rejoin_steps=1, again=3
     )
     assert death.cost == 1.5
 
