@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from services.checkpoints.read import list_checkpoints
@@ -20,16 +21,24 @@ def surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> lis
         keep_last: so many stay, it among them; 0: all.
         keep_every: of each so many steps the first one stays; 0: none for that. Step 0 always does.
     """
-    made = [each for each in list_checkpoints(root) if _step(each) <= written]
+    held = {_step(path): path for path in list_checkpoints(root)}
+    return [
+        held[step] for step in surplus_steps(list(held), written, keep_last=keep_last, keep_every=keep_every)
+    ]
+
+
+def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_every: int) -> list[int]:
+    """Of checkpoints of these steps, in ascending order, those that may go; see `surplus`."""
+    made = [step for step in steps if step <= written]
     if not keep_last:
         return []
     kept, spans = set(made[-keep_last:]), {0}
-    for path in made:
-        span = _step(path) // keep_every if keep_every else 0
-        if _step(path) == 0 or span not in spans:
-            kept.add(path)
+    for step in made:
+        span = step // keep_every if keep_every else 0
+        if step == 0 or span not in spans:
+            kept.add(step)
         spans.add(span)
-    return [path for path in made if path not in kept]
+    return [step for step in made if step not in kept]
 
 
 def set_aside(path: Path) -> Path:

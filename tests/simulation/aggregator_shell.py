@@ -44,6 +44,7 @@ class AggregatorShell(Process):
         self._last_session = 0
         self._optimizer: Link | None = None
         self._kernel = Queue(self)
+        self._able = 0
         self.tick()
         self.beat()
         self.dial()
@@ -60,6 +61,7 @@ class AggregatorShell(Process):
         if not self.alive:
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
+        self._able = self._count_able()
         for effect in self.effects(self.core.handle, event, clock):
             self._carry_out(effect, payload)
         for link in self._sessions.values():
@@ -86,6 +88,8 @@ class AggregatorShell(Process):
                 header = effect.header
                 self._weights[header.index] = ((header.generation, header.step), payload)
             case ev.ToWorker():
+                if isinstance(effect.body, pb.Lease):
+                    self._hold_quorum(effect.body)
                 link = self._sessions.get(effect.session)
                 if link is not None:
                     link.down_control.send(self.epoch, effect.body)
@@ -100,6 +104,14 @@ class AggregatorShell(Process):
                 self.world.disk.save(effect)
             case ev.Note() if not self.replaced:
                 self.world.noted(effect)
+
+    def _count_able(self) -> int:
+        return sum(member.able for member in self.core.members.values())
+
+    def _hold_quorum(self, lease: pb.Lease) -> None:
+        """No work is given out while there are too few workers, be it before or after those that just went."""
+        able, wanted = max(self._able, self._count_able()), self.world.jobs[lease.job].plan.min_workers
+        must(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 
     def _hold_bound(self) -> None:
         """No more sums than leases times window, but for those that the optimizer lost with its link."""

@@ -228,5 +228,5 @@ class OptimizerShell(Process):
             path=f"{effect.job}/step-{effect.step:08d}",
             model_sha256=f"{hash(weights):x}",
         )
-        self.world.disk.write_checkpoint(written, weights)
+        self.world.disk.write_checkpoint(written, weights, job.keep_last)
         self.feed(ev.Saved(written))

@@ -19,6 +19,7 @@ class Process:
         doomed_after: effects that it still carries out before it dies; None: it is healthy.
         frozen_until: until then it does nothing, while its connections stay.
         clock_ahead_seconds: by how much its monotonic clock has jumped.
+        clock_rate: how fast that clock goes.
     """
 
     def __init__(self, world: World, title: str) -> None:
@@ -28,6 +29,7 @@ class Process:
         self.doomed_after: int | None = None
         self.frozen_until = 0.0
         self.clock_ahead_seconds = 0.0
+        self.clock_rate = 1.0
 
     def effects(self, handle: Callable[..., list[Any]], *inputs: Any) -> Iterator[Any]:
         """The core's effects of an input, one by one, as long as the process lives."""
@@ -58,7 +60,7 @@ class Process:
     @property
     def now(self) -> float:
         """Its monotonic clock, in seconds."""
-        return self.world.loop.now + self.clock_ahead_seconds
+        return self.world.loop.now * self.clock_rate + self.clock_ahead_seconds
 
     def thawed(self) -> None:
         """It goes on after a freeze: send what may be sent."""

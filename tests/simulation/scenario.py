@@ -62,6 +62,12 @@ class Scenario:
         checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # and a liar's step is made again
         return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5)
 
+    @property
+    def workers_needed(self) -> int:
+        """So many come back soon when they die, or some job waits for long."""
+        fails = any(job.poisoned_at is not None for job in self.jobs)  # which two of them must see
+        return self.workers if fails else max(job.plan.min_workers for job in self.jobs)
+
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
         """The scenario of a seed."""
@@ -70,9 +76,9 @@ class Scenario:
         wide = rng.random() < 0.06  # more chunks than a window holds
         chunks = rng.randint(17, 24) if wide else rng.choice((1, 1, 1, 2, 2, 3, 4, 5))
         workers = rng.randint(1, 2) if wide else rng.choice((1, 2, 2, 3, 3, 4, 5))
-        jobs = [_job(rng, 0, STEPS, chunks, 3 if wide else 9)]
+        jobs = [_job(rng, 0, STEPS, chunks, 3 if wide else 9, workers)]
         for number in range(1, rng.choice((1, 1, 2, 3))):
-            job = _job(rng, number, rng.randint(2, 20), rng.randint(1, 3), 4)
+            job = _job(rng, number, rng.randint(2, 20), rng.randint(1, 3), 4, workers, may_fail=True)
             job.submitted_seconds = rng.random() * 60
             if rng.random() < 0.5:
                 job.cancelled_seconds = job.submitted_seconds + rng.random() * 60
@@ -104,12 +110,15 @@ class Scenario:
         """A short one with most that can go wrong."""
         rng = random.Random(seed)
         chunks = rng.choice((1, 2, 3, 5))
-        job = _job(rng, 0, 60, chunks, 7, evaluate_every=rng.choice((1, 3)))
-        job.plan = replace(job.plan, verify_fraction=(0.0, 0.0, 0.5)[seed % 3])
+        workers = rng.choice((2, 3))
+        jobs = [_job(rng, 0, 60, chunks, 7, workers, evaluate_every=rng.choice((1, 3)))]
+        jobs[0].plan = replace(jobs[0].plan, verify_fraction=(0.0, 0.0, 0.5)[seed % 3])
+        if rng.random() < 0.3:
+            jobs.append(_job(rng, 1, 10, chunks, 3, workers, may_fail=True))
         return cls(
             tiers=3,
-            jobs=[job],
-            workers=rng.choice((2, 3)),
+            jobs=jobs,
+            workers=workers,
             control_seconds=0.01,
             data_seconds=0.01,
             skews=(1, 30),
@@ -127,13 +136,14 @@ class Scenario:
         """One with a worker that lies, and faults that leave no part of a lie behind with nobody to answer for it."""
         rng = random.Random(seed)
         tiers = rng.choice((2, 3))
-        job = _job(rng, 0, 60, rng.choice((1, 2, 3)), 7)
+        workers = rng.choice((1, 2, 3))
+        job = _job(rng, 0, 60, rng.choice((1, 2, 3)), 7, workers)
         on_faulty = rng.choice(("go_back", "go_on"))
         job.plan = replace(job.plan, verify_fraction=1.0, on_faulty=on_faulty)
         return cls(
             tiers=tiers,
             jobs=[job],
-            workers=rng.choice((1, 2, 3)),
+            workers=workers,
             control_seconds=0.01,
             data_seconds=0.01,
             skews=(1, 30),
@@ -155,13 +165,28 @@ def _job(
     steps: int,
     chunks: int,
     most_micro_batches: int,
+    workers: int,
+    *,
     evaluate_every: int | None = None,
+    may_fail: bool = False,
 ) -> SimulatedJob:
+    """A job; one that may fail does so now and then: by a gradient that is not finite, or on every worker."""
+    by_the_clock = rng.choice((0.0, 0.0, 2.0, 60.0))
     plan = JobPlan(
         steps=steps,
         micro_batches=rng.randint(1, most_micro_batches),
         evaluate_every=rng.choice((0, 7, 20, 50)) if evaluate_every is None else evaluate_every,
-        checkpoint_every=rng.choice((3, 5, 8, 13)),
-        checkpoint_seconds=float(chunks % 3),
+        checkpoint_every=rng.choice((3, 5, 8, 13, 0 if by_the_clock else 3)),
+        checkpoint_seconds=by_the_clock,
+        min_workers=rng.choice((1, 1, rng.randint(1, workers))),
+        on_non_finite="stop" if may_fail and rng.random() < 0.4 else "skip",
     )
-    return SimulatedJob(number, plan, chunks, rng.randint(0, 9), 0.0)
+    return SimulatedJob(
+        number,
+        plan,
+        chunks,
+        rng.randint(0, 9),
+        submitted_seconds=0.0,
+        poisoned_at=rng.randrange(steps) if may_fail and rng.random() < 0.15 else None,
+        keep_last=rng.choice((0, 1, 3)),
+    )

@@ -1,6 +1,11 @@
 """Many whole clusters, each with its own faults; and the same with a core that is broken on purpose.
 
 A failing seed prints the command that replays it. More seeds: `python -m tests.simulation --seeds 10000`.
+
+What holds of every history was tried by mistakes in the cores, on hostile seeds from 0 on: a step that is committed
+twice (`commits_twice`), a generation that does not rise (`keeps_the_generation`), a micro-batch that is counted
+twice (`counts_duplicates`) and one that nobody computes, so that the job does not end (`forgets_orphans`) each took one
+seed; of the others, which print theirs, the rarest (`leaves_leases_with_silent_workers`) took 136.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -22,6 +28,7 @@ from aggregator.events import CloseWorker
 from aggregator.exclusions import Exclusions
 from aggregator.flow import WeightStore
 from aggregator.members import Version
+from aggregator.quorum import Quorum
 from aggregator.report import Report
 from aggregator.run import Run
 from aggregator.step import StepSum
@@ -29,7 +36,10 @@ from aggregator.verification import Check
 from optimizer.core import OptimizerCore
 from optimizer.events import SaveGeneration, Snapshot
 from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader, ChunkKind
+from services.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from tests.simulation.history import HistoryWrong
+from tests.simulation.network import Pipe
 from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.scenario import Scenario
 from tests.simulation.truth import SimulationFailed
@@ -137,6 +147,27 @@ def test_without_the_fence_both_would(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HistoryWrong, match="it comes after"):
         for seed in range(USURPED_SEEDS):
             run_usurped(seed)
+
+
+def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[int, tuple[Any, ...]] = {}  # kept, so that no other has the same id
+    twice: set[str] = set()
+    put = Pipe._put
+
+    def watched(self: Pipe, items: tuple[Any, ...]) -> None:
+        if id(items) in sent:
+            first, second = items
+            twice.add(ChunkKind.Name(first.kind) if isinstance(first, ChunkHeader) else type(second).__name__)
+        sent[id(items)] = items
+        put(self, items)
+
+    monkeypatch.setattr(Pipe, "_put", watched)
+    for seed in range(8):
+        World(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
+    bodies = {
+        body for words in (WorkerBody, WorkerOrder, OptimizerBody, OptimizerOrder) for body in get_args(words)
+    }
+    assert {body.__name__ for body in bodies} | {"GRADIENT", "WEIGHTS", "INITIAL_WEIGHTS"} <= twice
 
 
 # ---- it bites: known mistakes, some of them once made ----
@@ -339,6 +370,29 @@ def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerCore, "__init__", lambda self, *, name, epoch: made(self, name=name))
 
 
+def grants_work_below_the_quorum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Quorum, "enough", lambda self, now: True)
+
+
+def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Run, "failed", lambda self, member, unable, now: None)
+
+
+def skips_a_step_that_is_to_stop_the_job(patch: pytest.MonkeyPatch) -> None:
+    commit = OptimizerCore._commit
+
+    def skipped(self: OptimizerCore, event: Any) -> None:
+        if self.open_job is not None:
+            self.open_job.plan = replace(self.open_job.plan, on_non_finite="skip")
+        commit(self, event)
+
+    patch.setattr(OptimizerCore, "_commit", skipped)
+
+
+def does_not_say_whose_gradient_was_not_finite(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "blame", lambda self, assignment, worker, found: None)
+
+
 MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
@@ -361,6 +415,9 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     leaves_leases_with_silent_workers,
     tells_of_a_step_again,
     forgets_whom_it_obeyed,
+    grants_work_below_the_quorum,
+    keeps_leases_that_failed,
+    does_not_say_whose_gradient_was_not_finite,
 ]
 
 
@@ -377,6 +434,24 @@ def test_a_mistake_in_a_core_fails_a_seed(
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail(f"{mistake.__name__} passes {MISTAKE_SEEDS} seeds")
+
+
+# ---- jobs that are to stop ----
+
+
+def test_a_step_that_is_to_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    skips_a_step_that_is_to_stop_the_job(monkeypatch)
+    worlds = (
+        world
+        for world in map(World, count())
+        if any(
+            "on_non_finite" in job.why_it_fails and job.cancelled_seconds is None
+            for job in world.scenario.jobs
+        )
+    )
+    with pytest.raises(SimulationFailed, match="of a job that is to stop"):
+        for world in islice(worlds, 10):
+            world.run()
 
 
 # ---- hardware that lies ----

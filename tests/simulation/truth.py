@@ -15,6 +15,11 @@ from services.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.tree import Node, children
 
+PARAMETER = "weight"
+"""The only one of a job's layout."""
+POISON, SICK = "there is no such token", "out of memory"
+"""Why leases fail: on every worker, and on one."""
+
 
 class SimulationFailed(AssertionError):
     """Something that must hold did not."""
@@ -72,6 +77,8 @@ class SimulatedJob:
         submitted_seconds: when a person submits it.
         cancelled_seconds: when somebody cancels it; None: never.
         full_disk_at: its checkpoint of that step can't be written; None: all can.
+        poisoned_at: the step of which one micro-batch fails on every worker; None: all can be computed.
+        keep_last: checkpoints that stay; 0: all.
     """
 
     number: int
@@ -81,13 +88,18 @@ class SimulatedJob:
     submitted_seconds: float
     cancelled_seconds: float | None = None
     full_disk_at: int | None = None
+    poisoned_at: int | None = None
+    keep_last: int = 0
 
     def __post_init__(self) -> None:
         self.id = f"job-{self.number}"
         self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
-        self.layout = Layout.build([("weight", (self.elements,), True, "weight", False)])
+        self.layout = Layout.build([(PARAMETER, (self.elements,), True, "weight", False)])
         self.layout_json = self.layout.dumps()
-        self.applied = [hash((self.number, step, 5)) % 23 != 0 for step in range(self.plan.steps)]
+        self.applied = [
+            hash((self.number, step, 5 + self.number * self.plan.steps)) % 23 != 0
+            for step in range(self.plan.steps)
+        ]
         self.weights = [tuple(hash((self.number, chunk)) for chunk in range(self.chunks))]
         self.keys: list[int] = []
         for step, applied in enumerate(self.applied):
@@ -95,6 +107,27 @@ class SimulatedJob:
             key = key_of(self.number, step, before)
             self.keys.append(key)
             self.weights.append(tuple(updated(each, key) for each in before) if applied else before)
+
+    def culprit(self, step: int) -> int | None:
+        """The micro-batch of a step whose gradient is not finite."""
+        return None if self.applied[step] else hash((self.number, step)) % self.plan.micro_batches
+
+    def poisoned(self, step: int, micro_batches: range) -> bool:
+        """Whether these of a step can't be computed."""
+        return (
+            step == self.poisoned_at and hash((self.number, step)) % self.plan.micro_batches in micro_batches
+        )
+
+    @property
+    def why_it_fails(self) -> str:
+        """Some of what is said when the job fails, as it must; empty if it needn't."""
+        stops = [step for step, applied in enumerate(self.applied) if not applied]
+        stops_at = stops[0] if stops and self.plan.on_non_finite == "stop" else None
+        if self.poisoned_at is not None and (stops_at is None or self.poisoned_at <= stops_at):
+            return POISON
+        if stops_at is None:
+            return ""
+        return f"micro-batch {self.culprit(stops_at)}, parameter {PARAMETER} (on_non_finite: stop)"
 
     def loss(self, step: int, micro_batch: int) -> float:
         """Loss of a micro-batch."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.ladder import STANDARD
 from services.tensors.tree import Node
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
-from tests.simulation.truth import SimulatedJob, key_of, must, node_sum
+from tests.simulation.truth import PARAMETER, POISON, SICK, SimulatedJob, key_of, must, node_sum
 from worker import events as ev
 from worker.core import WorkerCore
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+MAD_SECONDS = (math.nan, math.inf, -1.0, 0.0, 1e300)
+"""What clocks of some workers say that a lease took."""
+REFUSED_SECONDS = 20.0
+"""After so long a person starts a worker again that was refused."""
 UNFIT = 0.1
 """How likely it is, as long as there are faults, that a mesh can't be opened."""
 LIE = 0.2
@@ -56,10 +61,14 @@ class WorkerShell(Process):
         self.core = WorkerCore(name=name)
         self.hang_seconds = 0.0
         self.lies = LIE * (name == LIAR)
+        self.sick_leases = 0
+        self.failed_in_a_row = 0
+        self.clock_rate = world.rng.choice((1.0, 1.0, 0.9, 1.5))
         self.fingerprint = fingerprint
         self._incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
         self._seconds = 0.01 * 2 ** world.rng.randint(0, 3)
+        self._told_seconds = world.rng.choice((None, None, None, *MAD_SECONDS))
         self._link: Link | None = None
         self._job: SimulatedJob | None = None
         self._mesh: dict[int, tuple[tuple[int, int], int]] = {}
@@ -111,6 +120,8 @@ class WorkerShell(Process):
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             link.up_data.send(None, None)
+        if isinstance(body, pb.Leave) and self.is_sound and self.world.is_running(body.job):
+            self.later(REFUSED_SECONDS, self.die)
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
         """A chunk of weights arrived."""
@@ -318,6 +329,10 @@ class WorkerShell(Process):
         if held.dropped:
             return
         job = self.world.jobs[lease.job]
+        if random() < 0.5 and self._is_sick():
+            yield self._seconds
+            self._fail(lease, SICK)
+            return
         if lease.phase == pb.INITIALISE:
             yield random()
             self._events.send(ev.Described(lease.lease, job.layout_json, {"config.json": b"{}"}))
@@ -330,9 +345,14 @@ class WorkerShell(Process):
         if lease.phase == pb.EVALUATE:
             yield self._seconds * lease.count * (0.5 + random())
             losses = tuple(job.batch_loss(weights, index) for index in indices)
+            self.failed_in_a_row = 0
             self._events.send(ev.LeaseEvaluated(lease.lease, losses))
             return
         seconds = self._seconds * lease.count * (0.5 + random())
+        if job.poisoned(lease.step, range(lease.first, lease.first + lease.count)):
+            yield seconds * random()
+            self._fail(lease, POISON)
+            return
         yield seconds  # what is dropped from now on is computed and told of all the same
         held.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
         if lease.phase == pb.VERIFY:
@@ -343,9 +363,21 @@ class WorkerShell(Process):
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
             must(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
             held.ready_from = ready_from
-            self._events.send(ev.NodeReady(lease.lease, ready_from, () if ready_from else losses))
+            if ready_from:
+                told = ev.NodeReady(lease.lease, ready_from)
+            else:
+                told = ev.NodeReady(lease.lease, 0, losses, self._non_finite(job, lease))
+            self._events.send(told)
             yield self._seconds * random() * 0.3
-        self._events.send(ev.LeaseComputed(lease.lease, seconds, 100 * lease.count, checksums))
+            if ready_from and self._is_sick():
+                self._fail(lease, SICK)
+                return
+        if self._told_seconds is not None:
+            seconds = self._told_seconds
+        self.failed_in_a_row = 0
+        self._events.send(
+            ev.LeaseComputed(lease.lease, seconds * self.clock_rate, 100 * lease.count, checksums)
+        )
 
     def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
         """The key of a node's sum, and the checksums that a lease asks for; a lie has none that any other has."""
@@ -362,3 +394,27 @@ class WorkerShell(Process):
             for index in lease.checksums
         )
         return draw.getrandbits(60) if spoilt else key, checksums
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it may take part again once a person has started it anew."""
+        return self.fingerprint == "same" and not self.lies
+
+    @staticmethod
+    def _non_finite(job: SimulatedJob, lease: pb.Lease) -> tuple[NonFinite, ...]:
+        culprit = job.culprit(lease.step)
+        if culprit is None or not lease.first <= culprit < lease.first + lease.count:
+            return ()
+        return (NonFinite(micro_batch=culprit, parameter=PARAMETER),)
+
+    def _is_sick(self) -> bool:
+        """Whether a lease fails on this worker now, which it does a few times."""
+        sick = self.sick_leases > 0
+        self.sick_leases -= sick
+        return sick
+
+    def _fail(self, lease: pb.Lease, reason: str) -> None:
+        self.failed_in_a_row += 1
+        self.world.injected["lease fails"] += 1
+        self.world.lease_failed(self, lease)
+        self._events.send(ev.LeaseFailed(lease.lease, reason))

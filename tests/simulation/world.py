@@ -13,10 +13,12 @@ from google.protobuf.message import Message
 from aggregator import events as aggregator_events
 from aggregator.core import Record
 from aggregator.events import Note, SaveJob
+from aggregator.failures import MOST_FAILURES
 from optimizer import events as optimizer_events
 from optimizer.core import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, SUCCEEDED, Job, JobState
+from services.checkpoints.prune import surplus_steps
 from services.ladder import STANDARD
 from tests.simulation import history
 from tests.simulation.aggregator_shell import AggregatorShell
@@ -25,7 +27,7 @@ from tests.simulation.network import Loop
 from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.process import Process
 from tests.simulation.scenario import LIAR, Scenario
-from tests.simulation.truth import SimulationFailed, must
+from tests.simulation.truth import PARAMETER, SICK, SimulationFailed, must
 from tests.simulation.worker_shell import WorkerShell
 
 Core = TypeVar("Core")
@@ -70,10 +72,14 @@ class Disk:
             for name, each in self.jobs.items()
         ]
 
-    def write_checkpoint(self, written: pb.CheckpointWritten, weights: tuple[int, ...]) -> None:
-        """Put a checkpoint on disk; it takes the place of one of the same step."""
+    def write_checkpoint(
+        self, written: pb.CheckpointWritten, weights: tuple[int, ...], keep_last: int
+    ) -> None:
+        """Put a checkpoint on disk; it takes the place of one of the same step, and of those that need not stay."""
         kept = [each for each in self.checkpoints.get(written.job, []) if each[0].step != written.step]
-        self.checkpoints[written.job] = [*kept, (written, weights)]
+        held = sorted([*kept, (written, weights)], key=lambda each: each[0].step)
+        gone = surplus_steps([each[0].step for each in held], written.step, keep_last=keep_last, keep_every=0)
+        self.checkpoints[written.job] = [each for each in held if each[0].step not in gone]
 
     def newest_checkpoint(
         self, job: str, void: Iterable[pb.Void] = ()
@@ -122,6 +128,8 @@ class World:
         for job in self.scenario.jobs:
             self.history.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
         self._cancelled: set[str] = set()
+        self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
+        self._may_fail: set[str] = set()
         self._lives = 0
         self._progress_seconds = 0.0
         self._patience_seconds = PATIENCE_SECONDS
@@ -182,6 +190,8 @@ class World:
         for process in (self.aggregator, self.optimizer, *self.workers.values()):
             if process is not None:
                 process.doomed_after = None
+        for worker in self.workers.values():
+            worker.sick_leases = 0
         left = 0
         for job in self.jobs.values():
             if self.disk.jobs[job.id].job.state in (QUEUED, RUNNING):
@@ -244,7 +254,7 @@ class World:
         self._disturb(delay)
         if isinstance(process, WorkerShell):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
-            stays_dead = bool(others) and self.rng.random() < 0.3
+            stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
         elif isinstance(process, AggregatorShell) and process is not self.aggregator:
             return  # one that had been replaced
@@ -280,7 +290,18 @@ class World:
         self._moved()
         rng = self.rng
         self.links = [link for link in self.links if link.up]
-        kinds = ["link", "link", "worker", "worker", "aggregator", "silence", "silence", "freeze", "clock"]
+        kinds = [
+            "link",
+            "link",
+            "worker",
+            "worker",
+            "aggregator",
+            "silence",
+            "silence",
+            "freeze",
+            "clock",
+            "sick",
+        ]
         if self.scenario.tiers == 3:
             kinds += ["optimizer", "optimizer link"]
         kinds += ["usurper"] if rng.random() < 0.2 else []
@@ -322,6 +343,8 @@ class World:
             case "usurper" if self.aggregator is not None and self.aggregator.alive:
                 self.injected["second aggregator"] += 1
                 self.usurp(self.aggregator)
+            case "sick" if alive:
+                self._sicken(rng.choice(alive), len(alive))
             case "hang" if alive:
                 self.injected["device hangs"] += 1
                 rng.choice(alive).hang_seconds = HANG_SECONDS
@@ -371,6 +394,10 @@ class World:
         if isinstance(process, AggregatorShell):
             process.wall_clock_seconds += self.rng.uniform(-1e6, 1e6)
 
+    def _sicken(self, worker: WorkerShell, alive: int) -> None:
+        """Some of its next leases fail; so many that it is refused only if there are others."""
+        worker.sick_leases = self.rng.randint(1, 5) if alive > 1 else max(0, 2 - worker.failed_in_a_row)
+
     def _doom(self, process: Process | None) -> None:
         """A process dies now, or soon, between two effects."""
         if process is not None and process.alive:
@@ -386,15 +413,38 @@ class World:
         opened = optimizer.core.open_job
         assert opened is not None
         self.history.add(history.Committed(effect.job, opened.generation, effect.step))
+        must(
+            effect.applied or self.jobs[effect.job].plan.on_non_finite == "skip",
+            f"{effect} of a job that is to stop",
+        )
         self.commits += 1
         self._moved()
         self._maybe_fault()
+
+    def is_running(self, job: str) -> bool:
+        """Whether a job runs, by its record."""
+        return self.disk.jobs[job].job.state == RUNNING
+
+    def lease_failed(self, worker: WorkerShell, lease: pb.Lease) -> None:
+        """A worker could not do a lease: for the third time in a row, or as another one, that may fail the job."""
+        parts = set(range(lease.first, lease.first + max(1, lease.count)))
+        before = self._failed.setdefault((lease.job, lease.generation, lease.step, lease.phase), {})
+        by_others = set().union(*(failed for name, failed in before.items() if name != worker.name))
+        if parts & by_others or worker.failed_in_a_row >= MOST_FAILURES:
+            self._may_fail.add(lease.job)
+        before.setdefault(worker.name, set()).update(parts)
 
     def noted(self, note: Note) -> None:
         """The aggregator tells people something."""
         job = self.jobs[note.job.id]
         self._check_told(note.job)
         if note.kind == "step":
+            culprit = job.culprit(note.job.step - 1)
+            end = "" if culprit is None else f"micro-batch {culprit}, parameter {PARAMETER})"
+            must(
+                note.text.endswith(end) and ("skipped" in note.text) == bool(end),
+                f"of a step is said: {note.text}",
+            )
             self.history.add(history.Told(job.id, note.job.generation, note.job.step))
         if note.kind in ("evaluation", "checkpoint", "state"):
             self._moved()
@@ -419,12 +469,22 @@ class World:
             allowed = {SUCCEEDED}
             if name in self._cancelled:
                 allowed.add(CANCELLED)
-            if job.full_disk_at is not None:
+            why, detail = job.why_it_fails, saved.job.detail
+            sick = SICK in detail and name in self._may_fail
+            if job.full_disk_at is not None or sick or (why and why in detail):
                 allowed.add(FAILED)
-            must(state in allowed, f"{name} is {JobState.Name(state)}: {saved.job.detail}")
+            if why:
+                allowed.discard(SUCCEEDED)
+            must(state in allowed, f"{name} is {JobState.Name(state)}: {detail}")
+            found = self.disk.newest_checkpoint(name)
+            if "on_non_finite" in detail:
+                newest = found[0].step if found else 0
+                must(
+                    saved.job.checkpoint_step == newest,
+                    f"{name}: told of another checkpoint than that of step {newest}",
+                )
             if state != SUCCEEDED:
                 continue
-            found = self.disk.newest_checkpoint(name)
             assert found is not None
             must(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
             must(
