@@ -242,7 +242,9 @@ class AggregatorService:
 
     async def run(self) -> None:
         """Serve until cancelled, or until something that must not fail has failed."""
-        await until_first_ends(self.link.run(), self._tick(), self._keep_leading(), _wait(self._failed))
+        await until_first_ends(
+            self.link.run(), self._tick(), self._beat(), self._keep_leading(), _wait(self._failed)
+        )
 
     async def stop(self) -> None:
         """End all streams and threads; a checkpoint that is being written is finished first."""
@@ -266,7 +268,6 @@ class AggregatorService:
         while True:
             await asyncio.sleep(self._ladder.tick)
             self.feed(ev.Ticked())
-            self._sessions.tell_all(pb.Heartbeat())
             self.metrics.workers_connected(len(self.core.members))
             self._name_waits(self.core.waits(time.monotonic()))
             if self.shards is not None:
@@ -274,6 +275,11 @@ class AggregatorService:
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
             self.metrics.queue_length(queued)
             self.metrics.standbys(len(self.standbys()))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._ladder.beat)
+            self._sessions.tell_all(pb.Heartbeat())
 
     def standbys(self) -> dict[str, float]:
         """Who stands by for this aggregator, and how many seconds ago each was heard."""
