@@ -38,6 +38,7 @@ from optimizer.events import SaveGeneration, Snapshot
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader, ChunkKind
 from services.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
+from tests.simulation import seeds
 from tests.simulation.history import HistoryWrong
 from tests.simulation.network import Pipe
 from tests.simulation.optimizer_shell import OptimizerShell
@@ -70,17 +71,15 @@ def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], seed
 def test_progress_and_what_was_injected_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.simulation import __main__ as simulation
-
-    monkeypatch.setattr(simulation, "PROGRESS_SECONDS", 0.0)
-    assert simulation.run_seeds(0, 6, 2, False) == 0
+    monkeypatch.setattr(seeds, "PROGRESS_SECONDS", 0.0)
+    assert seeds.run_seeds(0, 6, 2, False) == 0
     said = capsys.readouterr()
     assert "1 of 6 seeds, 0 failed" in said.err and "min left" in said.err
     assert re.search(
         r"^6 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", said.out, re.M
     )
     counted = {what: int(often) for often, what in re.findall(r"^ +(\d+)  (.*)$", said.out, re.M)}
-    runs = [simulation.run_seed(seed).injected for seed in range(6)]
+    runs = [seeds.run_seed(seed).injected for seed in range(6)]
     assert counted == sum(runs, Counter())
     assert counted["worker dies"] > 0
 
@@ -88,13 +87,11 @@ def test_progress_and_what_was_injected_are_told(
 def test_a_failing_seed_prints_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.simulation.__main__ import report_failure, run_seed
-
     monkeypatch.setattr(StepSum, "abandon", lambda self, session, now: None)
-    seed, _, problem, _ = next(result for result in map(run_seed, range(50)) if result[2])
-    report_failure(seed, problem)
+    seed, _, problem, _ = next(result for result in map(seeds.run_seed, range(50)) if result[2])
+    seeds.report_failure(seed, problem)
     assert f".venv/bin/python -m tests.simulation --seed {seed} --trace" in capsys.readouterr().out
-    assert run_seed(seed)[2] == problem, "a seed does the same each time"
+    assert seeds.run_seed(seed)[2] == problem, "a seed does the same each time"
 
 
 def test_leases_are_begun_and_dropped_before_all_their_weights_are_there(

@@ -1,0 +1,90 @@
+"""Seeds of the simulation, side by side: how many fail, how fast it goes, and what all of them met."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import World
+
+PROGRESS_SECONDS = 10.0
+"""Between two lines of progress."""
+
+
+class Outcome(NamedTuple):
+    """Of one seed.
+
+    Attributes:
+        seed: that it was.
+        steps: committed.
+        problem: what must hold and did not; empty: nothing.
+        injected: what went wrong by intent, and how often.
+    """
+
+    seed: int
+    steps: int
+    problem: str
+    injected: Counter[str]
+
+
+def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outcome:
+    """Run one seed to its end, or to what went wrong."""
+    world = World(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
+    try:
+        world.run()
+    except Exception as error:
+        if tracing:
+            traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        return Outcome(seed, world.commits, problem, world.injected)
+    return Outcome(seed, world.commits, "", world.injected)
+
+
+def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
+    """Print what went wrong, and the command that replays it."""
+    print(f"seed {seed}: {problem}")
+    options = "--hostile " * hostile + f"--seed {seed} --trace"
+    print(f"    replay: .venv/bin/python -m tests.simulation {options}", flush=True)
+
+
+def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
+    """Run seeds side by side; print those that fail, how it goes, and what all of them met; return how many failed."""
+    started = told = time.perf_counter()
+    failed = steps = 0
+    injected: Counter[str] = Counter()
+    # Not forked: who calls may have threads, and a lock that one of them holds would stay locked in the child.
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        run = partial(run_seed, hostile=hostile)
+        for done, each in enumerate(pool.map(run, range(first, first + count), chunksize=5), 1):
+            steps += each.steps
+            injected += each.injected
+            if each.problem:
+                failed += 1
+                report_failure(each.seed, each.problem, hostile)
+            now = time.perf_counter()
+            if now - told >= PROGRESS_SECONDS:
+                told = now
+                left_minutes = (now - started) / done * (count - done) / 60
+                print(
+                    f"{done} of {count} seeds, {failed} failed, {done / (now - started):.1f} seeds/s, "
+                    f"{left_minutes:.0f} min left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+    seconds = time.perf_counter() - started
+    print(
+        f"{count} seeds, {steps} steps, {failed} failed, {seconds:.1f} s on {processes} processes: "
+        f"{count / seconds:.1f} seeds/s, {steps / seconds:.0f} steps/s"
+    )
+    print(f"injected, {sum(injected.values()) / count:.1f} a seed:")
+    for what, often in injected.most_common():
+        print(f"    {often:9}  {what}")
+    return failed
