@@ -133,9 +133,8 @@ class Reduction:
     def _run(self, work: deque[tuple[Sequence[SumEffect], TensorChunk | None]]) -> None:
         try:
             while work:
-                effects, chunk = (
-                    work.popleft()
-                )  # so that a payload is not held any longer than its sum needs it
+                # Taken out of what waits: a payload is not held any longer than its sum needs it.
+                effects, chunk = work.popleft()
                 for effect in effects:
                     self._sums.carry_out(effect, chunk)
                 self._taken += _costs_memory(chunk)
