@@ -257,9 +257,10 @@ class AggregatorShell(Process):
                 link.ends[0].pump(link)
 
     def optimizer_lost(self, link: Link, reason: str) -> None:
-        """The link to the optimizer is down."""
+        """The link to the optimizer is down; what is still on its way to it is dropped there."""
         if not self.alive:
             return
+        self.world.lost_in_flight += link.up_data.lost + link.up_data.in_flight
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))

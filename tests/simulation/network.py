@@ -50,6 +50,9 @@ class Pipe:
         repeat_late: a repetition may come any time later, not only right after the first.
         copy: messages go through bytes, as on a real wire.
         injected: counts what goes wrong by intent.
+
+    Attributes:
+        lost: how much was in flight when it broke.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Pipe:
         injected: Counter[str],
     ) -> None:
         self.open = True
+        self.lost = 0
         self._loop = loop
         self._random = rng.random
         self._deliver = deliver
@@ -130,6 +134,7 @@ class Pipe:
     def cut(self) -> None:
         """Break: what is in flight is lost."""
         self.open = False
+        self.lost += len(self._queue)
         self._queue.clear()
 
 

@@ -318,7 +318,6 @@ class World:
                 self.injected["optimizer's link cut"] += 1
                 for link in self.links:
                     if self.optimizer in link.ends:
-                        self.lost_in_flight += link.up_data.in_flight
                         link.cut()
             case "worker" if alive:
                 self._doom(rng.choice(alive))
