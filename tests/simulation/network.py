@@ -52,7 +52,7 @@ class Pipe:
         injected: counts what goes wrong by intent.
 
     Attributes:
-        lost: how much was in flight when it broke.
+        lost: how much was in flight when it broke, and was sent after that.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Pipe:
     def send(self, *items: Any) -> None:
         """Send; lost if the pipe is or gets broken before it arrives."""
         if not self.open:
+            self.lost += 1
             return
         if self._copy:
             items = tuple(map(_through_bytes, items))

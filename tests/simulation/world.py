@@ -130,6 +130,8 @@ class World:
         self._cancelled: set[str] = set()
         self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
         self._may_fail: set[str] = set()
+        self._failures: Counter[str] = Counter()  # by worker: leases that it could not do
+        self._hung: set[str] = set()
         self._lives = 0
         self._progress_seconds = 0.0
         self._patience_seconds = PATIENCE_SECONDS
@@ -344,9 +346,12 @@ class World:
                 self.usurp(self.aggregator)
             case "sick" if alive:
                 self._sicken(rng.choice(alive), len(alive))
-            case "hang" if alive:
+            case "hang" if healthy := [each for each in alive if each.name not in self._hung]:
                 self.injected["device hangs"] += 1
-                rng.choice(alive).hang_seconds = HANG_SECONDS
+                worker = rng.choice(healthy)
+                worker.hang_seconds = HANG_SECONDS
+                # A second one would begin when the first is over, long after all faults.
+                self._hung.add(worker.name)
                 self._disturb(HANG_SECONDS)
                 self._patience_seconds = 2 * HANG_SECONDS + PATIENCE_SECONDS
 
@@ -425,11 +430,15 @@ class World:
         return self.disk.jobs[job].job.state == RUNNING
 
     def lease_failed(self, worker: WorkerShell, lease: pb.Lease) -> None:
-        """A worker could not do a lease: for the third time in a row, or as another one, that may fail the job."""
+        """A worker could not do a lease: for the third time, or as another one, that may fail the job.
+
+        What it did in between may have been for nothing, by when the aggregator heard of it: then they are in a row.
+        """
+        self._failures[worker.name] += 1
         parts = set(range(lease.first, lease.first + max(1, lease.count)))
         before = self._failed.setdefault((lease.job, lease.generation, lease.step, lease.phase), {})
         by_others = set().union(*(failed for name, failed in before.items() if name != worker.name))
-        if parts & by_others or worker.failed_in_a_row >= MOST_FAILURES:
+        if parts & by_others or self._failures[worker.name] >= MOST_FAILURES:
             self._may_fail.add(lease.job)
         before.setdefault(worker.name, set()).update(parts)
 
