@@ -194,11 +194,11 @@ class World:
                 process.doomed_after = None
         for worker in self.workers.values():
             worker.sick_leases = 0
-        left = 0
+        left = 0.0
         for job in self.jobs.values():
             if self.disk.jobs[job.id].job.state in (QUEUED, RUNNING):
                 found = self.disk.newest_checkpoint(job.id)
-                left += job.plan.steps - (found[0].step if found else 0)
+                left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
         bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD.tick
         self.history.add(history.FaultsEnded(self.loop.now / STANDARD.tick, bound))
 
