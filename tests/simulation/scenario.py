@@ -17,6 +17,9 @@ LIAR = "liar"
 STEPS = 120
 """Steps of a seed's jobs in all, at least."""
 
+MOST_SECONDS = 40_000.0
+"""Every run is over by then (virtual seconds)."""
+
 
 @dataclass
 class Scenario:

@@ -126,7 +126,7 @@ def run_usurped(seed: int) -> None:
 
     def usurp() -> None:
         if world.aggregator is not None and world.aggregator.alive and world.disk.epoch < USURPERS:
-            world.usurp(world.aggregator)
+            world.faults.usurp(world.aggregator)
         world.loop.after(7.0, usurp)
 
     world.loop.at(7.0, usurp)

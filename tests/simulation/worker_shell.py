@@ -120,7 +120,7 @@ class WorkerShell(Process):
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             link.up_data.send(None, None)
-        if isinstance(body, pb.Leave) and self.is_sound and self.world.is_running(body.job):
+        if isinstance(body, pb.Leave) and self.is_sound and self.world.disk.is_running(body.job):
             self.later(REFUSED_SECONDS, self.die)
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
@@ -243,7 +243,7 @@ class WorkerShell(Process):
 
     def _build(self, effect: ev.Build) -> Task:
         yield self.world.rng.random()
-        if self.world.faulty and self.world.rng.random() < UNFIT:
+        if self.world.faults.active and self.world.rng.random() < UNFIT:
             self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))
             return
         self._job = job = self.world.jobs[effect.job]
@@ -416,5 +416,5 @@ class WorkerShell(Process):
     def _fail(self, lease: pb.Lease, reason: str) -> None:
         self.failed_in_a_row += 1
         self.world.injected["lease fails"] += 1
-        self.world.lease_failed(self, lease)
+        self.world.verdict.lease_failed(self.name, lease)
         self._events.send(ev.LeaseFailed(lease.lease, reason))

@@ -1,0 +1,118 @@
+"""What must hold of a run's jobs, of what people are told of them, and of their ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from aggregator.events import Note
+from aggregator.failures import MOST_FAILURES
+from optimizer.events import Update
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
+from tests.simulation import history
+from tests.simulation.disk import Disk
+from tests.simulation.scenario import LIAR
+from tests.simulation.truth import PARAMETER, SICK, SimulatedJob, must
+
+
+class Verdict:
+    """Holds what a run does against its jobs.
+
+    Args:
+        jobs: by id.
+        events: take what is held against what came before.
+    """
+
+    def __init__(self, jobs: dict[str, SimulatedJob], events: history.Checker) -> None:
+        self._jobs = jobs
+        self._history = events
+        self._cancelled: set[str] = set()
+        self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
+        self._may_fail: set[str] = set()
+        self._failures: Counter[str] = Counter()  # by worker: leases that it could not do
+        for job in jobs.values():
+            events.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
+
+    def cancelled(self, job: str) -> None:
+        """Somebody cancels a job."""
+        self._cancelled.add(job)
+
+    def committed(self, generation: int, effect: Update) -> None:
+        """An optimizer decided a step."""
+        self._history.add(history.Committed(effect.job, generation, effect.step))
+        must(
+            effect.applied or self._jobs[effect.job].plan.on_non_finite == "skip",
+            f"{effect} of a job that is to stop",
+        )
+
+    def lease_failed(self, worker: str, lease: pb.Lease) -> None:
+        """A worker could not do a lease: for the third time, or as another one, that may fail the job.
+
+        What it did in between may have been for nothing, by when the aggregator heard of it: then they are in a row.
+        """
+        self._failures[worker] += 1
+        parts = set(range(lease.first, lease.first + max(1, lease.count)))
+        before = self._failed.setdefault((lease.job, lease.generation, lease.step, lease.phase), {})
+        by_others = set().union(*(failed for name, failed in before.items() if name != worker))
+        if parts & by_others or self._failures[worker] >= MOST_FAILURES:
+            self._may_fail.add(lease.job)
+        before.setdefault(worker, set()).update(parts)
+
+    def noted(self, note: Note) -> None:
+        """The aggregator tells people something."""
+        job = self._jobs[note.job.id]
+        self._check_told(note.job)
+        if note.kind == "step":
+            culprit = job.culprit(note.job.step - 1)
+            end = "" if culprit is None else f"micro-batch {culprit}, parameter {PARAMETER})"
+            must(
+                note.text.endswith(end) and ("skipped" in note.text) == bool(end),
+                f"of a step is said: {note.text}",
+            )
+            self._history.add(history.Told(job.id, note.job.generation, note.job.step))
+
+    def _check_told(self, told: Job) -> None:
+        job = self._jobs[told.id]
+        if told.HasField("loss"):
+            expected = job.step_loss(told.step - 1)
+            must(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
+        if told.HasField("validation_loss"):
+            expected = job.validation_loss(told.validation_step)
+            must(
+                told.validation_loss == expected,
+                f"validation loss {told.validation_loss}, expected {expected}",
+            )
+
+    def ended(self, disk: Disk) -> None:
+        """All jobs have ended: each as it may, with the weights of an undisturbed run where it succeeded."""
+        for name, saved in disk.jobs.items():
+            job, state = self._jobs[name], saved.job.state
+            excluded = {each.worker for each in saved.job.excluded}
+            must(excluded <= {LIAR}, f"{name}: {excluded} were found faulty")
+            allowed = {SUCCEEDED}
+            if name in self._cancelled:
+                allowed.add(CANCELLED)
+            why, detail = job.why_it_fails, saved.job.detail
+            sick = SICK in detail and name in self._may_fail
+            if job.full_disk_at is not None or sick or (why and why in detail):
+                allowed.add(FAILED)
+            if why:
+                allowed.discard(SUCCEEDED)
+            must(state in allowed, f"{name} is {JobState.Name(state)}: {detail}")
+            found = disk.newest_checkpoint(name)
+            if "on_non_finite" in detail:
+                newest = found[0].step if found else 0
+                must(
+                    saved.job.checkpoint_step == newest,
+                    f"{name}: told of another checkpoint than that of step {newest}",
+                )
+            if state != SUCCEEDED:
+                continue
+            assert found is not None
+            must(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
+            must(
+                found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run"
+            )
+            must(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
+            if job.evaluation_batches:
+                must(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")
