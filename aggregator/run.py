@@ -234,8 +234,10 @@ class Run:
             if chunk not in missing:
                 for node in step_sum.coverage.mark_done(chunk):
                     self._out.put(Drop(chunk, node))
+        told = step_sum.limit
         reopened = to_ranges(step_sum.reopen(sorted(missing)))
-        self._widen(step_sum)
+        if step_sum.widen() or step_sum.limit != told:
+            self._tell_window(step_sum)
         for each in step_sum.assignments:
             if reopened and each.lease and each.session is not None:
                 self.orders.resend(each.session, each.lease, reopened)
@@ -329,13 +331,13 @@ class Run:
         member.in_place = in_place
         self.sum.blame(assignment, member.name, header.non_finite)
         self.flow.gradient(self.sum, assignment, header, self.elements)
-        self._widen(self.sum)
+        if self.sum.widen():
+            self._tell_window(self.sum)
 
-    def _widen(self, step_sum: StepSum) -> None:
-        if step_sum.widen():
-            for session in sorted(step_sum.sessions()):
-                if not self._members[session].in_place:
-                    self.orders.window(session, step_sum, step_sum.limit)
+    def _tell_window(self, step_sum: StepSum) -> None:
+        for session in sorted(step_sum.sessions()):
+            if not self._members[session].in_place:
+                self.orders.window(session, step_sum, step_sum.limit)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""

@@ -175,9 +175,11 @@ class StepSum:
         return [self._non_finite[index] for index in sorted(self._non_finite)]
 
     def reopen(self, chunks: Iterable[int]) -> list[int]:
-        """The optimizer lacks these chunks; those that had been passed on and must be sent anew."""
+        """The optimizer lacks these chunks; those that had been passed on: they are sent again, in a new window."""
         reopened = [chunk for chunk in chunks if self.coverage.reopen(chunk)]
-        self._position = 0
+        if reopened:
+            self._position = self.coverage.done_in_order(0)
+            self.limit = min(self._position + self._window_chunks, self.coverage.chunks)
         return reopened
 
     def widen(self) -> bool:

@@ -230,7 +230,7 @@ class WorkerCore:
                 self._resend(body)
             case pb.Window():
                 version = (body.generation, body.step)
-                self._limits[version] = max(body.limit, self._limits.get(version, 0))
+                self._limits[version] = body.limit
                 if len(self._limits) > MOST_WINDOWS:
                     del self._limits[min(self._limits)]
             case pb.Leave():

@@ -9,6 +9,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from services.ladder import STANDARD
+from services.plan import WINDOW_CHUNKS
 from tests.aggregator.dialogue import Dialogue, training
 
 # ---- the making of the initial weights ----
@@ -228,6 +229,21 @@ def test_sums_that_were_lost_with_the_link_are_asked_for_again() -> None:
     ], "it holds all weights of 1.0 and waits for the next"
     assert talk.chunk(1, 1, 0, 0) == ["keep 0-1 #0"]
     assert talk.chunk(2, 1, 0, 0) == ["keep 2-3 #0", "merge 0-1 + 2-3 #0", "forward #0"]
+
+
+def test_the_window_begins_anew_when_sums_were_lost_with_the_link() -> None:
+    chunks = 3 * WINDOW_CHUNKS
+    talk = training(1, 2, chunks=chunks)
+    for chunk in reversed(range(WINDOW_CHUNKS, chunks)):
+        for session in (1, 2):
+            talk.chunk(session, 1, 0, chunk)
+    talk.give(ev.OptimizerLost("broke"))
+    talk.optimizer()
+    told = talk.stands(1, 0, missing=range(chunks))
+    assert told[:2] == [f"1 <- window {WINDOW_CHUNKS}", f"2 <- window {WINDOW_CHUNKS}"], (
+        "before anything is sent"
+    )
+    assert told[2].startswith("1 <- resend ") and told[3].startswith("2 <- resend ")
 
 
 def test_a_commit_that_was_lost_with_the_link() -> None:

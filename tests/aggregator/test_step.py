@@ -158,6 +158,22 @@ def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
     assert step_sum.limit == told
 
 
+def test_a_window_begins_anew_with_what_is_sent_again() -> None:
+    step_sum = granted(2, 1, 2, chunks=40)
+    for chunk in reversed(range(10, 40)):
+        for assignment in step_sum.assignments:
+            step_sum.arrive(assignment, chunk, [])
+        step_sum.widen()
+    assert step_sum.limit >= 30 + WINDOW_CHUNKS // 2
+    assert step_sum.reopen([]) == []
+    assert step_sum.limit >= 30 + WINDOW_CHUNKS // 2
+    assert step_sum.reopen(range(36)) == list(range(10, 36))
+    assert step_sum.limit == 4 + WINDOW_CHUNKS, "four chunks are finished still"
+    for assignment in step_sum.assignments:
+        step_sum.arrive(assignment, 35, [])
+    assert not step_sum.widen(), "one more is not worth a message"
+
+
 def test_a_small_layout_needs_no_window_messages() -> None:
     step_sum = granted(1, 1, chunks=3)
     assert step_sum.limit == 3

@@ -38,6 +38,7 @@ class AggregatorShell(Process):
             tiers=world.scenario.tiers,
         )
         self.kept: dict[tuple[int, Node], Any] = {}
+        self._windows = 1  # that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
         self._sessions: dict[int, Link] = {}
@@ -84,6 +85,7 @@ class AggregatorShell(Process):
                 kept.pop((effect.chunk, effect.node))
             case ev.DropAll():
                 kept.clear()
+                self._windows = 1
             case ev.StoreWeights():
                 header = effect.header
                 self._weights[header.index] = ((header.generation, header.step), payload)
@@ -114,11 +116,11 @@ class AggregatorShell(Process):
         must(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 
     def _hold_bound(self) -> None:
-        """No more sums than leases times window, but for those that the optimizer lost with its link."""
+        """No more sums than leases times window, which begins anew with each link that lost some of them."""
         run = self.core.run
         assert run is not None
         if run.sum is not None:
-            bound = len(run.sum.assignments) * (min(WINDOW_CHUNKS, run.chunks) + self.world.lost_in_flight)
+            bound = len(run.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
             must(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def hold_consistency(self) -> None:
@@ -257,10 +259,10 @@ class AggregatorShell(Process):
                 link.ends[0].pump(link)
 
     def optimizer_lost(self, link: Link, reason: str) -> None:
-        """The link to the optimizer is down; what is still on its way to it is dropped there."""
+        """The link to the optimizer is down."""
         if not self.alive:
             return
-        self.world.lost_in_flight += link.up_data.lost + link.up_data.in_flight
+        self._windows += 1
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))

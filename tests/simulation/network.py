@@ -50,9 +50,6 @@ class Pipe:
         repeat_late: a repetition may come any time later, not only right after the first.
         copy: messages go through bytes, as on a real wire.
         injected: counts what goes wrong by intent.
-
-    Attributes:
-        lost: how much was in flight when it broke, and was sent after that.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class Pipe:
         injected: Counter[str],
     ) -> None:
         self.open = True
-        self.lost = 0
         self._loop = loop
         self._random = rng.random
         self._deliver = deliver
@@ -85,7 +81,6 @@ class Pipe:
     def send(self, *items: Any) -> None:
         """Send; lost if the pipe is or gets broken before it arrives."""
         if not self.open:
-            self.lost += 1
             return
         if self._copy:
             items = tuple(map(_through_bytes, items))
@@ -135,7 +130,6 @@ class Pipe:
     def cut(self) -> None:
         """Break: what is in flight is lost."""
         self.open = False
-        self.lost += len(self._queue)
         self._queue.clear()
 
 

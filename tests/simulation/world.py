@@ -66,7 +66,6 @@ class World:
         self.aggregator: AggregatorShell | None = None
         self.optimizer: OptimizerShell | None = None
         self.commits = 0
-        self.lost_in_flight = 0
         self.history = history.Checker()
         self.verdict = Verdict(self.jobs, self.history)
         self.faults = Faults(self)
