@@ -54,7 +54,9 @@ class JobsClient:
         self._addresses = Rotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._with_tls = target.security.tls
-        self._channels = {each: open_channel(each, target.security) for each in addresses}
+        channels = [open_channel(each, target.security) for each in addresses]
+        self._channels = dict(zip(addresses, channels, strict=True))
+        self._stubs = dict(zip(addresses, map(JobsStub, channels), strict=True))
 
     async def __aenter__(self) -> JobsClient:
         return self
@@ -76,7 +78,7 @@ class JobsClient:
 
     @property
     def _stub(self) -> JobsStub:
-        return JobsStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        return self._stubs[self.address]
 
     async def _find(self) -> None:
         """Of several addresses come to the one that answers for the cluster, from the one that did last."""

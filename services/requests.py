@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -28,27 +28,23 @@ class Requests:
             return handler
         parse, serialize = handler.request_deserializer, handler.response_serializer
 
-        async def one(content: bytes, context: Context) -> Any:
+        async def request_of(content: bytes, context: Context) -> Any:
             try:
-                request = parse(content)
+                return parse(content)
             except DecodeError:
-                await _refuse(details.method, content, context)
-            return await handler.unary_unary(request, context)
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{details.method}: {len(content)} bytes that are no request; were they damaged, or are they of "
+                    "another version?",
+                )
+
+        async def one(content: bytes, context: Context) -> Any:
+            return await handler.unary_unary(await request_of(content, context), context)
 
         async def several(content: bytes, context: Context) -> AsyncIterator[Any]:
-            try:
-                request = parse(content)
-            except DecodeError:
-                await _refuse(details.method, content, context)
-            async for message in handler.unary_stream(request, context):
+            async for message in handler.unary_stream(await request_of(content, context), context):
                 yield message
 
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(several, response_serializer=serialize)
         return grpc.unary_unary_rpc_method_handler(one, response_serializer=serialize)
-
-
-async def _refuse(method: str, content: bytes, context: Context) -> NoReturn:
-    text = f"{method}: {len(content)} bytes that are no request; were they damaged, or are they of another version?"
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-    raise AssertionError("abort raises")

@@ -133,10 +133,9 @@ class WorkerService:
                 "/tiermesh.Cluster/Attend",
                 request_serializer=encode,
             )()
-            hello = self._core.hello(self._incarnation)
-            await attend.write(seal(pb.WorkerMessage, self._core.epoch, hello))
             orders = Reader(attend.read, pb.WorkerCommand, "Attend")
-            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
+            # Connecting, too, is waited for no longer: a peer that is frozen takes connections, and says nothing.
+            first = await asyncio.wait_for(self._say_hello(attend, orders), HELLO_SECONDS)
             if first is None:
                 await raise_status(attend)
                 return
@@ -178,6 +177,11 @@ class WorkerService:
                 )
             finally:
                 self._lanes = None
+
+    async def _say_hello(self, attend: Any, orders: Reader[pb.WorkerCommand]) -> pb.WorkerCommand | None:
+        hello = self._core.hello(self._incarnation)
+        await write(attend, seal(pb.WorkerMessage, self._core.epoch, hello))
+        return await orders.next()
 
     # ---- the core ----
 

@@ -37,11 +37,8 @@ def converted(text: str, source: str) -> MeshGraphDescriptor:
     """
     try:
         document = yaml.safe_load(text)
-    except (
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: a date or a number that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # ValueError: a date or a number that is none.
         raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct that place") from None
     try:
         return _converted(document)

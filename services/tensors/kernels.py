@@ -77,9 +77,8 @@ def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
 def all_finite(values: Float32Array) -> bool:
     """Whether none of [n] float32 is a NaN or an infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        screened = np.dot(
-            values, values
-        )  # one pass without a copy; beyond 1e19 finite values overflow it too
+        # One pass without a copy; beyond 1e19 finite values overflow it too.
+        screened = np.dot(values, values)
     return bool(np.isfinite(screened)) or bool(np.isfinite(values).all())
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
-from services.checksums import seal, verify
+from services.checksums import Damaged, seal, verify
 from services.errors import Refused
 from services.streams import LinkClosed
 from services.tensors import wire
@@ -91,14 +91,21 @@ class TensorLink:
         """The chunks of a message; payloads are views of the message or of the peer's memory.
 
         Raises:
-            ValueError: the bytes are no `Chunk`, or what it refers to was damaged.
-            Refused: it refers to memory, but none was agreed on; or to none or too many chunks.
+            ValueError: the bytes are no `Chunk`.
+            Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
         """
         chunk = wire.deserialize(message)
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))
             if parsed.HasField("shared"):
-                verify(parsed.shared, parsed.header.SerializeToString() + parsed.shared.SerializeToString())
+                try:
+                    verify(
+                        parsed.shared, parsed.header.SerializeToString() + parsed.shared.SerializeToString()
+                    )
+                except Damaged as damaged:
+                    raise Refused(
+                        f"chunk {chunk.header.index}: shared memory: reference with {damaged}: it was damaged"
+                    ) from None
                 return self._find(chunk.header, parsed.shared)
         return [chunk]
 

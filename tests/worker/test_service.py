@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 import pytest
 
@@ -99,3 +100,31 @@ def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
 
     caplog.set_level(logging.WARNING)
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_than_for_welcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a frozen one does: its kernel answers. gRPC itself would wait 20 s for it."""
+    monkeypatch.setattr("worker.service.HELLO_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))
+        peer = DamagingPeer("tiermesh.Cluster", welcome, pb.WorkerCommand(heartbeat=pb.Heartbeat()))
+        with socket.create_server(("127.0.0.1", 0)) as frozen:
+            async with peer.serving():
+                worker = WorkerService(
+                    name="w",
+                    aggregators=[f"127.0.0.1:{frozen.getsockname()[1]}", peer.address],
+                    security=Security(),
+                    data_dir=None,
+                    metrics=WorkerMetrics(),
+                )
+                await worker.start()
+                working = asyncio.ensure_future(worker.run())
+                await peer.again.wait()
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+                await worker.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS / 2))
