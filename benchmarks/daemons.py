@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,8 @@ import tempfile
 import time
 import urllib.request
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,10 +26,12 @@ from benchmarks.hosts import LOOPBACK, Host, inner_process
 from benchmarks.setting import BUILD, ROOT
 from services.errors import Failed
 
-READY_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
+LIMIT_SECONDS = 60.0
+"""Of waits for a daemon."""
+_LOOK_SECONDS = 0.01
 
 Self = TypeVar("Self", bound="Daemons")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -138,25 +141,50 @@ class Daemons(ABC):
     def address(self, name: str) -> str:
         """`HOST:PORT` of a daemon's gRPC server."""
         ready = self.folder / f"{name}.ready"
-        self.wait_written(name, ready, READY_SECONDS)
+        self.wait_written(name, ready)
         return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
 
-    def wait_written(self, name: str, path: Path, limit_seconds: float) -> None:
-        """Wait for a file that a daemon writes.
+    def wait_written(self, name: str, path: Path, limit_seconds: float = LIMIT_SECONDS) -> None:
+        """Wait for a file that a daemon writes; raises as `until` does."""
+        self.until(lambda: path.exists() or None, f"{path} of {name}", limit_seconds)
+
+    def until(
+        self, look: Callable[[], Found | None], what: str, limit_seconds: float = LIMIT_SECONDS
+    ) -> Found:
+        """What `look` returns as soon as that is something: what is in files, which tell nobody of themselves.
 
         Raises:
-            Failed: it ended before, or took longer.
+            Failed: a daemon that nobody has killed ended before, or it takes longer.
         """
         deadline = time.monotonic() + limit_seconds
-        while not path.exists():
+        while (found := look()) is None:
             if time.monotonic() > deadline:
-                raise Failed(
-                    f"{name}: {path} is not there after {limit_seconds:g} s; see {self.folder / name}.log"
-                )
-            with suppress(subprocess.TimeoutExpired):  # a file tells nobody of itself; the process's end does
-                self.processes[name].wait(_LOOK_SECONDS)
-                if not path.exists():
-                    raise Failed(f"{name} has ended, without {path}; see {self.folder / name}.log")
+                raise Failed(f"waited {limit_seconds:g} s for {what}; see {self.folder}")
+            ended = self._rest(_LOOK_SECONDS)
+            if ended and look() is None:
+                raise _ended(ended, what, self.folder)
+        return found
+
+    def until_moment(self, seconds: float, what: str) -> None:
+        """Wait for a moment, in Unix time, that is described so.
+
+        Raises:
+            Failed: a daemon that nobody has killed ended before.
+        """
+        if ended := self._rest(max(0.0, seconds - time.time())):
+            raise _ended(ended, what, self.folder)
+
+    def _rest(self, seconds: float) -> str:
+        """Let so much time go by, or less: until a daemon ends that nobody has killed, whose name it returns."""
+        with ExitStack() as stack:
+            ends = {}
+            for name, process in self.processes.items():
+                if process.returncode is None:
+                    end = os.pidfd_open(process.pid)
+                    stack.callback(os.close, end)
+                    ends[end] = name
+            readable, _, _ = select.select(ends, [], [], seconds)
+            return ends[readable[0]] if readable else ""
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time that each daemon has used, in user code and in the kernel, by its own clock of nanoseconds."""
@@ -168,7 +196,7 @@ class Daemons(ABC):
     def metric(self, name: str, metric: str) -> float:
         """The sum of a daemon's samples of a metric; its `/metrics` must be on this machine."""
         port = json.loads((self.folder / f"{name}.ready").read_text())["metrics_port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=READY_SECONDS) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_SECONDS) as answer:
             text = answer.read().decode()
         families = text_string_to_metric_families(text)
         return sum(sample.value for family in families for sample in family.samples if sample.name == metric)
@@ -249,6 +277,10 @@ class Daemons(ABC):
             process.wait()
             assert process.stdin is not None
             process.stdin.close()
+
+
+def _ended(name: str, what: str, folder: Path) -> Failed:
+    return Failed(f"{name} has ended, and {what} was waited for; see {folder / name}.log")
 
 
 def _cpu_clock(process: int) -> int:

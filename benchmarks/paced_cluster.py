@@ -8,11 +8,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks.daemons import Daemons, Job
 from benchmarks.setting import BUILD, ROOT
@@ -23,12 +22,8 @@ MICRO_BATCHES = 10
 """Of a step: nodes of 4, 4 and 2 for three workers, so that leases are uneven."""
 PAUSE_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0
-LIMIT_SECONDS = 60.0
 CONFIG = ROOT / "configs" / "training_configs" / "demo.yaml"
 PACED_WORKER = Path(__file__).parent / "peers" / "paced_worker.py"
-_LOOK_SECONDS = 0.01
-
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -106,19 +101,6 @@ class PacedCluster(Daemons):
         """What the process that is that worker now has begun."""
         return self.begun(f"{name}-{self.processes[name].pid}")
 
-    def until(self, look: Callable[[], Found | None], what: str) -> Found:
-        """What `look` returns as soon as that is something.
-
-        Raises:
-            Failed: it takes too long.
-        """
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while (found := look()) is None:
-            if time.monotonic() > deadline:
-                raise Failed(f"waited {LIMIT_SECONDS:g} s for {what}; see {self.folder}")
-            time.sleep(_LOOK_SECONDS)  # a file tells nobody of itself
-        return found
-
     def until_told(self, text: str, since_seconds: float) -> Event:
         """The first event since then that has this text."""
         return self.until(
@@ -145,7 +127,7 @@ class PacedCluster(Daemons):
         """Wait until a worker has done that part of what it computes in a step, 1 being the end of it."""
         newest, seconds = self.until(lambda: self._lease_seconds(name), f"{name} to compute two steps")
         begun = self.until_takes_part(name, newest + 1)
-        time.sleep(max(0.0, begun.seconds + part * seconds - time.time()))
+        self.until_moment(begun.seconds + part * seconds, f"a moment of what {name} computes")
 
     def busiest(self, names: Iterable[str]) -> str:
         """Of these workers, the (first) one that computed most of the newest step that is committed."""

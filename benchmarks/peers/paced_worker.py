@@ -39,7 +39,9 @@ class PacedStep(TrainingStep):
         """The micro-batch, after the pause."""
         with self._record.open("a") as file:
             file.write(f"{step} {index} {time.time():.6f}\n")
-        time.sleep(self._pause_seconds)  # what a larger model would take
+        # Not a wait for anything: it is the load, a larger model's time on a device of its own. To compute so long
+        # would take CPU time from the other daemons, which share this machine's cores.
+        time.sleep(self._pause_seconds)
         return super().micro_batch(step, index, out, ready)
 
 
