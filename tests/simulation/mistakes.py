@@ -1,0 +1,296 @@
+"""Mistakes in the cores, some of them once made in earnest: seeds of the simulation must find each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregator.core import AggregatorCore
+from aggregator.coverage import Coverage
+from aggregator.events import CloseWorker
+from aggregator.exclusions import Exclusions
+from aggregator.flow import WeightStore
+from aggregator.members import Version
+from aggregator.quorum import Quorum
+from aggregator.report import Report
+from aggregator.run import Run
+from aggregator.step import StepSum
+from aggregator.verification import Check
+from optimizer.core import OptimizerCore
+from optimizer.events import SaveGeneration, Snapshot
+from protos import cluster_pb2 as pb
+from worker.core import WorkerCore
+
+
+def counts_duplicates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Coverage, "covers", lambda self, node, chunk: False)
+
+
+def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "abandon", lambda self, session, now: None)
+
+
+def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
+    def chunk_arrived(self: Run, member: Any, header: Any, now: float, *, in_place: bool) -> None:
+        if self.sum is not None and self.sum.assignments:
+            self.flow.gradient(self.sum, self.sum.assignments[0], header, self.elements)
+
+    patch.setattr(Run, "chunk_arrived", chunk_arrived)
+
+
+def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "reopen", lambda self, chunks: [])
+
+
+def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
+    advance = Run._advance
+    patch.setattr(Run, "_advance", lambda self, now: advance(self, now) if self.sum is not None else None)
+    # ... by an aggregator that does not know what its predecessor evaluated:
+    evaluated = Report.evaluated
+
+    def noted(self: Any, version: Version, loss: float) -> None:
+        self.known = version.step
+        evaluated(self, version, loss)
+
+    patch.setattr(Report, "evaluated", noted)
+    patch.setattr(Report, "evaluated_step", property(lambda self: getattr(self, "known", None)))
+
+
+def sends_weights_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
+    def add(self: WeightStore, chunk: int) -> bool:
+        self.prefix = max(self.prefix, chunk + 1 if chunk % 2 else 0)
+        return True
+
+    patch.setattr(WeightStore, "add", add)
+
+
+def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
+    def why_stale(self: OptimizerCore, header: Any) -> str:
+        return "" if self.open_job is not None and header.job == self.open_job.job else "of another job"
+
+    patch.setattr(OptimizerCore, "why_stale", why_stale)
+
+
+def commits_twice(patch: pytest.MonkeyPatch) -> None:
+    commit = OptimizerCore._commit
+
+    def twice(self: OptimizerCore, event: Any) -> None:
+        commit(self, event)
+        if self.open_job is not None and event.step % 50 == 49:
+            self.open_job.step, self.open_job.deciding = event.step, True
+            commit(self, event)
+
+    patch.setattr(OptimizerCore, "_commit", twice)
+
+
+def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
+    handle = OptimizerCore.handle
+
+    def kept(self: OptimizerCore, event: Any) -> list[Any]:
+        effects = handle(self, event)
+        for effect in effects:
+            if isinstance(effect, SaveGeneration) and self.open_job is not None:
+                self.open_job.generation = 1
+        return [effect for effect in effects if not isinstance(effect, SaveGeneration)]
+
+    patch.setattr(OptimizerCore, "handle", kept)
+
+
+def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
+    handle = OptimizerCore.handle
+
+    def early(self: OptimizerCore, event: Any) -> list[Any]:
+        effects = handle(self, event)
+        for effect in list(effects):
+            if isinstance(effect, Snapshot) and effect.step:
+                written = pb.CheckpointWritten(job=effect.job, generation=effect.generation, step=effect.step)
+                self._say(written)
+        told, self._out = self._out, []
+        return effects + told
+
+    patch.setattr(OptimizerCore, "handle", early)
+
+
+def streams_weights_to_whoever_connects(patch: pytest.MonkeyPatch) -> None:
+    connect = OptimizerCore._connect
+
+    def connected(self: OptimizerCore, hello: Any) -> None:
+        connect(self, hello)
+        self._to_send = self.open_job.chunks if self.open_job is not None else None
+
+    def send_weights(self: OptimizerCore, order: pb.SendWeights) -> None:
+        job = self.open_job
+        if job is not None and (order.generation, order.step) == (job.generation, job.step):
+            self._to_send = 0
+
+    patch.setattr(OptimizerCore, "_connect", connected)
+    patch.setattr(OptimizerCore, "_send_weights", send_weights)
+
+
+def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "_drop_leases_before", lambda self, version: None)
+
+
+def takes_older_weights(patch: pytest.MonkeyPatch) -> None:
+    weights = WorkerCore._weights
+
+    def taken(self: WorkerCore, header: Any) -> None:
+        if self.job is not None and (header.generation, header.step) < (self.job.receiving or (0, 0)):
+            self.job.receiving = None
+        weights(self, header)
+
+    patch.setattr(WorkerCore, "_weights", taken)
+
+
+def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
+    weights = WorkerCore._weights
+
+    def early(self: WorkerCore, header: Any) -> None:
+        weights(self, header)
+        if self.job is not None and self.job.received and self.job.holds is None:
+            self.job.holds = self.job.receiving
+            self._say(pb.Holding(job=header.job, generation=header.generation, step=header.step))
+
+    patch.setattr(WorkerCore, "_weights", early)
+
+
+def begins_leases_before_their_weights(patch: pytest.MonkeyPatch) -> None:
+    leased = WorkerCore._leased
+
+    def begun(self: WorkerCore, lease: pb.Lease) -> None:
+        leased(self, lease)
+        held = self.leases.get(lease.lease)
+        if held is not None and not held.begun:
+            self._begin(held)
+
+    patch.setattr(WorkerCore, "_leased", begun)
+
+
+def forgets_leases_that_come_before_their_weights(patch: pytest.MonkeyPatch) -> None:
+    leased = WorkerCore._leased
+
+    def received(self: WorkerCore, lease: pb.Lease) -> None:
+        if self.job is not None and self.job.receiving in (None, (lease.generation, lease.step)):
+            leased(self, lease)
+
+    patch.setattr(WorkerCore, "_leased", received)
+
+
+def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "_may_go", lambda self, held, chunk: held.ready_from < self.job.chunks)
+
+
+def never_notices_silence(patch: pytest.MonkeyPatch) -> None:
+    ticked = AggregatorCore._ticked
+
+    def deaf(self: AggregatorCore, now: float) -> None:
+        for member in self.members.values():
+            member.heard_seconds = now
+        ticked(self, now)
+
+    patch.setattr(AggregatorCore, "_ticked", deaf)
+
+
+def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
+    close = AggregatorCore._close
+
+    def closed(self: AggregatorCore, member: Any, reason: str, now: float) -> None:
+        if not reason.startswith("silent"):
+            close(self, member, reason, now)
+            return
+        self._out.put(CloseWorker(member.session, reason))
+        member.heard_seconds = 1e9
+
+    patch.setattr(AggregatorCore, "_close", closed)
+
+
+def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
+    committed = Report.committed
+
+    def told(self: Report, *arguments: Any) -> None:
+        self._told = None
+        committed(self, *arguments)
+
+    patch.setattr(Report, "committed", told)
+
+
+def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
+    made = OptimizerCore.__init__
+    patch.setattr(OptimizerCore, "__init__", lambda self, *, name, epoch: made(self, name=name))
+
+
+def grants_work_below_the_quorum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Quorum, "enough", lambda self, now: True)
+
+
+def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Run, "failed", lambda self, member, unable, now: None)
+
+
+def skips_a_step_that_is_to_stop_the_job(patch: pytest.MonkeyPatch) -> None:
+    commit = OptimizerCore._commit
+
+    def skipped(self: OptimizerCore, event: Any) -> None:
+        if self.open_job is not None:
+            self.open_job.plan = replace(self.open_job.plan, on_non_finite="skip")
+        commit(self, event)
+
+    patch.setattr(OptimizerCore, "_commit", skipped)
+
+
+def does_not_say_whose_gradient_was_not_finite(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "blame", lambda self, assignment, worker, found: None)
+
+
+def commits_before_all_is_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepSum, "verified", property(lambda self: True))
+
+
+def keeps_what_a_liar_summed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exclusions, "void", lambda self, version: False)
+    patch.setattr(Run, "_start_over", lambda self, version: self._next_phase(0.0))
+
+
+def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Check,
+        "told",
+        lambda self, opinion: self.opinions.append(self.opinions[0] if self.opinions else opinion),
+    )
+
+
+MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
+    counts_duplicates,
+    forgets_orphans,
+    takes_chunks_of_void_leases,
+    ignores_what_the_optimizer_lost,
+    drops_a_commit_while_evaluating,
+    sends_weights_before_they_are_there,
+    stages_stale_chunks,
+    commits_twice,
+    keeps_the_generation,
+    tells_of_checkpoints_too_early,
+    streams_weights_to_whoever_connects,
+    keeps_leases_when_weights_change,
+    takes_older_weights,
+    says_it_holds_what_it_is_loading,
+    begins_leases_before_their_weights,
+    forgets_leases_that_come_before_their_weights,
+    sends_before_it_is_computed,
+    never_notices_silence,
+    leaves_leases_with_silent_workers,
+    tells_of_a_step_again,
+    forgets_whom_it_obeyed,
+    grants_work_below_the_quorum,
+    keeps_leases_that_failed,
+    does_not_say_whose_gradient_was_not_finite,
+]
+
+LETTING_LIES_IN: list[Callable[[pytest.MonkeyPatch], None]] = [
+    commits_before_all_is_checked,
+    keeps_what_a_liar_summed,
+    takes_two_lies_for_the_truth,
+]
