@@ -14,10 +14,9 @@ import grpc
 from aggregator.events import CancelAsked, Submitted
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
-from protos.jobs_pb2_grpc import JobsServicer as GeneratedServicer
-from protos.jobs_pb2_grpc import add_JobsServicer_to_server
 from services.config import JobConfig
 from services.errors import Failed, Refused
+from services.methods import handlers_of
 from services.plan import plan_of
 
 if TYPE_CHECKING:
@@ -27,11 +26,15 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 
 
-class JobsServicer(GeneratedServicer):
+class JobsServicer:
     """Serves `tiermesh.Jobs`."""
 
     def __init__(self, service: AggregatorService) -> None:
         self._service = service
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For the server."""
+        return handlers_of(jobs.DESCRIPTOR.services_by_name["Jobs"], self)
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
         """Queue a job; when this answers, the job survives kill -9."""
@@ -124,27 +127,6 @@ class JobsServicer(GeneratedServicer):
             known = ", ".join(list(self._service.core.records)[-5:]) or "none"
             await _abort(context, grpc.StatusCode.NOT_FOUND, f"no job {job!r}; the newest are: {known}")
         return record.job
-
-
-def job_handlers(service: AggregatorService) -> list[grpc.GenericRpcHandler]:
-    """What serves `tiermesh.Jobs`, for a server."""
-    collected = _Handlers()
-    add_JobsServicer_to_server(JobsServicer(service), collected)  # type: ignore[no-untyped-call]  # generated
-    return collected.handlers
-
-
-class _Handlers:
-    """Takes what generated code registers with a server."""
-
-    def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
-
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        """Collect."""
-        self.handlers.extend(handlers)
-
-    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """The same handlers again, in the form that only gRPC's own server can take."""
 
 
 async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -> jobs.JobEvent:

@@ -18,7 +18,7 @@ import grpc
 from aggregator import events as ev
 from aggregator.attendance import Attendance
 from aggregator.core import AggregatorCore, Clock, Record
-from aggregator.jobs_service import job_handlers
+from aggregator.jobs_service import JobsServicer
 from aggregator.journal import Journal
 from aggregator.lead import Lead
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
@@ -406,7 +406,7 @@ class AggregatorService:
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )
-        return [cluster, *job_handlers(self)]
+        return [cluster, JobsServicer(self).handlers()]
 
     def tensor_methods(self) -> dict[str, Handler]:
         """For the tensor port."""

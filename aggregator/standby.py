@@ -148,26 +148,28 @@ class StandbyService:
             await self._leading.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
 
 
-class _Switch(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Whatever handlers there are when a call comes."""
+class _Switch:
+    """A `grpc.GenericRpcHandler` that is whatever handlers there are when a call comes."""
 
     def __init__(self, now: Callable[[], Sequence[grpc.GenericRpcHandler]]) -> None:
         self._now = now
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        found = (handler.service(handler_call_details) for handler in self._now())
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The handler of a call."""
+        found = (handler.service(details) for handler in self._now())
         return next((each for each in found if each is not None), None)
 
 
-class _TurnsAway(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Ends every call of some services, of whatever kind, with UNAVAILABLE and why."""
+class _TurnsAway:
+    """A `grpc.GenericRpcHandler` that ends every call of some services, of whatever kind, with UNAVAILABLE and why."""
 
     def __init__(self, names: Sequence[str], why: Callable[[], str]) -> None:
         self._names = names
         self._why = why
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if handler_call_details.method.split("/")[1] in self._names:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """The handler of a call."""
+        if details.method.split("/")[1] in self._names:
             return grpc.stream_stream_rpc_method_handler(self._turn_away)
         return None
 

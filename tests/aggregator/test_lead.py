@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,51 +94,51 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
     ]
 
 
-class Hanging:
-    """A queue whose storage stops answering."""
+class Hanging(Queue):
+    """Its storage stops answering."""
 
-    def __init__(self, looks: dict[str, int]) -> None:
-        self.path = Path("queue.sqlite")
-        self.looks = looks
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self.answers = threading.Event()
         self.answers.set()
-        self.beats = 0
 
     def standbys(self) -> dict[str, int]:
         self.answers.wait(LIMIT_SECONDS)
-        return self.looks
-
-    def beat(self, forgotten: Any) -> None:
-        self.beats += 1
+        return super().standbys()
 
     def resign(self) -> None:
         raise Failed("it hung")
 
 
-def test_storage_that_hangs_ends_it_though_nothing_comes_back() -> None:
-    queue = Hanging({"b": 1})
-    lead = Lead(queue, LADDER)  # type: ignore[arg-type]
-    lead.hold(time.monotonic() + 2 * LADDER.takeover)
-    lead._led_seconds = time.monotonic()
-    queue.answers.clear()
+def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
 
-    async def scenario() -> Exception:
+    async def scenario(lead: Lead, queue: Hanging) -> Exception:
         error = await until_it_ends(lead)
         queue.answers.set()
         await asyncio.get_running_loop().run_in_executor(None, lead.close)
         return error
 
-    error = asyncio.run(scenario())
+    queue = Hanging(path)
+    with queue, Queue(path) as other:
+        queue.raise_epoch("a", LADDER.takeover)
+        other.look("b")
+        lead = Lead(queue, LADDER)
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead._led_seconds = time.monotonic()
+        queue.answers.clear()
+        error = asyncio.run(scenario(lead, queue))
     assert isinstance(error, Deposed)
     assert "the storage does not answer" in str(error)
 
 
-def test_without_standbys_storage_that_fails_ends_it_as_it_says() -> None:
-    class Broken(Hanging):
+def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) -> None:
+    class Broken(Queue):
         def standbys(self) -> dict[str, int]:
             raise Failed("queue.sqlite: damaged")
 
-    error = end_of(Lead(Broken({}), LADDER))  # type: ignore[arg-type]
+    with Broken(tmp_path / "queue.sqlite") as queue:
+        error = end_of(Lead(queue, LADDER))
     assert type(error) is Failed
     assert str(error) == "queue.sqlite: damaged"
 

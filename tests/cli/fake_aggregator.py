@@ -11,14 +11,14 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2, jobs_pb2
-from protos.jobs_pb2_grpc import JobsServicer, add_JobsServicer_to_server
+from services.methods import handlers_of
 from services.security import Security
 from services.server import start_server
 
 Context = Any
 
 
-class FakeAggregator(JobsServicer):
+class FakeAggregator:
     """Answers from its attributes.
 
     Attributes:
@@ -111,21 +111,6 @@ class FakeAggregator(JobsServicer):
         return self.jobs[job]
 
 
-class _Collector:
-    """Takes handlers as a server would, and keeps them."""
-
-    def __init__(self) -> None:
-        self.handlers: list[grpc.GenericRpcHandler] = []
-
-    def add_generic_rpc_handlers(self, handlers: tuple[grpc.GenericRpcHandler, ...]) -> None:
-        self.handlers.extend(handlers)
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: dict[str, grpc.RpcMethodHandler]
-    ) -> None:
-        """A sync server's faster way to the same methods."""
-
-
 @contextmanager
 def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[FakeAggregator]:
     """Serve it from a thread of its own; its `address` is set."""
@@ -134,10 +119,9 @@ def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[
     stop = asyncio.Event()
 
     async def serve() -> None:
-        collector = _Collector()
-        add_JobsServicer_to_server(fake, collector)  # type: ignore[no-untyped-call]  # generated
+        jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
         server = await start_server(
-            "127.0.0.1:0", security or Security(), collector.handlers, ["tiermesh.Jobs"]
+            "127.0.0.1:0", security or Security(), [handlers_of(jobs, fake)], [jobs.full_name]
         )
         fake.address = f"localhost:{server.port}"
         started.set()

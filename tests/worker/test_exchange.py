@@ -68,12 +68,13 @@ def arrived(links: tuple[OfferedLink, AcceptedLink], *messages: Message) -> list
 
     built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes())
     core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda index, count: None)
+    device: Any = SimpleNamespace(share=lambda shared: None)
     exchange = Exchange(
         Stream(list(messages), links[1].metadata),
         links[0],
         stripe=Stripe(),
         core=core,
-        device=SimpleNamespace(share=lambda shared: None),  # type: ignore[arg-type]
+        device=device,
         incarnation="i",
         feed=feed,
         metrics=WorkerMetrics(),
