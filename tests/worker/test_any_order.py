@@ -12,7 +12,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.envelope import seal
 from tests.anything import message
-from tests.worker.test_worker_core import Dialogue, holding
+from tests.worker.dialogue import Dialogue, holding
 from worker import events as ev
 from worker.core import MOST_LEASES, MOST_WINDOWS
 
