@@ -112,7 +112,7 @@ class AggregatorCore:
             return f"of epoch {header.epoch}: this aggregator is of epoch {self.epoch}"
         if self.run is None or self.run.job.id != header.job:
             return f"of job {header.job!r}: the running job is {self.run.job.id if self.run else 'none'}"
-        return self.run.why_stale(session, header)
+        return self.run.granted.why_stale(session, header)
 
     def status(self, now: float) -> ClusterStatus:
         """The cluster as people see it."""
@@ -129,7 +129,7 @@ class AggregatorCore:
             if self.run is None:
                 doing = "connected"
             else:
-                doing = "computing" if self.run.is_computing(member) else member.describe()
+                doing = "computing" if self.run.granted.is_computing(member) else member.describe()
             status.workers.append(
                 MemberStatus(
                     name=member.name,
@@ -146,7 +146,7 @@ class AggregatorCore:
 
     def waits(self, now: float) -> list[Wait]:
         """What workers owe the running job, the longest wait first."""
-        return [] if self.run is None else self.run.waits(self._own_time(now))
+        return [] if self.run is None else self.run.granted.waits(self._own_time(now))
 
     def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""

@@ -8,40 +8,28 @@ every worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
-from aggregator.checks import Checks, Finding
+from aggregator.checks import Finding
 from aggregator.evaluation import MOST_BATCHES, Evaluation
-from aggregator.events import Drop, DropAll, Outbox, ToOptimizer
+from aggregator.events import DropAll, Outbox, ToOptimizer
 from aggregator.exclusions import Exclusions
 from aggregator.failures import MOST_FAILURES, Failures, Work
 from aggregator.fitness import Fitness
 from aggregator.flow import Flow
-from aggregator.members import Member, Version, speeds
+from aggregator.granted import Granted
+from aggregator.members import Member, Version
 from aggregator.orders import Orders
 from aggregator.quorum import Quorum
 from aggregator.report import Report
-from aggregator.stalls import Stalls
 from aggregator.step import StepSum
 from aggregator.verification import sampled
-from aggregator.waits import waits_of
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState, Wait
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
+from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.ladder import Ladder
 from services.plan import JobPlan
 from services.tensors.layout import Layout
-from services.tensors.ranges import from_ranges, to_ranges
-
-
-@dataclass
-class Initialisation:
-    """The lease under which one worker makes the initial weights."""
-
-    lease: int
-    session: int
-    since_seconds: float
-    described: bool = False
+from services.tensors.ranges import from_ranges
 
 
 class Run:
@@ -70,17 +58,13 @@ class Run:
             plan.min_workers, members, self.fitness, lambda text: self.report.note("member", text)
         )
         self.orders = Orders(job.id, new_lease, out)
-        self._stalls = Stalls(ladder, members, self.orders, self.report)
+        self.granted = Granted(ladder, members, self.orders, self.report, out)
         self._failures = Failures()
-        self._checks = Checks(ladder, members, self.orders, self.report, out)
         self._exclusions = Exclusions(job)
         self.flow = Flow(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
         self.version: Version | None = None
-        self.sum: StepSum | None = None
-        self.evaluation: Evaluation | None = None
-        self.initialisation: Initialisation | None = None
         self.standing_state = pb.Standing.STATE_UNSPECIFIED
         self._evaluation_batches: int | None = None
         self._checkpoint: Version | None = None
@@ -107,7 +91,7 @@ class Run:
 
     def waits_for(self, now: float) -> str:
         """What the job waits for, for people."""
-        able = self._able()
+        able = self.granted.able()
         if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
             return "the optimizer's answer"
         missed = f"; {self.job.detail}" if self.job.detail else ""
@@ -115,7 +99,7 @@ class Run:
             return f"the optimizer to write the checkpoint of step {self.job.step}{missed}"
         if short := self.quorum.waits_for(now):
             return short
-        if self.job.phase == "train" and self.sum is None:
+        if self.job.phase == "train" and self.granted.sum is None:
             return f"the optimizer to start step {self.job.step} over"
         if not self._members:
             return "workers: none is connected"
@@ -127,19 +111,6 @@ class Run:
         holders = sum(member.holds == self.version for member in able)
         hold = f"{holders} of {len(able)} workers hold its weights"
         return f"{self.job.phase} of step {self.job.step}; {hold}{missed}"
-
-    def waits(self, now: float) -> list[Wait]:
-        """What workers owe the job, the longest wait first."""
-        return waits_of(self.job.id, self.job.step, self.sum, self.evaluation, self._members, now)
-
-    def is_computing(self, member: Member) -> bool:
-        """Whether a worker has something to compute now."""
-        initialising = self.initialisation is not None and self.initialisation.session == member.session
-        training = self.sum is not None and (
-            self.sum.busy(member.session) or self._checks.busy(self.sum, member.session)
-        )
-        evaluating = self.evaluation is not None and self.evaluation.busy(member.session)
-        return initialising or training or evaluating
 
     # ---- the optimizer ----
 
@@ -157,7 +128,7 @@ class Run:
         self.standing_state = standing.state
         if standing.state == pb.Standing.EMPTY:
             self._forget_weights()
-            self._end_initialisation()
+            self.granted.end_initialisation()
             self.fitness.layout_hash = ""
             self.dispatch(now)
             return
@@ -183,7 +154,7 @@ class Run:
             return
         if standing.state == pb.Standing.RECEIVING:
             self._forget_weights()
-            current = self.initialisation
+            current = self.granted.initialisation
             if current is not None and current.described:
                 self.orders.resend(current.session, current.lease, standing.missing)
         elif self._is_void(version, standing.missing):
@@ -194,15 +165,11 @@ class Run:
             self.dispatch(now)
 
     def _forget_weights(self) -> None:
-        self.version, self.sum, self.evaluation = None, None, None
+        self.version = None
+        self.granted.forget_step()
         self.job.phase = "initialise"
         self.flow.weights.begin(None, 0)
         self._out.put(DropAll())
-
-    def _end_initialisation(self) -> None:
-        current, self.initialisation = self.initialisation, None
-        if current is not None and current.session in self._members:
-            self.orders.revoke(current.session, current.lease)
 
     def _continue_at(self, version: Version, missing: set[int], now: float) -> None:
         """The optimizer holds the weights of a version, and lacks these chunks of the step's sum."""
@@ -212,8 +179,8 @@ class Run:
             self._enter(version, now)
         if self.ended:
             return
-        if self.sum is not None:
-            self._reconcile(self.sum, missing)
+        if self.granted.sum is not None:
+            self.granted.reconcile(self.granted.sum, missing)
         self.flow.weights.begin(version, self.elements)
         # Whoever has all weights of a version asks for those of the next, and gets them as soon as they are there.
         wanted = version.following if self.flow.weights.prefix == self.chunks else version
@@ -224,23 +191,9 @@ class Run:
         """Continue at a version: whatever was under way for another one is void."""
         self.report.entered(version)
         self.version = version
-        self.initialisation = None
+        self.granted.initialisation = None
         self._out.put(DropAll())
         self._next_phase(now)
-
-    def _reconcile(self, step_sum: StepSum, missing: set[int]) -> None:
-        """Hold the step's coverage against what the optimizer has of it."""
-        for chunk in range(self.chunks):
-            if chunk not in missing:
-                for node in step_sum.coverage.mark_done(chunk):
-                    self._out.put(Drop(chunk, node))
-        told = step_sum.limit
-        reopened = to_ranges(step_sum.reopen(sorted(missing)))
-        if step_sum.widen() or step_sum.limit != told:
-            self._tell_window(step_sum)
-        for each in step_sum.assignments:
-            if reopened and each.lease and each.session is not None:
-                self.orders.resend(each.session, each.lease, reopened)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
         """The optimizer decided a step."""
@@ -256,7 +209,8 @@ class Run:
         assert self.version is not None
         self.version = self.version.following
         tokens = self._tokens_per_micro_batch * self.plan.micro_batches
-        self.report.advanced(self.version, self.sum.loss if self.sum is not None else None, tokens, now)
+        step_sum = self.granted.sum
+        self.report.advanced(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
         self.flow.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
         self._next_phase(now)
@@ -264,13 +218,13 @@ class Run:
     def _next_phase(self, now: float) -> None:
         """Choose what is done with the weights of the current version."""
         assert self.version is not None
-        self.sum, self.evaluation = None, None
+        self.granted.forget_step()
         step = self.version.step
         due = self.plan.evaluates_at(step) and self.report.evaluated_step != step
         if due and self._evaluation_batches != 0:
             self.job.phase = "evaluate"
             if self._evaluation_batches is not None:
-                self.evaluation = Evaluation(self._evaluation_batches)
+                self.granted.evaluation = Evaluation(self._evaluation_batches)
         elif step >= self.plan.steps:
             self.job.phase = "checkpoint"
             self._finish_if_saved()
@@ -278,12 +232,8 @@ class Run:
             self.job.phase = "train"
             room = self._lanes * self.plan.wire.gradients_per_float32
             checked = sampled(self.job.id, step, self.plan.micro_batches, self.plan.verify_fraction)
-            self.sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room, checked)
-            expected = [each for each in self._able() if each.streamed] if self.quorum.enough(now) else []
-            self.sum.distribute(speeds(expected), now)
-            for member in expected:
-                if not self.sum.of_session(member.session):
-                    member.idled()
+            step_sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room, checked)
+            self.granted.begin(step_sum, now, planned=self.quorum.enough(now))
 
     def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
         """The optimizer has put a checkpoint on disk."""
@@ -298,46 +248,22 @@ class Run:
 
     # ---- chunks ----
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
-        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
-        if header.kind == INITIAL_WEIGHTS:
-            current = self.initialisation
-            known = current is not None and (current.session, current.lease) == (session, header.lease)
-            return "" if known else f"of initial weights: lease {header.lease} does not ask for any"
-        if header.kind != GRADIENT:
-            return f"of kind {header.kind}: workers send gradients and initial weights"
-        version = Version(header.generation, header.step)
-        if self.sum is None or self.version != version:
-            return (
-                f"of generation {version.generation}, step {version.step}: the job is in generation "
-                f"{self.job.generation} at step {self.job.step}, phase {self.job.phase}"
-            )
-        assignment = self.sum.by_lease(header.lease)
-        if assignment is None or assignment.session != session:
-            return f"of lease {header.lease}: this worker has no such lease (any more)"
-        return ""
-
     def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
         """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
-        if self.why_stale(member.session, header):
+        if self.granted.why_stale(member.session, header):
             return
         if header.kind == INITIAL_WEIGHTS:
             self.flow.initial(header)
             return
-        assignment = self.sum.by_lease(header.lease) if self.sum is not None else None
-        assert self.sum is not None and assignment is not None
+        step_sum, assignment = self.granted.sum, self.granted.trains(member.session, header.lease)
+        assert step_sum is not None and assignment is not None
         if in_place and not member.in_place:
-            self.orders.window(member.session, self.sum, self.chunks)
+            self.orders.window(member.session, step_sum, self.chunks)
         member.in_place = in_place
-        self.sum.blame(assignment, member.name, header.non_finite)
-        self.flow.gradient(self.sum, assignment, header, self.elements)
-        if self.sum.widen():
-            self._tell_window(self.sum)
-
-    def _tell_window(self, step_sum: StepSum) -> None:
-        for session in sorted(step_sum.sessions()):
-            if not self._members[session].in_place:
-                self.orders.window(session, step_sum, step_sum.limit)
+        step_sum.blame(assignment, member.name, header.non_finite)
+        self.flow.gradient(step_sum, assignment, header, self.elements)
+        if step_sum.widen():
+            self.granted.tell_window(step_sum)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
         """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
@@ -391,16 +317,17 @@ class Run:
         """A worker takes no part in this job."""
         member.ready, member.unfit, member.waiting = False, reason, ""
         self.fitness.refused(member.name)
-        self._abandon(member, now)
+        self.granted.abandon(member, now)
         self.report.note("member", f"worker {member.name} takes no part: {reason}")
         self.orders.leave(member.session, reason)
         self._end_if_hopeless(now)
 
     def failed(self, member: Member, unable: pb.Unable, now: float) -> None:
         """A worker could not do a lease: others have it, or itself; but not for ever."""
-        if self.sum is not None and self._checks.failed(self.sum, member, unable.lease, unable.reason):
+        step_sum = self.granted.sum
+        if step_sum is not None and self.granted.checks.failed(step_sum, member, unable.lease, unable.reason):
             return
-        parts = self._released(member.session, unable.lease, now)
+        parts = self.granted.failed(member.session, unable.lease, now)
         if parts is None:
             return
         hopeless = self._failures.add(member.name, self._work(parts), unable.reason)
@@ -417,18 +344,6 @@ class Run:
 
     def _work(self, parts: range) -> Work:
         return Work(self.job.phase, self.version, parts)
-
-    def _released(self, session: int, lease: int, now: float) -> range | None:
-        """Make a lease nobody's; the micro-batches (or batches) of it, None if this worker has no such lease."""
-        current = self.initialisation
-        if current is not None and (current.session, current.lease) == (session, lease):
-            self.initialisation = None
-            return range(1)
-        assignment = self.sum.by_lease(lease) if self.sum is not None else None
-        if self.sum is not None and assignment is not None and assignment.session == session:
-            self.sum.release(assignment, now)
-            return assignment.node.micro_batches
-        return self.evaluation.failed(session, lease) if self.evaluation is not None else None
 
     def unfit(self, member: Member, reason: str, now: float) -> None:
         """A worker can't open its mesh; it says Ready when it can."""
@@ -447,14 +362,15 @@ class Run:
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
         """A worker has complete weights of a version on its mesh."""
         member.holds, member.stalled = Version(holding.generation, holding.step), False
-        if self.sum is not None and member.holds == self.version:
-            self.sum.begun(member.session, now)
+        step_sum = self.granted.sum
+        if step_sum is not None and member.holds == step_sum.version:
+            step_sum.begun(member.session, now)
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
         """The initialising worker says what its chunks will be."""
-        current = self.initialisation
-        if current is None or (current.session, current.lease) != (member.session, description.lease):
+        current = self.granted.initialises(member.session, description.lease)
+        if current is None:
             return
         current.described = True
         layout, files = description.layout_json, dict(description.files)
@@ -462,101 +378,66 @@ class Run:
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
         """A worker has computed a lease, whose chunks are on the way, or a check."""
-        if self.sum is None:
+        step_sum = self.granted.sum
+        if step_sum is None:
             return
-        assignment = self.sum.by_lease(computed.lease)
-        if assignment is None or assignment.session != member.session:
-            if self._checks.answered(self.sum, member, computed.lease, computed.checksums):
+        assignment = self.granted.trains(member.session, computed.lease)
+        if assignment is None:
+            if self.granted.checks.answered(step_sum, member, computed.lease, computed.checksums):
                 member.failures = 0
                 self.dispatch(now)
             return
         assignment.computed, member.stalled, member.failures = True, False, 0
         self._failures.done(self._work(assignment.node.micro_batches))
         member.measured(assignment.node.count, computed.seconds)
-        self._checks.told(self.sum, member.name, assignment, computed.checksums, now)
+        self.granted.checks.told(step_sum, member.name, assignment, computed.checksums, now)
         self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
         """A worker has evaluated a lease."""
         version = Version(evaluated.generation, evaluated.step)
-        if self.evaluation is None or version != self.version:
+        evaluation = self.granted.evaluation
+        if evaluation is None or version != self.version:
             return
-        batches = self.evaluation.finish(evaluated.lease, evaluated.losses)
+        batches = evaluation.finish(evaluated.lease, evaluated.losses)
         if batches is None:
             return
         self._failures.done(self._work(batches))
         member.stalled, member.failures = False, 0
-        if self.evaluation.complete:
-            self.report.evaluated(version, self.evaluation.loss)
+        if evaluation.complete:
+            self.report.evaluated(version, evaluation.loss)
             self._next_phase(now)
         if not self.ended:
             self.dispatch(now)
 
     def lost(self, member: Member, reason: str, now: float) -> None:
         """A worker is gone (and no member any more); its leases are void."""
-        self._abandon(member, now)
+        self.granted.abandon(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.dispatch(now)
 
-    def _abandon(self, member: Member, now: float) -> None:
-        if self.sum is not None:
-            self.sum.abandon(member.session, now)
-            self._checks.abandon(self.sum, member.session)
-        if self.evaluation is not None:
-            self.evaluation.abandon(member.session)
-        if self.initialisation is not None and self.initialisation.session == member.session:
-            self.initialisation = None
-
     # ---- giving out work ----
-
-    def _able(self) -> list[Member]:
-        """The workers that can be given work; those that stalled only if there are no others."""
-        able = [member for member in self._members.values() if member.able]
-        return [member for member in able if not member.stalled] or able
 
     def dispatch(self, now: float) -> None:
         """Grant what can be granted."""
         if self.job.phase != "checkpoint" and not self.quorum.enough(now):
             return
-        able = self._able()
         if self.version is None:
-            to_initialise = self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING)
-            if to_initialise and self.initialisation is None and able:
-                session = able[0].session
-                self.initialisation = Initialisation(self.orders.initialise(session), session, now)
-            return
-        holders = [member for member in able if member.holds == self.version]
-        if self.sum is not None:
-            self._share_out(self.sum, able, now)
-            # Whoever is being sent the weights starts with the first of them: it needn't hold them all to be granted
-            # what was planned for it. What is left over goes to those that do hold them.
-            sessions = {member.session for member in able if member.streamed}
-            for assignment in self.sum.assignments:
-                if assignment.session in sessions and not assignment.lease:
-                    member = self._members[assignment.session]
-                    self._checks.leased(self.sum, member.name)
-                    self.orders.train(member.session, self.sum, assignment, now, in_place=member.in_place)
-            self._verify(self.sum, now)
-        elif self.evaluation is not None:
-            for member in holders:
-                if not self.evaluation.busy(member.session):
-                    self.orders.evaluate(member.session, self.evaluation, self.version, len(holders), now)
-
-    def _share_out(self, step_sum: StepSum, able: list[Member], now: float) -> None:
-        """Plan what is nobody's for those that are idle, and leave to the others what they will soon be free for."""
-        busy = [member for member in able if member.streamed and step_sum.busy(member.session)]
-        idle = [
-            member for member in able if member.holds == self.version and not step_sum.busy(member.session)
-        ]
-        known = speeds([*idle, *busy])
-        left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
-        step_sum.distribute(known, now, left)
+            if self.standing_state in (pb.Standing.EMPTY, pb.Standing.RECEIVING):
+                self.granted.initialise(now)
+        elif self.granted.sum is not None:
+            self.granted.train(self.granted.sum, now)
+            self._verify(self.granted.sum, now)
+        elif self.granted.evaluation is not None:
+            self.granted.evaluate(self.granted.evaluation, self.version, now)
 
     def _verify(self, step_sum: StepSum, now: float) -> None:
         """Have checks made; the sum may be complete once all are closed."""
         if not step_sum.coverage.gated:
             return
-        finding = self._checks.advance(step_sum, [each for each in self._able() if each.streamed], now)
+        finding = self.granted.checks.advance(
+            step_sum, [each for each in self.granted.able() if each.streamed], now
+        )
         if finding is not None:
             self._exclude(finding, now)
         elif step_sum.verified:
@@ -565,7 +446,7 @@ class Run:
     def _exclude(self, finding: Finding, now: float) -> None:
         """Workers are faulty: they take no part any more, and nothing that was summed counts."""
         assert self.version is not None
-        self.sum = None
+        self.granted.sum = None
         self._out.put(DropAll())
         self._exclusions.add(finding, self.version)
         self.report.save()
@@ -597,18 +478,5 @@ class Run:
         self._end_if_hopeless(now)
         if self.ended:
             return
-        holders = [each for each in self._able() if self.version is None or each.holds == self.version]
-        if self.sum is not None:
-            self._checks.release_late(self.sum, now)
-        if not all(self.is_computing(member) for member in holders):
-            self._release_late(now)
+        self.granted.release_late(self.version, now)
         self.dispatch(now)
-
-    def _release_late(self, now: float) -> None:
-        current = self.initialisation
-        if current is not None and self._stalls.stalled(current.session, current.since_seconds, 0, now):
-            self._end_initialisation()
-        if self.sum is not None:
-            self._stalls.release_gradients(self.sum, now)
-        if self.evaluation is not None:
-            self._stalls.release_losses(self.evaluation, now)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aggregator.evaluation import Evaluation
+from aggregator.initialisation import Initialisation
 from aggregator.members import Member
 from aggregator.step import StepSum
-from protos.jobs_pb2 import Wait
+from protos.jobs_pb2 import Job, Wait
 
 
 def waits_of(
-    job: str,
-    step: int,
+    job: Job,
+    initialisation: Initialisation | None,
     step_sum: StepSum | None,
     evaluation: Evaluation | None,
     members: Mapping[int, Member],
@@ -23,27 +24,28 @@ def waits_of(
     Of a step's sum they are those that owe something of its next bucket in the agreed order (last of the layout first),
     and the checks that are under way.
     """
-    waits = []
+    waits: list[Wait] = []
+
+    def owed(what: str, session: int, since_seconds: float, bucket: int | None = None) -> None:
+        peer, seconds = members[session].name, now - since_seconds
+        waits.append(Wait(peer=peer, job=job.id, step=job.step, bucket=bucket, what=what, seconds=seconds))
+
+    if initialisation is not None:
+        owed("initial weights", initialisation.session, initialisation.since_seconds)
     if step_sum is not None and not step_sum.coverage.complete:
         coverage = step_sum.coverage
         bucket = coverage.chunks - 1 - coverage.done_in_order(0)
         for each in step_sum.assignments:
-            if each.session is None or coverage.covers(each.node, bucket):
-                continue
-            what = f"gradients of {span('micro-batch', each.node.first, each.node.count)}"
-            peer, seconds = members[each.session].name, now - each.since_seconds
-            waits.append(Wait(peer=peer, job=job, step=step, bucket=bucket, what=what, seconds=seconds))
+            if each.session is not None and not coverage.covers(each.node, bucket):
+                node = span("micro-batch", each.node.first, each.node.count)
+                owed(f"gradients of {node}", each.session, each.since_seconds, bucket)
     if step_sum is not None:
         for check in step_sum.checks.values():
             if check.lease:
-                what = f"checksum of micro-batch {check.micro_batch}"
-                peer, seconds = members[check.session].name, now - check.since_seconds
-                waits.append(Wait(peer=peer, job=job, step=step, what=what, seconds=seconds))
+                owed(f"checksum of micro-batch {check.micro_batch}", check.session, check.since_seconds)
     if evaluation is not None:
         for lease in evaluation.leases.values():
-            what = f"losses of {span('batch', lease.first, lease.count)}"
-            peer, seconds = members[lease.session].name, now - lease.since_seconds
-            waits.append(Wait(peer=peer, job=job, step=step, what=what, seconds=seconds))
+            owed(f"losses of {span('batch', lease.first, lease.count)}", lease.session, lease.since_seconds)
     return sorted(waits, key=lambda wait: -wait.seconds)
 
 

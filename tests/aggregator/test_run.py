@@ -337,7 +337,7 @@ def test_an_evaluation_is_shared_and_its_loss_told() -> None:
     assert talk.holding(1, 1, 2) == []
     run = talk.core.run
     assert run is not None
-    assert [run.is_computing(each) for each in talk.core.members.values()] == [True, True]
+    assert [run.granted.is_computing(each) for each in talk.core.members.values()] == [True, True]
     assert talk.evaluated(1, 1, 2, (0, 1.0)) == ["1 <- evaluate 2 of 1.2"]
     assert talk.evaluated(2, 1, 2, (1, 2.0)) == []
     assert talk.evaluated(1, 1, 2, (2, 6.0))[0] == "save a running"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from tests.aggregator.dialogue import Dialogue, training
 
@@ -23,6 +24,16 @@ def test_who_owes_the_next_bucket_is_named_with_step_and_time() -> None:
     for session in (1, 2):
         talk.chunk(session, 1, 0, 0)
     assert told(talk) == [], "workers owe nothing more"
+
+
+def test_who_makes_the_initial_weights_is_named() -> None:
+    talk = Dialogue()
+    talk.submit()
+    talk.optimizer()
+    talk.joins(1)
+    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    talk.later(2.0, 1)
+    assert told(talk) == [Wait(peer="w1", job="a", what="initial weights", seconds=2.0)]
 
 
 def test_who_evaluates_is_named() -> None:

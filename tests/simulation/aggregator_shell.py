@@ -119,16 +119,18 @@ class AggregatorShell(Process):
         """No more sums than leases times window, which begins anew with each link that lost some of them."""
         run = self.core.run
         assert run is not None
-        if run.sum is not None:
-            bound = len(run.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
+        if run.granted.sum is not None:
+            bound = len(run.granted.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
             must(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def hold_consistency(self) -> None:
         """The payloads kept are those that the core believes in."""
         run = self.core.run
         held: set[tuple[int, Node]] = set()
-        if run is not None and run.sum is not None:
-            held = {(chunk, node) for chunk, nodes in run.sum.coverage._held.items() for node in nodes}
+        if run is not None and run.granted.sum is not None:
+            held = {
+                (chunk, node) for chunk, nodes in run.granted.sum.coverage._held.items() for node in nodes
+            }
         must(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:

@@ -35,8 +35,8 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
     def chunk_arrived(self: Run, member: Any, header: Any, now: float, *, in_place: bool) -> None:
-        if self.sum is not None and self.sum.assignments:
-            self.flow.gradient(self.sum, self.sum.assignments[0], header, self.elements)
+        if self.granted.sum is not None and self.granted.sum.assignments:
+            self.flow.gradient(self.granted.sum, self.granted.sum.assignments[0], header, self.elements)
 
     patch.setattr(Run, "chunk_arrived", chunk_arrived)
 
@@ -47,7 +47,9 @@ def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
 
 def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
     advance = Run._advance
-    patch.setattr(Run, "_advance", lambda self, now: advance(self, now) if self.sum is not None else None)
+    patch.setattr(
+        Run, "_advance", lambda self, now: advance(self, now) if self.granted.sum is not None else None
+    )
     # ... by an aggregator that does not know what its predecessor evaluated:
     evaluated = Report.evaluated
 
