@@ -7,6 +7,7 @@ import random
 import pytest
 
 from benchmarks import fault_cost
+from benchmarks.setting import ROOT
 
 
 def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree() -> None:
@@ -27,6 +28,11 @@ def test_what_all_pairs_of_a_round_share_makes_the_interval_wider() -> None:
     apart = fault_cost.interval([pairs[at:] + pairs[:at] for at in range(6)])
     assert alike[1] - alike[0] > 0.02
     assert apart[1] - apart[0] < 1e-9
+
+
+def test_what_is_measured_is_what_the_documentation_proposes() -> None:
+    proposed = f"verify_fraction: {fault_cost.VERIFY_FRACTION}\n"
+    assert proposed in (ROOT / "docs" / "configuration.md").read_text()
 
 
 @pytest.mark.slow
