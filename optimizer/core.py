@@ -7,8 +7,7 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from optimizer.checkpoints import Checkpoints
 from optimizer.events import (
     Allocate,
     Allocated,
@@ -25,12 +24,11 @@ from optimizer.events import (
     Measured,
     NotSaved,
     Ordered,
+    Outbox,
     Refuse,
     Saved,
     SaveEpoch,
     SaveGeneration,
-    Say,
-    Snapshot,
     Stage,
     StoreInitial,
     TensorsLost,
@@ -38,71 +36,12 @@ from optimizer.events import (
     Update,
     Updated,
 )
+from optimizer.job import OpenJob, is_void
 from protos import cluster_pb2 as pb
-from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
-from services.envelope import OptimizerBody
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.non_finite import why_not_finite
-from services.plan import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION, JobPlan
-from services.tensors.layout import chunk_count, chunk_range
-from services.tensors.ranges import to_ranges
-
-
-class OpenJob:
-    """The job that the optimizer holds."""
-
-    def __init__(self, job: str, plan: JobPlan, generation: int) -> None:
-        self.job = job
-        self.plan = plan
-        self.generation = self.opened_generation = generation
-        self.state = pb.Standing.EMPTY
-        self.step = 0
-        self.layout_json = ""
-        self.elements = 0
-        self.chunks = 0
-        self.staged: set[int] = set()
-        self.non_finite: list[NonFinite] = []  # of the micro-batches whose sum is staged; told with chunk 0
-        self.deciding = False
-        self.void = False  # what is being decided is to be forgotten: the step starts over
-        self.updated = 0  # chunks whose weights are those of `step`
-        self.allocating = ""  # the layout that room is being made for
-        self.broken = ""  # why the job can't go on here
-        self.newest_checkpoint: pb.CheckpointWritten | None = None
-        self.due = (
-            False  # a checkpoint is to be made of the weights as soon as they rest and the disk is free
-        )
-        self.counting_since_seconds: float | None = None  # the minutes to the next checkpoint
-        self.failed_step: int | None = None  # whose checkpoint could not be written, at the newest attempt
-
-    def take_layout(self, layout_json: str, elements: int) -> None:
-        """The layout is known."""
-        self.layout_json, self.elements, self.chunks = layout_json, elements, chunk_count(elements)
-
-    def counts(self, void: Iterable[pb.Void]) -> bool:
-        """Whether nothing that a faulty worker did is in it, or it went back since."""
-        return all(each.generation < self.generation for each in void)
-
-    def made(self, generation: int) -> bool:
-        """Whether what was made under a generation is of this job as it is: a step that starts over undoes none."""
-        return self.opened_generation <= generation <= self.generation
-
-    def standing(self) -> pb.Standing:
-        """Where the job stands, and what is missing of what comes in now."""
-        missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
-        return pb.Standing(
-            job=self.job,
-            state=self.state,
-            generation=self.generation,
-            step=self.step,
-            layout_json=self.layout_json,
-            missing=to_ranges(missing),
-        )
-
-
-def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
-    """Whether a checkpoint is one of those that do not count."""
-    return checkpoint is not None and any(
-        checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
-    )
+from services.plan import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
+from services.tensors.layout import chunk_range
 
 
 class OptimizerCore:
@@ -117,15 +56,13 @@ class OptimizerCore:
         self.name = name
         self.epoch = epoch
         self.open_job: OpenJob | None = None
-        self._connected = False
         self._loading = ""
         self._spec_json = ""
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # checkpoints of the job that is loading or open
-        self._now_seconds = 0.0  # when the newest step was measured
-        self._saving: Snapshot | None = None  # on its way to the disk, of whatever job and generation
         self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
-        self._out: list[Effect] = []
+        self._out = Outbox()
+        self._checkpoints = Checkpoints(self._out)
 
     def next_weights(self) -> ChunkHeader | None:
         """The header of the next chunk of weights to stream, counted as sent; None: nothing for now."""
@@ -168,7 +105,7 @@ class OptimizerCore:
                 if event.epoch == self.epoch:
                     self._ordered(event)
             case Measured():
-                self._now_seconds = event.now_seconds
+                self._checkpoints.now_seconds = event.now_seconds
                 self._commit(event)
             case Saved():
                 self._saved(event.written)
@@ -181,18 +118,13 @@ class OptimizerCore:
             case Connected():
                 self._connect(event.hello)
             case Disconnected():
-                self._connected, self._to_send = False, None
+                self._out.connected, self._to_send = False, None
             case Broke():
                 self._broke(event)
             case TensorsLost():
                 self._loading = ""
                 self._drop()
-        effects, self._out = self._out, []
-        return effects
-
-    def _say(self, body: OptimizerBody) -> None:
-        if self._connected:
-            self._out.append(Say(body))
+        return self._out.take()
 
     # ---- the link ----
 
@@ -220,11 +152,11 @@ class OptimizerCore:
     def _connect(self, hello: pb.Hello) -> None:
         reason = self.why_not(hello)
         if reason:
-            self._out.append(Refuse(reason))
+            self._out.put(Refuse(reason))
             return
         if hello.epoch_seen > self.epoch:
-            self._out.append(SaveEpoch(hello.epoch_seen))
-        self.epoch, self._connected, self._to_send = hello.epoch_seen, True, None
+            self._out.put(SaveEpoch(hello.epoch_seen))
+        self.epoch, self._out.connected, self._to_send = hello.epoch_seen, True, None
 
     def _ordered(self, event: Ordered) -> None:
         body = event.body
@@ -260,7 +192,7 @@ class OptimizerCore:
 
     def _load(self, job: str) -> None:
         self._loading = job
-        self._out.append(Load(job, self._spec_json, self._void))
+        self._out.put(Load(job, self._spec_json, self._void))
 
     def _close(self, job: str) -> None:
         if self._loading == job:
@@ -271,7 +203,7 @@ class OptimizerCore:
     def _drop(self) -> None:
         if self.open_job is not None:
             self.open_job, self._to_send = None, None
-            self._out.append(DropJob())
+            self._out.put(DropJob())
 
     def _loaded(self, event: Loaded) -> None:
         if event.job != self._loading:
@@ -284,7 +216,7 @@ class OptimizerCore:
         if generation is None:
             return
         job = OpenJob(event.job, event.plan, generation)
-        self._out.append(SaveGeneration(job.job, job.generation))
+        self._out.put(SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:
             job.take_layout(event.layout_json, event.elements)
@@ -300,16 +232,16 @@ class OptimizerCore:
             f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
             "says so is damaged, or the aggregator's record of the job"
         )
-        self._say(pb.Unable(job=job, reason=reason))
+        self._out.say(pb.Unable(job=job, reason=reason))
         return None
 
     def _tell_standing(self) -> None:
         job = self.open_job
         if job is None:
             return
-        self._say(job.standing())
+        self._out.say(job.standing())
         if job.newest_checkpoint is not None:
-            self._say(job.newest_checkpoint)
+            self._out.say(job.newest_checkpoint)
         self._tell_broken(job)
 
     def _broke(self, event: Broke) -> None:
@@ -320,13 +252,12 @@ class OptimizerCore:
             job.broken = event.reason  # told again to an aggregator that comes later
             self._tell_broken(job)
         else:
-            self._say(pb.Unable(job=event.job, reason=event.reason))
+            self._out.say(pb.Unable(job=event.job, reason=event.reason))
 
     def _tell_broken(self, job: OpenJob) -> None:
         """The last word on a job that can't go on: it comes after what became of the checkpoint being written."""
-        saving = self._saving
-        if job.broken and (saving is None or (saving.job, saving.generation) != (job.job, job.generation)):
-            self._say(pb.Unable(job=job.job, reason=job.broken))
+        if job.broken and not self._checkpoints.is_written_of(job):
+            self._out.say(pb.Unable(job=job.job, reason=job.broken))
 
     # ---- initial weights ----
 
@@ -340,7 +271,7 @@ class OptimizerCore:
         if job.allocating == order.layout_json:
             return
         job.allocating = order.layout_json
-        self._out.append(Allocate(order.job, order.layout_json, dict(order.files)))
+        self._out.put(Allocate(order.job, order.layout_json, dict(order.files)))
 
     def _allocated(self, event: Allocated) -> None:
         job = self.open_job
@@ -378,17 +309,17 @@ class OptimizerCore:
         if header.index >= job.chunks or header.index in job.staged:
             return
         initial = job.state == pb.Standing.RECEIVING
-        self._out.append(StoreInitial(header.index) if initial else Stage(header.index))
+        self._out.put(StoreInitial(header.index) if initial else Stage(header.index))
         job.staged.add(header.index)
         if header.index == 0:
             job.non_finite = list(header.non_finite)
         if len(job.staged) < job.chunks:
             return
         job.deciding = True
-        if job.state == pb.Standing.RECEIVING:
-            self._checkpoint_due(job)
+        if initial:
+            self._checkpoints.due(job)
         else:
-            self._out.append(Measure(job.job, job.step))
+            self._out.put(Measure(job.job, job.step))
 
     def _commit(self, event: Measured) -> None:
         job = self.open_job
@@ -401,7 +332,7 @@ class OptimizerCore:
             why = why_not_finite(job.non_finite, job.plan.wire.gradients)
             self._broke(Broke(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
             return
-        self._say(
+        self._out.say(
             pb.Commit(
                 job=job.job,
                 generation=job.generation,
@@ -412,7 +343,7 @@ class OptimizerCore:
                 non_finite=() if event.finite else job.non_finite,
             )
         )
-        self._out.append(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))
+        self._out.put(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))
         job.step += 1
         job.updated, job.deciding = 0, False
         job.staged.clear()
@@ -424,12 +355,8 @@ class OptimizerCore:
         if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated):
             return
         job.updated += 1
-        if job.updated < job.chunks:
-            return
-        if job.plan.checkpoints_at(job.step) or self._time_is_up(job):
-            self._checkpoint_due(job)
-        else:
-            self._snapshot_if_free()
+        if job.updated == job.chunks:
+            self._checkpoints.stepped(job)
 
     # ---- a step that starts over ----
 
@@ -439,7 +366,7 @@ class OptimizerCore:
         if job is None or job.job != order.job or job.state != pb.Standing.TRAINING:
             return  # whoever opens it is told of a later generation
         if order.generation < job.generation:
-            self._say(job.standing())
+            self._out.say(job.standing())
         elif job.deciding:
             job.void = True  # its measure is on the way, and must not be taken for the next one's
         else:
@@ -452,80 +379,32 @@ class OptimizerCore:
         job.generation, job.deciding, job.void = generation, False, False
         job.staged.clear()
         self._to_send = None
-        self._out += [SaveGeneration(job.job, generation), Unstage()]
-        self._say(job.standing())
+        self._out.put(SaveGeneration(job.job, generation))
+        self._out.put(Unstage())
+        self._out.say(job.standing())
 
     # ---- checkpoints ----
 
-    def _checkpoint_due(self, job: OpenJob) -> None:
-        """Have one made, now or when the one before has been written: no step waits for the disk."""
-        job.due = True
-        job.counting_since_seconds = None if job.state == pb.Standing.RECEIVING else self._now_seconds
-        before = self._saving
-        if before is not None:
-            text = (
-                f"that of step {before.step} is still being written; one follows as soon as the disk is free"
-            )
-            self._say_missed(job, text)
-        self._snapshot_if_free()
-
-    def _time_is_up(self, job: OpenJob) -> bool:
-        """Whether one is due by the minutes since the one before, or since the job's first step here."""
-        if job.counting_since_seconds is None:
-            job.counting_since_seconds = self._now_seconds
-        return 0 < job.plan.checkpoint_seconds <= self._now_seconds - job.counting_since_seconds
-
-    def _snapshot_if_free(self) -> None:
-        """Make the checkpoint that is due, if none is being written and the weights are those of one step."""
-        job = self.open_job
-        if job is None or job.broken or not job.due or self._saving is not None:
-            return
-        at_rest = job.deciding if job.state == pb.Standing.RECEIVING else job.updated == job.chunks
-        if at_rest:
-            job.due = False
-            self._saving = Snapshot(job.job, job.generation, job.step)
-            self._out.append(self._saving)
-
-    def _answered(self, answer: pb.CheckpointWritten | NotSaved) -> None:
-        if self._saving == Snapshot(answer.job, answer.generation, answer.step):
-            self._saving = None
-
     def _saved(self, written: pb.CheckpointWritten) -> None:
-        self._answered(written)
+        self._checkpoints.answered(written)
         job = self.open_job
-        if job is not None and job.job == written.job and job.made(written.generation):
+        if job is not None and job.made(written.job, written.generation):
             job.newest_checkpoint, job.failed_step = written, None
             if job.state == pb.Standing.RECEIVING:
                 job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
                 job.staged.clear()
                 self._tell_standing()
             else:
-                self._say(written)
+                self._out.say(written)
                 self._tell_broken(job)
-        self._snapshot_if_free()
+        self._checkpoints.make_if_free(job)
 
     def _not_saved(self, event: NotSaved) -> None:
-        """Go on, or not, as the job says; what a job can't do without is tried a second time."""
-        self._answered(event)
+        self._checkpoints.answered(event)
         job = self.open_job
-        if job is not None and job.job == event.job and job.made(event.generation):
+        if job is not None and job.made(event.job, event.generation):
             if job.broken:
                 self._tell_broken(job)
-                return
-            again = job.failed_step == event.step
-            job.failed_step = event.step
-            if job.plan.stops_without_checkpoint:
-                self._broke(Broke(job.job, f"{event.reason} (checkpoint.on_error: stop)"))
-            elif event.step not in (0, job.plan.steps):
-                self._say_missed(job, event.reason, event.step)
-            elif again:
-                self._broke(
-                    Broke(job.job, f"{event.reason} (tried twice; a job needs its first and last one)")
-                )
-            else:
-                job.due = True
-        self._snapshot_if_free()
-
-    def _say_missed(self, job: OpenJob, reason: str, step: int | None = None) -> None:
-        at = job.step if step is None else step
-        self._say(pb.CheckpointMissed(job=job.job, generation=job.generation, step=at, reason=reason))
+            elif why := self._checkpoints.why_not_without(job, event):
+                self._broke(Broke(job.job, why))
+        self._checkpoints.make_if_free(job)

@@ -281,3 +281,29 @@ Effect = (
     | Snapshot
     | DropJob
 )
+
+
+@dataclass
+class Outbox:
+    """Collects the effects of one input.
+
+    Attributes:
+        connected: whether there is an aggregator to be told anything.
+    """
+
+    connected: bool = False
+    effects: list[Effect] = field(default_factory=list)
+
+    def put(self, effect: Effect) -> None:
+        """Append an effect."""
+        self.effects.append(effect)
+
+    def say(self, body: OptimizerBody) -> None:
+        """Append a message to the aggregator, if there is one."""
+        if self.connected:
+            self.put(Say(body))
+
+    def take(self) -> list[Effect]:
+        """All effects so far, leaving none."""
+        effects, self.effects = self.effects, []
+        return effects

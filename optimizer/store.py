@@ -16,7 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from optimizer.core import is_void
+from optimizer.job import is_void
 from protos import cluster_pb2 as pb
 from services.checkpoints import (
     Checkpoint,

@@ -8,7 +8,7 @@ from typing import Any
 
 from aggregator.core import Record
 from aggregator.events import SaveJob
-from optimizer.core import is_void
+from optimizer.job import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.checkpoints.prune import surplus_steps

@@ -1,4 +1,4 @@
-"""When the optimizer's core has checkpoints made, and what it does without them. Each line is one effect, in order."""
+"""When an optimizer has checkpoints made, and what it does without them. Each line is one effect, in order."""
 
 from __future__ import annotations
 
