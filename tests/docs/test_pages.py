@@ -1,0 +1,145 @@
+"""What the pages name is there: other pages, files, commands with their flags, metrics, variables, targets of make."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.main import tiermesh
+from services import failpoints
+from services.metrics import AggregatorMetrics, WorkerMetrics
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md"))
+)
+FOLDERS = "protos|services|mesh|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
+
+OF_OTHERS = {"--pid"}
+"""Flags of other programs."""
+PARTS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
+"""What a family of metrics has behind its name, where that is not the metric's itself."""
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+def quoted(page: str) -> list[str]:
+    """What stands between backticks."""
+    return re.findall(r"`([^`\n]+)`", text_of(page))
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each `tiermesh` command that a page gives as an example."""
+    blocks = "\n".join(line[4:] for line in text_of(page).splitlines() if line.startswith("    "))
+    for line in blocks.replace("\\\n", " ").splitlines():
+        if found := re.match(
+            r"(?:\.venv/bin/)?tiermesh +(.+)", line.replace("$tls", "--tls-cert a --tls-key b --tls-ca c")
+        ):
+            yield shlex.split(found[1].replace("[JOB]", "JOB"), comments=True)
+
+
+def anchors(page: Path) -> set[str]:
+    """What links can lead to within a page: its headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        there = (ROOT / page).parent / name if name else ROOT / page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_are_there(page: str) -> None:
+    for text in quoted(page):
+        if re.fullmatch(rf"({FOLDERS})/[\w./*{{}},-]+", text):
+            start, _, rest = text.partition("{")
+            choice, _, end = rest.rpartition("}")
+            for each in choice.split(","):
+                assert [*ROOT.glob(f"{start}{each}{end}".rstrip("/"))], text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]])
+def test_commands_are_taken(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name, *arguments in commands(page):
+        with click.Context(tiermesh) as context:
+            tiermesh.commands[name].make_context(name, arguments, parent=context).close()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_in_a_sentence_have_the_flags_that_it_names(page: str) -> None:
+    flags = {
+        name: {flag for each in command.params for flag in each.opts}
+        for name, command in tiermesh.commands.items()
+    }
+    for text in quoted(page):
+        first, *words = text.split()
+        if first == "tiermesh" and words:
+            assert {word for word in words if word.startswith("--")} <= flags[words[0]], text
+        elif first.startswith("--"):
+            assert first in OF_OTHERS.union(*flags.values()), text
+
+
+def metrics() -> set[str]:
+    """Names of what the roles serve at `/metrics`, beside those of every process."""
+    aggregator = AggregatorMetrics()
+    roles = WorkerMetrics(), aggregator, aggregator.of_optimizer
+    families = [family for role in roles for family in role.registry.collect()]
+    return {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_metrics_are_served(page: str) -> None:
+    assert {*re.findall(r"\btiermesh_[a-z_]*[a-z]\b", text_of(page))} <= metrics()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_variables_are_read(page: str) -> None:
+    options = {each.envvar for command in tiermesh.commands.values() for each in command.params}
+    sources = [path for name in FOLDERS.split("|") for path in (ROOT / name).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"\"(TIERMESH_[A-Z_]+)\"", path.read_text())}
+    assert {*re.findall(r"\bTIERMESH_[A-Z_]*[A-Z]\b", text_of(page))} <= options | read
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_of_make_and_figures_are_there(page: str) -> None:
+    text = text_of(page)
+    targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
+    asked = re.findall(r"(?:^    |`)make (?:-C \S+ )?([a-z-]+)", text, re.MULTILINE)
+    assert {*asked} <= {*targets}
+    figures = re.findall(r'^    "(\w+)": ', text_of("benchmarks/__main__.py"), re.MULTILINE)
+    assert {*re.findall(r"\bONLY=(\w+)", text)} <= {*figures}
+
+
+def test_failpoints_are_there() -> None:
+    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)`", text_of("docs/concepts.md"))
+    assert failpoints.parse(plan) == {
+        "checkpoint.mid-file": ("kill", 1),
+        "aggregator.save.before": ("error", 3),
+    }
+
+
+def test_threads_are_in_the_table_of_who_touches_what() -> None:
+    section = (
+        text_of("docs/concepts.md").partition("### Which thread touches which state")[2].partition("\n#")[0]
+    )
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", section, re.MULTILINE)
+    told = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
+    sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]
+    made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)", "".join(path.read_text() for path in sources))
+    assert told == {*made}
