@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from aggregator.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.plane import DataPlane
 from aggregator.sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as pb
-from services.control import Reader
+from services.control import Reader, greeted
 from services.envelope import unseal
 from services.streams import LinkClosed, until_first_ends
 
@@ -42,7 +41,7 @@ class Attendance:
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
         messages = Reader(context.read, pb.WorkerMessage, "Attend")
-        hello = await self._hello(messages, context)
+        hello = await greeted(context, messages, unseal, self._hello_seconds)
         if waits := self._plane.why_not_yet():
             await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
         session = self._sessions.open(hello)
@@ -59,23 +58,6 @@ class Attendance:
             self._sessions.close(session.number)
             self._plane.left(session, reason)
             self._feed(WorkerLost(session.number, reason))
-
-    async def _hello(
-        self, messages: Reader[pb.WorkerMessage], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.Hello:
-        first = None
-        try:
-            first = await asyncio.wait_for(messages.next(), self._hello_seconds)
-        except asyncio.TimeoutError:
-            pass
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        hello = unseal(first) if first is not None else None
-        if not isinstance(hello, pb.Hello):
-            text = f"the first message must be Hello, within {self._hello_seconds:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            raise AssertionError  # abort raises
-        return hello
 
     async def _take_messages(self, session: WorkerSession, messages: Reader[pb.WorkerMessage]) -> None:
         while (message := await messages.next()) is not None:

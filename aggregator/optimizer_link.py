@@ -20,7 +20,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services import timeline
 from services.checksums import encode
-from services.control import Reader
+from services.control import Reader, greet
 from services.data_streams import DataStreams, write_message
 from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
@@ -29,7 +29,6 @@ from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.security import Security
 from services.server import open_channel
 from services.streams import (
-    HELLO_SECONDS,
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
@@ -241,13 +240,8 @@ class RemoteOptimizer:
                 "/tiermesh.Optimizer/Attend",
                 request_serializer=encode,
             )()
-            await attend.write(seal(pb.OptimizerCommand, self._epoch, self._hello))
             messages = Reader(attend.read, pb.OptimizerMessage, "Attend")
-            answer = await asyncio.wait_for(messages.next(), HELLO_SECONDS)
-            if answer is None:
-                await raise_status(attend)
-                return
-            hello = unseal(answer)
+            hello = unseal(await greet(attend, seal(pb.OptimizerCommand, self._epoch, self._hello), messages))
             if not isinstance(hello, pb.Hello):
                 raise LinkClosed("its first message is no Hello")
             link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)

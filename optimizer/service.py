@@ -20,7 +20,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services import timeline
 from services.checksums import encode
-from services.control import Reader
+from services.control import Reader, greeted
 from services.data_streams import write_message
 from services.envelope import OptimizerBody, seal, unseal
 from services.errors import Refused
@@ -29,7 +29,6 @@ from services.ladder import Ladder
 from services.metrics import OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
 from services.streams import (
-    HELLO_SECONDS,
     INCARNATION_KEY,
     Heartbeats,
     LinkClosed,
@@ -153,7 +152,7 @@ class OptimizerService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = Reader(context.read, pb.OptimizerCommand, "Attend")
-        hello = await self._hello(orders, context)
+        hello = await greeted(context, orders, unseal)
         reason = self.engine.core.why_not(hello)
         if reason:
             fenced = hello.epoch_seen < self.engine.core.epoch
@@ -194,23 +193,6 @@ class OptimizerService:
             if self._link is link:
                 self._link = None
             log.info("aggregator %s has left%s", hello.name, why)
-
-    async def _hello(
-        self, orders: Reader[pb.OptimizerCommand], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.Hello:
-        first = None
-        try:
-            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
-        except asyncio.TimeoutError:
-            pass
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        hello = unseal(first) if first is not None else None
-        if not isinstance(hello, pb.Hello):
-            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            raise AssertionError  # abort raises
-        return hello
 
     async def _take_orders(self, link: AggregatorLink, orders: Reader[pb.OptimizerCommand]) -> None:
         while (command := await orders.next()) is not None:

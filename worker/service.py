@@ -17,7 +17,7 @@ import grpc
 from protos import cluster_pb2 as pb
 from services.addresses import Rotation
 from services.checksums import encode
-from services.control import Reader
+from services.control import Reader, greet
 from services.data_streams import DataStreams
 from services.envelope import seal, unseal
 from services.errors import Refused
@@ -26,7 +26,6 @@ from services.metrics import WorkerMetrics
 from services.security import Security
 from services.server import open_channel
 from services.streams import (
-    HELLO_SECONDS,
     LINK_ENDS,
     Backoff,
     Heartbeats,
@@ -134,11 +133,8 @@ class WorkerService:
                 request_serializer=encode,
             )()
             orders = Reader(attend.read, pb.WorkerCommand, "Attend")
-            # Connecting, too, is waited for no longer: a peer that is frozen takes connections, and says nothing.
-            first = await asyncio.wait_for(self._say_hello(attend, orders), HELLO_SECONDS)
-            if first is None:
-                await raise_status(attend)
-                return
+            hello = seal(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
+            first = await greet(attend, hello, orders)
             welcome = unseal(first)
             if not isinstance(welcome, pb.Welcome):
                 raise LinkClosed("its first message is no Welcome")
@@ -177,11 +173,6 @@ class WorkerService:
                 )
             finally:
                 self._lanes = None
-
-    async def _say_hello(self, attend: Any, orders: Reader[pb.WorkerCommand]) -> pb.WorkerCommand | None:
-        hello = self._core.hello(self._incarnation)
-        await write(attend, seal(pb.WorkerMessage, self._core.epoch, hello))
-        return await orders.next()
 
     # ---- the core ----
 

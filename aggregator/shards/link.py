@@ -18,13 +18,12 @@ from optimizer.home import TensorsGone
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.checksums import encode
-from services.control import Reader
+from services.control import Reader, greet
 from services.errors import Refused
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
 from services.server import open_channel
 from services.streams import (
-    HELLO_SECONDS,
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
@@ -156,12 +155,9 @@ class ShardLink:
                 "/tiermesh.Shard/Attend",
                 request_serializer=encode,
             )()
-            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)]))
             reports = Reader(attend.read, pb.ShardReports, "Attend")
-            answer = await asyncio.wait_for(reports.next(), HELLO_SECONDS)
-            if answer is None:
-                await raise_status(attend)
-                return
+            hello = pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)])
+            answer = await greet(attend, hello, reports)
             first = opened(answer.reports[0]) if answer.reports else None
             if not isinstance(first, cluster.Hello):
                 raise LinkClosed("its first message is no Hello")

@@ -18,12 +18,12 @@ from optimizer import rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.checksums import Damaged, decode, encode
-from services.control import Reader
+from services.control import Reader, greeted
 from services.errors import Refused
 from services.http2.server import Handler
 from services.metrics import AggregatorMetrics, OptimizerMetrics
 from services.plan import PROTOCOL_VERSION
-from services.streams import HELLO_SECONDS, INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
+from services.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -91,7 +91,7 @@ class ShardService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = Reader(context.read, pb.ShardOrders, "Attend")
-        hello = await self._hello(orders, context)
+        hello = await greeted(context, orders, _first)
         why_not = self._why_not(hello)
         if why_not:
             await context.abort(*why_not)
@@ -140,23 +140,6 @@ class ShardService:
             if self._hold is hold:
                 self._hold = None
             log.info("%s; what was held for it is dropped", reason)
-
-    async def _hello(
-        self, orders: Reader[pb.ShardOrders], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> cluster.Hello:
-        first = None
-        try:
-            first = await asyncio.wait_for(orders.next(), HELLO_SECONDS)
-        except asyncio.TimeoutError:
-            pass
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        hello = opened(first.orders[0]) if first is not None and first.orders else None
-        if not isinstance(hello, cluster.Hello):
-            text = f"the first message must be Hello, within {HELLO_SECONDS:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            raise AssertionError  # abort raises
-        return hello
 
     def _why_not(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
         """Why this aggregator is turned away; None if it is welcome."""
@@ -265,3 +248,7 @@ class ShardService:
         except Refused as refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         return pb.PartWritten()
+
+
+def _first(batch: pb.ShardOrders) -> Any:
+    return opened(batch.orders[0]) if batch.orders else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
 from services.checksums import encode
-from services.control import Reader
+from services.control import Reader, greet
 from services.streams import LinkClosed
 from tests.anything import message
 
@@ -76,3 +76,62 @@ def test_any_bytes_are_messages_or_end_the_stream(contents: list[bytes]) -> None
         assert len(commands(contents)) == len(contents)
     except LinkClosed as closed:
         assert str(closed).isprintable()
+
+
+class Call:
+    """A client's stream whose peer answers so."""
+
+    def __init__(
+        self, *answers: bytes, connects: bool = True, code: grpc.StatusCode = grpc.StatusCode.OK
+    ) -> None:
+        self.said: list[object] = []
+        self._answers = iter(answers)
+        self._connects = connects
+        self._code = code
+
+    async def write(self, said: object) -> None:
+        if not self._connects:
+            await asyncio.Event().wait()
+        if self._code is not grpc.StatusCode.OK:
+            raise asyncio.InvalidStateError  # as of a stream that has ended before
+        self.said.append(said)
+
+    async def read(self) -> object:
+        return next(self._answers, grpc.aio.EOF)
+
+    async def code(self) -> grpc.StatusCode:
+        return self._code
+
+    async def details(self) -> str:
+        return "gone"
+
+    async def initial_metadata(self) -> grpc.aio.Metadata:
+        return grpc.aio.Metadata()
+
+    trailing_metadata = initial_metadata
+
+
+def greeting(call: Call) -> pb.WorkerCommand:
+    hello = pb.WorkerMessage(hello=pb.Hello(name="w"))
+    answer = asyncio.run(greet(call, hello, Reader(call.read, pb.WorkerCommand, "Attend")))
+    assert call.said == [hello]
+    return answer
+
+
+def test_hello_is_answered() -> None:
+    assert greeting(Call(encode(WELCOME))) == WELCOME
+
+
+def test_whoever_does_not_even_connect_is_waited_for_no_longer_than_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.control.HELLO_SECONDS", 0.05)
+    with pytest.raises(asyncio.TimeoutError):
+        greeting(Call(connects=False))
+
+
+def test_a_stream_that_ends_without_an_answer_is_told_by_its_status() -> None:
+    with pytest.raises(LinkClosed, match="it ended the stream"):
+        greeting(Call())
+    with pytest.raises(grpc.aio.AioRpcError, match="gone"):
+        greeting(Call(code=grpc.StatusCode.UNAVAILABLE))

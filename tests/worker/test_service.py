@@ -106,7 +106,7 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a frozen one does: its kernel answers. gRPC itself would wait 20 s for it."""
-    monkeypatch.setattr("worker.service.HELLO_SECONDS", 0.5)
+    monkeypatch.setattr("services.control.HELLO_SECONDS", 0.5)
 
     async def scenario() -> None:
         welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))
