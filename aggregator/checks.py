@@ -42,8 +42,9 @@ class Checks:
         ladder: of the cluster.
         members: those that are connected, by session.
         orders: has micro-batches computed again.
-        report: is told.
+        report: is told, and keeps in the job's record which steps of a worker are trusted.
         out: takes what is counted.
+        wanted: whether there are to be any.
     """
 
     def __init__(
@@ -53,17 +54,21 @@ class Checks:
         orders: Orders,
         report: Report,
         out: Outbox,
+        *,
+        wanted: bool,
     ) -> None:
+        self._wanted = wanted
         self._ladder = ladder
         self._members = members
         self._orders = orders
         self._report = report
         self._out = out
-        self._trusted: dict[str, int] = {}  # by worker: the step at which it was right, or new, the last time
 
     def leased(self, step_sum: StepSum, worker: str) -> None:
         """A worker takes part in a step: until one of its gradients passes, nothing of it is trusted from here on."""
-        self._trusted.setdefault(worker, step_sum.version.step)
+        if self._wanted and worker not in self._report.job.trusted_steps:
+            self._report.trust(worker, step_sum.version.step)
+            self._report.save()  # else an aggregator that comes after this one would trust it up to a later step
 
     # ---- what workers say ----
 
@@ -171,7 +176,7 @@ class Checks:
             if guilty:
                 self._close(check, "faulty")
                 step = step_sum.version.step
-                trusted = min(self._trusted.get(worker, step) for worker in guilty)
+                trusted = min(self._report.job.trusted_steps.get(worker, step) for worker in guilty)
                 return Finding(frozenset(guilty), self._said(check), trusted)
             if check.lease:
                 continue
@@ -181,9 +186,8 @@ class Checks:
                 continue
             if len(check.opinions) > 1 and agree(check.opinions):
                 self._close(check, "passed")
-                self._trusted.update(
-                    dict.fromkeys({each.worker for each in check.opinions}, step_sum.version.step)
-                )
+                for opinion in check.opinions:
+                    self._report.trust(opinion.worker, step_sum.version.step)
                 continue
             patient = now - check.since_seconds <= self._ladder.deaf
             those = able if patient else holders  # a mesh that hangs never holds the weights

@@ -29,6 +29,7 @@ class Granted:
         orders: grants leases, and takes them back.
         report: is told.
         out: takes what is decided.
+        checked: whether some micro-batches are computed twice.
 
     Attributes:
         initialisation: of the weights, if a worker makes them.
@@ -44,11 +45,13 @@ class Granted:
         orders: Orders,
         report: Report,
         out: Outbox,
+        *,
+        checked: bool,
     ) -> None:
         self.initialisation: Initialisation | None = None
         self.sum: StepSum | None = None
         self.evaluation: Evaluation | None = None
-        self.checks = Checks(ladder, members, orders, report, out)
+        self.checks = Checks(ladder, members, orders, report, out, wanted=checked)
         self._stalls = Stalls(ladder, members, orders, report)
         self._members = members
         self._orders = orders

@@ -58,11 +58,17 @@ class Report:
         if version.step < self.job.validation_step:
             self.job.ClearField("validation_loss")
             self.job.ClearField("validation_step")
+        for worker, trusted_step in list(self.job.trusted_steps.items()):
+            self.trust(worker, min(trusted_step, version.step))  # it makes the steps after this one once more
         self._committed_seconds = None
         self.save()
         if back:
             text = f"the optimizer went back to step {version.step}, generation {version.generation}"
             self.note("state", text)
+
+    def trust(self, worker: str, step: int) -> None:
+        """What a worker did for the steps before this one is trusted, what it does from here on is not yet."""
+        self.job.trusted_steps[worker] = step
 
     def advanced(self, version: Version, loss: float | None, tokens: int, now: float) -> None:
         """A step of so many tokens was committed; its loss, if it is known."""

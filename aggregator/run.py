@@ -58,7 +58,9 @@ class Run:
             plan.min_workers, members, self.fitness, lambda text: self.report.note("member", text)
         )
         self.orders = Orders(job.id, new_lease, out)
-        self.granted = Granted(ladder, members, self.orders, self.report, out)
+        self.granted = Granted(
+            ladder, members, self.orders, self.report, out, checked=bool(plan.verify_fraction)
+        )
         self._failures = Failures()
         self._exclusions = Exclusions(job)
         self.flow = Flow(job.id, epoch, plan.wire, out)

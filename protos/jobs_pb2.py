@@ -25,15 +25,17 @@ _sym_db = _symbol_database.Default()
 from protos import cluster_pb2 as protos_dot_cluster__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/jobs.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\"Z\n\rSubmitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x18\n\x0bspec_crc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x42\x0e\n\x0c_spec_crc32c\"\r\n\x0bListRequest\"(\n\tListReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.tiermesh.Job\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xda\x03\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.tiermesh.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x19\n\x11submitted_seconds\x18\x06 \x01(\x01\x12\x17\n\x0fstarted_seconds\x18\x07 \x01(\x01\x12\x15\n\rended_seconds\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fvalidation_loss\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0fvalidation_step\x18\x0e \x01(\x04\x12\x12\n\ncheckpoint\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x04\x12\x14\n\x0cmodel_sha256\x18\x11 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x12 \x01(\x01\x12\x0f\n\x07skipped\x18\x13 \x01(\t\x12%\n\x08\x65xcluded\x18\x14 \x03(\x0b\x32\x13.tiermesh.ExclusionB\x07\n\x05_lossB\x12\n\x10_validation_loss\"c\n\tExclusion\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0ctrusted_step\x18\x05 \x01(\x04\"\xa7\x01\n\x08JobEvent\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.tiermesh.Job\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\tgrad_norm\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_grad_normB\x10\n\x0e_learning_rate\"*\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"(\n\x07LogLine\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\"<\n\x0f\x44ownloadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"\x0f\n\rStatusRequest\"\x84\x02\n\rClusterStatus\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05tiers\x18\x02 \x01(\r\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12!\n\x07workers\x18\x04 \x03(\x0b\x32\x10.tiermesh.Member\x12\x13\n\x0brunning_job\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\t\x12%\n\x06shards\x18\x07 \x03(\x0b\x32\x15.tiermesh.ShardStatus\x12\x1d\n\x05waits\x18\x08 \x03(\x0b\x32\x0e.tiermesh.Wait\x12\x0e\n\x06leader\x18\x0c \x01(\t\x12#\n\x08standbys\x18\r \x03(\x0b\x32\x11.tiermesh.Standby\"4\n\x07Standby\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x02 \x01(\x01\"^\n\x04Wait\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\x0c\n\x04what\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"h\n\x0bShardStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x05 \x01(\x01\"\xab\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12 \n\x18micro_batches_per_second\x18\x08 \x01(\x01*h\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\r\n\tSUCCEEDED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x12\r\n\tCANCELLED\x10\x05\x32\xa9\x03\n\x04Jobs\x12\x30\n\x06Submit\x12\x17.tiermesh.SubmitRequest\x1a\r.tiermesh.Job\x12\x32\n\x04List\x12\x15.tiermesh.ListRequest\x1a\x13.tiermesh.ListReply\x12*\n\x03Get\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12-\n\x06\x43\x61ncel\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12\x33\n\x05Watch\x12\x14.tiermesh.JobRequest\x1a\x12.tiermesh.JobEvent0\x01\x12\x32\n\x04Logs\x12\x15.tiermesh.LogsRequest\x1a\x11.tiermesh.LogLine0\x01\x12;\n\x08\x44ownload\x12\x19.tiermesh.DownloadRequest\x1a\x12.tiermesh.FilePart0\x01\x12:\n\x06Status\x12\x17.tiermesh.StatusRequest\x1a\x17.tiermesh.ClusterStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/jobs.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\"Z\n\rSubmitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x18\n\x0bspec_crc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x42\x0e\n\x0c_spec_crc32c\"\r\n\x0bListRequest\"(\n\tListReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.tiermesh.Job\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xc7\x04\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.tiermesh.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x19\n\x11submitted_seconds\x18\x06 \x01(\x01\x12\x17\n\x0fstarted_seconds\x18\x07 \x01(\x01\x12\x15\n\rended_seconds\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fvalidation_loss\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0fvalidation_step\x18\x0e \x01(\x04\x12\x12\n\ncheckpoint\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x04\x12\x14\n\x0cmodel_sha256\x18\x11 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x12 \x01(\x01\x12\x0f\n\x07skipped\x18\x13 \x01(\t\x12%\n\x08\x65xcluded\x18\x14 \x03(\x0b\x32\x13.tiermesh.Exclusion\x12\x36\n\rtrusted_steps\x18\x15 \x03(\x0b\x32\x1f.tiermesh.Job.TrustedStepsEntry\x1a\x33\n\x11TrustedStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x07\n\x05_lossB\x12\n\x10_validation_loss\"c\n\tExclusion\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0ctrusted_step\x18\x05 \x01(\x04\"\xa7\x01\n\x08JobEvent\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.tiermesh.Job\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\tgrad_norm\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_grad_normB\x10\n\x0e_learning_rate\"*\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"(\n\x07LogLine\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\"<\n\x0f\x44ownloadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"\x0f\n\rStatusRequest\"\x84\x02\n\rClusterStatus\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05tiers\x18\x02 \x01(\r\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12!\n\x07workers\x18\x04 \x03(\x0b\x32\x10.tiermesh.Member\x12\x13\n\x0brunning_job\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\t\x12%\n\x06shards\x18\x07 \x03(\x0b\x32\x15.tiermesh.ShardStatus\x12\x1d\n\x05waits\x18\x08 \x03(\x0b\x32\x0e.tiermesh.Wait\x12\x0e\n\x06leader\x18\x0c \x01(\t\x12#\n\x08standbys\x18\r \x03(\x0b\x32\x11.tiermesh.Standby\"4\n\x07Standby\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x02 \x01(\x01\"^\n\x04Wait\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\x0c\n\x04what\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"h\n\x0bShardStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x05 \x01(\x01\"\xab\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12 \n\x18micro_batches_per_second\x18\x08 \x01(\x01*h\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\r\n\tSUCCEEDED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x12\r\n\tCANCELLED\x10\x05\x32\xa9\x03\n\x04Jobs\x12\x30\n\x06Submit\x12\x17.tiermesh.SubmitRequest\x1a\r.tiermesh.Job\x12\x32\n\x04List\x12\x15.tiermesh.ListRequest\x1a\x13.tiermesh.ListReply\x12*\n\x03Get\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12-\n\x06\x43\x61ncel\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12\x33\n\x05Watch\x12\x14.tiermesh.JobRequest\x1a\x12.tiermesh.JobEvent0\x01\x12\x32\n\x04Logs\x12\x15.tiermesh.LogsRequest\x1a\x11.tiermesh.LogLine0\x01\x12;\n\x08\x44ownload\x12\x19.tiermesh.DownloadRequest\x1a\x12.tiermesh.FilePart0\x01\x12:\n\x06Status\x12\x17.tiermesh.StatusRequest\x1a\x17.tiermesh.ClusterStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.jobs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1835
-  _globals['_JOBSTATE']._serialized_end=1939
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._loaded_options = None
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_options = b'8\001'
+  _globals['_JOBSTATE']._serialized_start=1944
+  _globals['_JOBSTATE']._serialized_end=2048
   _globals['_SUBMITREQUEST']._serialized_start=53
   _globals['_SUBMITREQUEST']._serialized_end=143
   _globals['_LISTREQUEST']._serialized_start=145
@@ -43,29 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBREQUEST']._serialized_start=202
   _globals['_JOBREQUEST']._serialized_end=227
   _globals['_JOB']._serialized_start=230
-  _globals['_JOB']._serialized_end=704
-  _globals['_EXCLUSION']._serialized_start=706
-  _globals['_EXCLUSION']._serialized_end=805
-  _globals['_JOBEVENT']._serialized_start=808
-  _globals['_JOBEVENT']._serialized_end=975
-  _globals['_LOGSREQUEST']._serialized_start=977
-  _globals['_LOGSREQUEST']._serialized_end=1019
-  _globals['_LOGLINE']._serialized_start=1021
-  _globals['_LOGLINE']._serialized_end=1061
-  _globals['_DOWNLOADREQUEST']._serialized_start=1063
-  _globals['_DOWNLOADREQUEST']._serialized_end=1123
-  _globals['_STATUSREQUEST']._serialized_start=1125
-  _globals['_STATUSREQUEST']._serialized_end=1140
-  _globals['_CLUSTERSTATUS']._serialized_start=1143
-  _globals['_CLUSTERSTATUS']._serialized_end=1403
-  _globals['_STANDBY']._serialized_start=1405
-  _globals['_STANDBY']._serialized_end=1457
-  _globals['_WAIT']._serialized_start=1459
-  _globals['_WAIT']._serialized_end=1553
-  _globals['_SHARDSTATUS']._serialized_start=1555
-  _globals['_SHARDSTATUS']._serialized_end=1659
-  _globals['_MEMBER']._serialized_start=1662
-  _globals['_MEMBER']._serialized_end=1833
-  _globals['_JOBS']._serialized_start=1942
-  _globals['_JOBS']._serialized_end=2367
+  _globals['_JOB']._serialized_end=813
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_start=733
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_end=784
+  _globals['_EXCLUSION']._serialized_start=815
+  _globals['_EXCLUSION']._serialized_end=914
+  _globals['_JOBEVENT']._serialized_start=917
+  _globals['_JOBEVENT']._serialized_end=1084
+  _globals['_LOGSREQUEST']._serialized_start=1086
+  _globals['_LOGSREQUEST']._serialized_end=1128
+  _globals['_LOGLINE']._serialized_start=1130
+  _globals['_LOGLINE']._serialized_end=1170
+  _globals['_DOWNLOADREQUEST']._serialized_start=1172
+  _globals['_DOWNLOADREQUEST']._serialized_end=1232
+  _globals['_STATUSREQUEST']._serialized_start=1234
+  _globals['_STATUSREQUEST']._serialized_end=1249
+  _globals['_CLUSTERSTATUS']._serialized_start=1252
+  _globals['_CLUSTERSTATUS']._serialized_end=1512
+  _globals['_STANDBY']._serialized_start=1514
+  _globals['_STANDBY']._serialized_end=1566
+  _globals['_WAIT']._serialized_start=1568
+  _globals['_WAIT']._serialized_end=1662
+  _globals['_SHARDSTATUS']._serialized_start=1664
+  _globals['_SHARDSTATUS']._serialized_end=1768
+  _globals['_MEMBER']._serialized_start=1771
+  _globals['_MEMBER']._serialized_end=1942
+  _globals['_JOBS']._serialized_start=2051
+  _globals['_JOBS']._serialized_end=2476
 # @@protoc_insertion_point(module_scope)

@@ -204,22 +204,32 @@ def opened(effects: list[ev.Effect]) -> list[pb.Open]:
     return [body for body in said if isinstance(body, pb.Open)]
 
 
-def test_a_job_goes_back_to_a_checkpoint_that_the_liar_had_no_part_in() -> None:
-    talk = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
-    for step in (4, 5):
-        for session in (1, 2, 3):
-            talk.computed(session, checksums={session - 1: RIGHT})
-        for session, checks in ((2, 0), (1, 1), (3, 2)):
-            lease = talk.leases[session]
-            talk.computed(session, lease=lease, checksums={checks: RIGHT} if step == 4 else {})
-        talk.commits(1, step)
-        talk.weights(1, step + 1, 0)
-        for session in (1, 2, 3):
-            talk.holding(session, 1, step + 1)
+def sound_step(talk: Dialogue, step: int, *, told: bool = True) -> None:
+    """A step of three workers whose checks pass, or whose checkers do not tell what they found."""
+    for session in (1, 2, 3):
+        talk.computed(session, checksums={session - 1: RIGHT})
+    for session, checks in ((2, 0), (1, 1), (3, 2)):
+        talk.computed(session, lease=talk.leases[session], checksums={checks: RIGHT} if told else {})
+    talk.commits(1, step)
+    talk.weights(1, step + 1, 0)
+    for session in (1, 2, 3):
+        talk.holding(session, 1, step + 1)
+
+
+def convicts_first(talk: Dialogue) -> pb.Open:
+    """The two others contradict worker 1; what the optimizer is told to open then."""
     faulty_first(talk)
     talk.computed(2, checksums={0: RIGHT})
     computed = pb.Computed(job="a", lease=talk.leases[3], checksums=[pb.Checksum(crc32c=RIGHT)])
     (order,) = opened(talk.core.handle(ev.FromWorker(3, talk.core.epoch, computed), talk.clock))
+    return order
+
+
+def test_a_job_goes_back_to_a_checkpoint_that_the_liar_had_no_part_in() -> None:
+    talk = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
+    sound_step(talk, 4)
+    sound_step(talk, 5, told=False)
+    order = convicts_first(talk)
     assert list(order.void) == [pb.Void(generation=1, step=4)], (
         "in step 4 its gradient was right the last time"
     )
@@ -227,6 +237,31 @@ def test_a_job_goes_back_to_a_checkpoint_that_the_liar_had_no_part_in() -> None:
     lines = talk.stands(2, 3)
     assert [line for line in lines if "train" in line] == ["2 <- train 0-1 of 2.3", "3 <- train 2 of 2.3"]
     assert "the optimizer went back to step 3, generation 2" in talk.notes
+
+
+def test_steps_that_are_made_once_more_are_not_trusted_for_what_was_right_the_first_time() -> None:
+    talk = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
+    sound_step(talk, 4)
+    talk.give(ev.OptimizerLost("killed"))
+    talk.optimizer()
+    talk.stands(2, 3)
+    talk.weights(2, 3, 0)
+    for session in (1, 2, 3):
+        talk.holding(session, 2, 3)
+    assert list(convicts_first(talk).void) == [pb.Void(generation=2, step=3)], "not 4: that was before"
+
+
+def test_another_aggregator_knows_what_is_trusted() -> None:
+    before = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
+    sound_step(before, 4)
+    sound_step(before, 5, told=False)
+    talk = Dialogue(epoch=4, records=before.saved.values())
+    talk.give(ev.Ticked())
+    talk.optimizer()
+    for session in (1, 2, 3):
+        talk.joins(session, holds=(1, 6))
+    talk.stands(1, 6)
+    assert list(convicts_first(talk).void) == [pb.Void(generation=1, step=4)], "not 6, where it found them"
 
 
 def test_whoever_opens_the_job_from_then_on_says_what_is_void() -> None:
