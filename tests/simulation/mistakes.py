@@ -109,9 +109,8 @@ def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
         for effect in list(effects):
             if isinstance(effect, Snapshot) and effect.step:
                 written = pb.CheckpointWritten(job=effect.job, generation=effect.generation, step=effect.step)
-                self._say(written)
-        told, self._out = self._out, []
-        return effects + told
+                self._out.say(written)
+        return effects + self._out.take()
 
     patch.setattr(OptimizerCore, "handle", early)
 
