@@ -45,8 +45,8 @@ class JobsClient:
 
     Raises, from every call:
         Refused: what the aggregator says is wrong with the request.
-        Unreachable: there is no connection.
-        Failed: no answer in time, or any other trouble.
+        Unreachable: there is no connection, or no answer in time.
+        Failed: any other trouble.
     """
 
     def __init__(self, target: Target) -> None:
@@ -193,8 +193,8 @@ class JobsClient:
             "on its way, or is it of another version?"
         )
 
-    def _no_answer(self, method: str) -> Failed:
-        return Failed(
+    def _no_answer(self, method: str) -> Unreachable:
+        return Unreachable(
             f"aggregator {self.address}: no answer to {method} within {self._timeout_seconds:g} s; look at its log, or "
             "wait longer with --timeout-seconds"
         )

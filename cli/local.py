@@ -24,7 +24,8 @@ from services.errors import Failed, Refused
 from services.security import Security
 from services.timeline import TimelineOptions
 
-_ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
+"""A call to an aggregator of this machine is answered within this time."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,6 @@ def run(options: LocalOptions, output: Output) -> None:
             f"--shards {options.shards} and --tiers 3: the optimizer's tensors are in the shards; give --tiers 2"
         )
     config = None if options.resume else read_job(options.job, options.overrides, output)
-    logs = options.state_dir / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(
-            f"--state-dir {options.state_dir}: can't be made ({error.strerror}); give another"
-        ) from None
     with locked(options.state_dir):
         submission = (config.name, config.to_json()) if config else None
         started = time.monotonic()
@@ -157,7 +151,7 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
             f"{options.tiers}-tier cluster: "
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
         )
-        yield Target(aggregator.address, Security(), _ANSWER_SECONDS), daemons
+        yield Target(aggregator.address, Security(), ANSWER_SECONDS), daemons
     finally:
         await asyncio.shield(stop_all(daemons))
 
@@ -239,7 +233,15 @@ def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | No
 
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
-    """Hold the state dir against a second cluster on this machine."""
+    """Make the state dir, and hold it against a second cluster on this machine.
+
+    Raises:
+        Refused: it can't be made, or is in use.
+    """
+    try:
+        (state_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"--state-dir {state_dir}: can't be made ({error.strerror}); give another") from None
     with (state_dir / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

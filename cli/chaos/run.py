@@ -14,15 +14,13 @@ from cli.chaos.cluster import Cluster
 from cli.chaos.plan import Fault, draw_plan
 from cli.client import JobsClient
 from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
-from cli.local import locked
+from cli.local import ANSWER_SECONDS, locked
 from cli.options import Target
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.security import Security
-
-_ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,6 @@ def run(options: ChaosOptions, output: Output) -> None:
             back; interrupted.
     """
     config = read_job(options.job, options.overrides, output)
-    try:
-        (options.state_dir / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(
-            f"--state-dir {options.state_dir}: can't be made ({error.strerror}); give another"
-        ) from None
     started = time.monotonic()
     with locked(options.state_dir):
         outcome = asyncio.run(_run(options, (config.name, config.to_json()), output))
@@ -121,7 +113,7 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
         log_level=options.log_level,
     )
     try:
-        async with cluster, JobsClient(Target(cluster.address, Security(), _ANSWER_SECONDS)) as client:
+        async with cluster, JobsClient(Target(cluster.address, Security(), ANSWER_SECONDS)) as client:
             for job in await client.jobs():
                 if job.state not in ENDED:
                     raise Refused(

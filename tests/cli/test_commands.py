@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,29 @@ def test_following_outlives_a_restart_of_the_aggregator(
     aggregator.events = [RUN[:2], RUN[:2], RUN]
     assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow"]) == 0
     assert aggregator.events == []
+
+
+def test_following_outlives_an_aggregator_that_is_frozen(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Frozen(FakeAggregator):
+        """At first it takes calls, as a kernel does for a process that is stopped, and answers none."""
+
+        frozen = True
+
+        async def Watch(self, request: jobs_pb2.JobRequest, context: Any) -> AsyncIterator[jobs_pb2.JobEvent]:
+            if self.frozen:
+                self.frozen = False
+                await asyncio.Event().wait()
+            async for each in super().Watch(request, context):
+                yield each
+
+    monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
+    with serving(Frozen()) as aggregator:
+        aggregator.events = [RUN]
+        where = ["--aggregator", aggregator.address, "--timeout-seconds", "2"]
+        assert main(["submit", str(job_file), "--follow", *where]) == 0
+    assert not aggregator.events
 
 
 def test_following_gives_up_and_says_what_it_waited_for(
@@ -243,6 +268,16 @@ def test_following_goes_on_with_the_standby_that_takes_over(
         where = ["--aggregator", f"{aggregator.address},{standby.address}"]
         assert main(["submit", str(job_file), "--follow", *where]) == 0
         assert standby.events == []
+
+
+@pytest.mark.parametrize("command", ["local", "chaos"])
+def test_a_state_dir_that_cannot_be_made_is_refused(
+    command: str, job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job_file / "state"  # in a file
+    assert main([command, str(job_file), "--state-dir", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--state-dir {folder}: can't be made (Not a directory); give another" in line
 
 
 def test_an_aggregator_that_does_not_answer_is_waited_for_with_a_limit(
