@@ -116,14 +116,27 @@ def test_variables_are_read(page: str) -> None:
     assert {*re.findall(r"\bTIERMESH_[A-Z_]*[A-Z]\b", text_of(page))} <= options | read
 
 
+def figures() -> set[str]:
+    """What `make bench` measures."""
+    return {*re.findall(r'^    "(\w+)": ', text_of("benchmarks/__main__.py"), re.MULTILINE)}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_targets_of_make_and_figures_are_there(page: str) -> None:
     text = text_of(page)
     targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
     asked = re.findall(r"(?:^    |`)make (?:-C \S+ )?([a-z-]+)", text, re.MULTILINE)
     assert {*asked} <= {*targets}
-    figures = re.findall(r'^    "(\w+)": ', text_of("benchmarks/__main__.py"), re.MULTILINE)
-    assert {*re.findall(r"\bONLY=(\w+)", text)} <= {*figures}
+    assert {*re.findall(r"\bONLY=(\w+)", text)} <= figures()
+
+
+def test_every_figure_is_in_the_table_of_benchmarks() -> None:
+    told = set()
+    for name, other in re.findall(
+        r"^\| `(\w+)`(?:, `(_\w+)`)? \|", text_of("benchmarks/README.md"), re.MULTILINE
+    ):
+        told |= {name, name[: len(name) - len(other)] + other}
+    assert told == figures()
 
 
 def test_failpoints_are_there() -> None:

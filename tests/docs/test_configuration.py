@@ -1,0 +1,102 @@
+"""docs/configuration.md names the keys that there are, and its examples are taken."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from services.config.models import GPT2Config, LlamaConfig, RopeScaling
+from services.config.parts import CheckpointConfig
+from services.config.resolve_device import resolve_device
+from services.config.schema import (
+    DeviceSection,
+    LinearRegressionSection,
+    MLPSection,
+    Section,
+    TrainingSection,
+    TransformerSection,
+)
+from services.config.validate import validate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+SECTIONS: dict[str, type[Section]] = {
+    "training_config": TrainingSection,
+    "transformer_config": TransformerSection,
+}
+CHOICES = {"gelu", "gelu_tanh", "relu", "silu"}
+"""Values, in the table of models."""
+
+
+def table(first: str) -> list[list[str]]:
+    """The rows of the table whose first column has this title."""
+    lines = PAGE.partition(f"\n| {first} |")[2].splitlines()[2:]
+    rows = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
+def names(text: str) -> set[str]:
+    return set(re.findall(r"`(\w+)`", text))
+
+
+def keys_of(*kinds: type[BaseModel]) -> set[str]:
+    return {name for kind in kinds for name in kind.model_fields}
+
+
+def test_every_key_of_checkpoints_is_told() -> None:
+    assert {name for row in table("key of `checkpoint`") for name in names(row[0])} == keys_of(
+        CheckpointConfig
+    )
+
+
+def test_keys_of_devices_are_there() -> None:
+    assert {name for row in table("key of `device_config`") for name in names(row[0])} <= keys_of(
+        DeviceSection
+    )
+
+
+def test_keys_of_training_are_there() -> None:
+    assert {name for row in table("key of `training_config`") for name in names(row[0])} <= keys_of(
+        TrainingSection
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("GPT-2", (GPT2Config,)),
+        ("Llama", (LlamaConfig, RopeScaling)),
+        ("multi-layer perceptron", (MLPSection,)),
+        ("linear regression", (LinearRegressionSection,)),
+    ],
+)
+def test_keys_of_models_are_there(model: str, kinds: tuple[type[BaseModel], ...]) -> None:
+    (row,) = [row for row in table("model") if row[0].startswith(model)]
+    assert names(row[2]) - CHOICES <= keys_of(*kinds)
+
+
+def examples() -> list[dict[str, Any]]:
+    blocks = re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)
+    return [yaml.safe_load(block) for block in blocks]
+
+
+def test_examples_are_taken() -> None:
+    assert len(examples()) >= 5
+    for example in examples():
+        for name, section in example.items():
+            validate(section, name, SECTIONS[name])
+
+
+def test_meshes_are_taken() -> None:
+    rows = table("host")
+    assert len(rows) >= 5
+    for _, _, cell in rows:
+        settings = yaml.safe_load("\n".join(re.findall(r"`(.+?)`", cell)))
+        device, notices = resolve_device(settings)
+        assert device.data_parallel_size * device.tensor_parallel_size == prod(device.mesh_shape)
+        assert not notices
