@@ -295,3 +295,9 @@ LETTING_LIES_IN: list[Callable[[pytest.MonkeyPatch], None]] = [
     keeps_what_a_liar_summed,
     takes_two_lies_for_the_truth,
 ]
+
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
+    streams_weights_to_whoever_connects: ("aggregator",),
+    leaves_leases_with_silent_workers: ("silence", "worker"),
+}
+"""The faults that show a mistake soon, where it takes a hundred seeds with all of them."""
