@@ -1,6 +1,6 @@
 # make install   .venv with everything that demo and test need; .venv/bin/tiermesh is the command
 # make demo      a 3-tier cluster on this machine trains a small GPT
-# make test      lint, then all tests but the slow ones (make test-slow), two files side by side (PROCESSES=0: one by one)
+# make test      lint, then all tests but the slow ones (make test-slow), three files side by side (PROCESSES=0: one by one)
 # make lint      style, types, who imports whom
 # make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
 # make test-hardware    training steps on a real mesh, or a simulator (TT_METAL_SIMULATOR), against the emulator
@@ -11,7 +11,8 @@ SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
 SECONDS ?= 60
-PROCESSES ?= 2
+# One more than the cores of the smallest machine: tests of daemons wait a good deal.
+PROCESSES ?= 3
 UV ?= uv
 BIN := .venv/bin
 
