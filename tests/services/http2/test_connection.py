@@ -19,6 +19,7 @@ from services.http2.frames import (
     read_number,
     read_settings,
     settings_frame,
+    window_update_frame,
 )
 from services.http2.server import ServerStream
 from services.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
@@ -95,6 +96,30 @@ def test_a_peers_windows_and_frame_size_are_kept_to() -> None:
             rest = total - 65535
             assert await _received(peer, rest, 100000) == rest
             await within(sent.wait())
+
+    asyncio.run(run())
+
+
+def test_a_message_is_not_cut_for_the_last_few_bytes_of_a_window() -> None:
+    whole, small = message(bytes(100_000)), 5_000
+
+    async def run() -> None:
+        async def two(stream: ServerStream) -> None:
+            for _ in range(2):
+                await stream.write(bytes(100_000))
+
+        async with serving(two) as served, raw_peer(served) as peer:
+            window = {Setting.INITIAL_WINDOW_SIZE: len(whole) + small}
+            peer.send(PREFACE, settings_frame(window), window_update_frame(0, 1 << 20))
+            peer.send(headers_frame(request()))
+            assert await _received(peer, len(whole), 16384) == len(whole)
+            peer.send(frame(FrameType.PING, 0, 0, bytes(8)))
+            while (got := await peer.next_frame()) is not None and got[0] != FrameType.PING:
+                assert got[0] != FrameType.DATA, f"the second message begins with {len(got[3])} bytes"
+            peer.send(window_update_frame(1, len(whole) - small))
+            assert await _received(peer, len(whole), 16384) == len(whole), (
+                "and goes once there is room for it"
+            )
 
     asyncio.run(run())
 
