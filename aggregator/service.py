@@ -184,7 +184,7 @@ class AggregatorService:
             name=self.name,
             incarnation=self._incarnation,
             epoch=epoch,
-            heartbeat_seconds=self._heartbeat_seconds,
+            ladder=self._ladder,
         )
         metrics = self.metrics.of_optimizer
         link = ShardedOptimizer(

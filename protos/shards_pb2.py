@@ -26,7 +26,7 @@ from protos import cluster_pb2 as protos_dot_cluster__pb2
 from protos import tensors_pb2 as protos_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\x1a\x14protos/tensors.proto\"z\n\x0bShardOrders\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06orders\x18\x02 \x03(\x0b\x32\x14.tiermesh.ShardOrder\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\xc4\x05\n\nShardOrder\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x31\n\x0eworker_attends\x18\x03 \x01(\x0b\x32\x17.tiermesh.WorkerAttendsH\x00\x12+\n\x0bworker_left\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerLeftH\x00\x12\'\n\topen_part\x18\x05 \x01(\x0b\x32\x12.tiermesh.OpenPartH\x00\x12\'\n\tdrop_part\x18\x06 \x01(\x0b\x32\x12.tiermesh.DropPartH\x00\x12!\n\x04keep\x18\x07 \x01(\x0b\x32\x11.tiermesh.KeepSumH\x00\x12)\n\x07\x64iscard\x18\x08 \x01(\x0b\x32\x16.tiermesh.DiscardChunkH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.tiermesh.DropSumH\x00\x12$\n\x05merge\x18\n \x01(\x0b\x32\x13.tiermesh.MergeSumsH\x00\x12%\n\x06\x66inish\x18\x0b \x01(\x0b\x32\x13.tiermesh.FinishSumH\x00\x12&\n\x08\x64rop_all\x18\x0c \x01(\x0b\x32\x12.tiermesh.DropSumsH\x00\x12%\n\x05stage\x18\r \x01(\x0b\x32\x14.tiermesh.StageChunkH\x00\x12&\n\x06update\x18\x0e \x01(\x0b\x32\x14.tiermesh.UpdatePartH\x00\x12-\n\x0cmake_weights\x18\x0f \x01(\x0b\x32\x15.tiermesh.MakeWeightsH\x00\x12(\n\nsend_up_to\x18\x10 \x01(\x0b\x32\x12.tiermesh.SendUpToH\x00\x12\"\n\x04\x63opy\x18\x11 \x01(\x0b\x32\x12.tiermesh.CopyPartH\x00\x42\x06\n\x04\x62ody\"}\n\x0cShardReports\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07reports\x18\x02 \x03(\x0b\x32\x15.tiermesh.ShardReport\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\x96\x03\n\x0bShardReport\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x35\n\x10worker_exchanges\x18\x03 \x01(\x0b\x32\x19.tiermesh.WorkerExchangesH\x00\x12+\n\x0bworker_gone\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerGoneH\x00\x12+\n\x0bpart_opened\x18\x05 \x01(\x0b\x32\x14.tiermesh.PartOpenedH\x00\x12)\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x16.tiermesh.ArrivedChunkH\x00\x12\'\n\x06staged\x18\x07 \x01(\x0b\x32\x15.tiermesh.StagedChunkH\x00\x12(\n\x07updated\x18\x08 \x01(\x0b\x32\x15.tiermesh.UpdatedPartH\x00\x12$\n\x05\x62roke\x18\t \x01(\x0b\x32\x13.tiermesh.PartBrokeH\x00\x42\x06\n\x04\x62ody\"C\n\rWorkerAttends\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"-\n\nWorkerLeft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x0fWorkerExchanges\x12\x0f\n\x07session\x18\x01 \x01(\x04\"-\n\nWorkerGone\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x08OpenPart\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x13\n\x0blayout_json\x18\x04 \x01(\t\"\x1d\n\nPartOpened\x12\x0f\n\x07opening\x18\x01 \x01(\x04\"\n\n\x08\x44ropPart\"\x1b\n\tPartBroke\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x0c\x41rrivedChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12%\n\x06header\x18\x03 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\"\'\n\x07SumNode\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\";\n\x07KeepSum\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x1f\n\x0c\x44iscardChunk\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"9\n\x07\x44ropSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x80\x01\n\tMergeSums\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04left\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\x12 \n\x05right\x18\x03 \x01(\x0b\x32\x11.tiermesh.SumNode\x12!\n\x06parent\x18\x04 \x01(\x0b\x32\x11.tiermesh.SumNode\";\n\tFinishSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\n\n\x08\x44ropSums\",\n\nStageChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07initial\x18\x02 \x01(\x08\"0\n\x0bStagedChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x12\n\nblock_sums\x18\x02 \x03(\x01\"v\n\nUpdatePart\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\x12\x11\n\tgrad_norm\x18\x05 \x01(\x01\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\"+\n\x0bUpdatedPart\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\"<\n\x0bMakeWeights\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"L\n\x08SendUpTo\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"\x18\n\x08\x43opyPart\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\"G\n\x0fReadPartRequest\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"{\n\nArrayPiece\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\r\n\x05\x61rray\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x65lements\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\r\n\x0bPartWritten2\xbf\x01\n\x05Shard\x12;\n\x06\x41ttend\x12\x15.tiermesh.ShardOrders\x1a\x16.tiermesh.ShardReports(\x01\x30\x01\x12=\n\x08ReadPart\x12\x19.tiermesh.ReadPartRequest\x1a\x14.tiermesh.ArrayPiece0\x01\x12:\n\tWritePart\x12\x14.tiermesh.ArrayPiece\x1a\x15.tiermesh.PartWritten(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\x1a\x14protos/tensors.proto\"z\n\x0bShardOrders\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06orders\x18\x02 \x03(\x0b\x32\x14.tiermesh.ShardOrder\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\xc4\x05\n\nShardOrder\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x31\n\x0eworker_attends\x18\x03 \x01(\x0b\x32\x17.tiermesh.WorkerAttendsH\x00\x12+\n\x0bworker_left\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerLeftH\x00\x12\'\n\topen_part\x18\x05 \x01(\x0b\x32\x12.tiermesh.OpenPartH\x00\x12\'\n\tdrop_part\x18\x06 \x01(\x0b\x32\x12.tiermesh.DropPartH\x00\x12!\n\x04keep\x18\x07 \x01(\x0b\x32\x11.tiermesh.KeepSumH\x00\x12)\n\x07\x64iscard\x18\x08 \x01(\x0b\x32\x16.tiermesh.DiscardChunkH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.tiermesh.DropSumH\x00\x12$\n\x05merge\x18\n \x01(\x0b\x32\x13.tiermesh.MergeSumsH\x00\x12%\n\x06\x66inish\x18\x0b \x01(\x0b\x32\x13.tiermesh.FinishSumH\x00\x12&\n\x08\x64rop_all\x18\x0c \x01(\x0b\x32\x12.tiermesh.DropSumsH\x00\x12%\n\x05stage\x18\r \x01(\x0b\x32\x14.tiermesh.StageChunkH\x00\x12&\n\x06update\x18\x0e \x01(\x0b\x32\x14.tiermesh.UpdatePartH\x00\x12-\n\x0cmake_weights\x18\x0f \x01(\x0b\x32\x15.tiermesh.MakeWeightsH\x00\x12(\n\nsend_up_to\x18\x10 \x01(\x0b\x32\x12.tiermesh.SendUpToH\x00\x12\"\n\x04\x63opy\x18\x11 \x01(\x0b\x32\x12.tiermesh.CopyPartH\x00\x42\x06\n\x04\x62ody\"}\n\x0cShardReports\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07reports\x18\x02 \x03(\x0b\x32\x15.tiermesh.ShardReport\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\x96\x03\n\x0bShardReport\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x35\n\x10worker_exchanges\x18\x03 \x01(\x0b\x32\x19.tiermesh.WorkerExchangesH\x00\x12+\n\x0bworker_gone\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerGoneH\x00\x12+\n\x0bpart_opened\x18\x05 \x01(\x0b\x32\x14.tiermesh.PartOpenedH\x00\x12)\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x16.tiermesh.ArrivedChunkH\x00\x12\'\n\x06staged\x18\x07 \x01(\x0b\x32\x15.tiermesh.StagedChunkH\x00\x12(\n\x07updated\x18\x08 \x01(\x0b\x32\x15.tiermesh.UpdatedPartH\x00\x12$\n\x05\x62roke\x18\t \x01(\x0b\x32\x13.tiermesh.PartBrokeH\x00\x42\x06\n\x04\x62ody\"C\n\rWorkerAttends\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"-\n\nWorkerLeft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x0fWorkerExchanges\x12\x0f\n\x07session\x18\x01 \x01(\x04\"-\n\nWorkerGone\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x08OpenPart\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x13\n\x0blayout_json\x18\x04 \x01(\t\"\x1d\n\nPartOpened\x12\x0f\n\x07opening\x18\x01 \x01(\x04\"\n\n\x08\x44ropPart\",\n\tPartBroke\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07opening\x18\x02 \x01(\x04\"W\n\x0c\x41rrivedChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12%\n\x06header\x18\x03 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\"\'\n\x07SumNode\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\";\n\x07KeepSum\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x1f\n\x0c\x44iscardChunk\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"9\n\x07\x44ropSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x80\x01\n\tMergeSums\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04left\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\x12 \n\x05right\x18\x03 \x01(\x0b\x32\x11.tiermesh.SumNode\x12!\n\x06parent\x18\x04 \x01(\x0b\x32\x11.tiermesh.SumNode\";\n\tFinishSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\n\n\x08\x44ropSums\",\n\nStageChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07initial\x18\x02 \x01(\x08\"0\n\x0bStagedChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x12\n\nblock_sums\x18\x02 \x03(\x01\"v\n\nUpdatePart\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\x12\x11\n\tgrad_norm\x18\x05 \x01(\x01\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\"+\n\x0bUpdatedPart\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\"<\n\x0bMakeWeights\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"L\n\x08SendUpTo\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"\x18\n\x08\x43opyPart\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\"G\n\x0fReadPartRequest\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"{\n\nArrayPiece\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\r\n\x05\x61rray\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x65lements\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\r\n\x0bPartWritten2\xbf\x01\n\x05Shard\x12;\n\x06\x41ttend\x12\x15.tiermesh.ShardOrders\x1a\x16.tiermesh.ShardReports(\x01\x30\x01\x12=\n\x08ReadPart\x12\x19.tiermesh.ReadPartRequest\x1a\x14.tiermesh.ArrayPiece0\x01\x12:\n\tWritePart\x12\x14.tiermesh.ArrayPiece\x1a\x15.tiermesh.PartWritten(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -56,43 +56,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DROPPART']._serialized_start=1760
   _globals['_DROPPART']._serialized_end=1770
   _globals['_PARTBROKE']._serialized_start=1772
-  _globals['_PARTBROKE']._serialized_end=1799
-  _globals['_ARRIVEDCHUNK']._serialized_start=1801
-  _globals['_ARRIVEDCHUNK']._serialized_end=1888
-  _globals['_SUMNODE']._serialized_start=1890
-  _globals['_SUMNODE']._serialized_end=1929
-  _globals['_KEEPSUM']._serialized_start=1931
-  _globals['_KEEPSUM']._serialized_end=1990
-  _globals['_DISCARDCHUNK']._serialized_start=1992
-  _globals['_DISCARDCHUNK']._serialized_end=2023
-  _globals['_DROPSUM']._serialized_start=2025
-  _globals['_DROPSUM']._serialized_end=2082
-  _globals['_MERGESUMS']._serialized_start=2085
-  _globals['_MERGESUMS']._serialized_end=2213
-  _globals['_FINISHSUM']._serialized_start=2215
-  _globals['_FINISHSUM']._serialized_end=2274
-  _globals['_DROPSUMS']._serialized_start=2276
-  _globals['_DROPSUMS']._serialized_end=2286
-  _globals['_STAGECHUNK']._serialized_start=2288
-  _globals['_STAGECHUNK']._serialized_end=2332
-  _globals['_STAGEDCHUNK']._serialized_start=2334
-  _globals['_STAGEDCHUNK']._serialized_end=2382
-  _globals['_UPDATEPART']._serialized_start=2384
-  _globals['_UPDATEPART']._serialized_end=2502
-  _globals['_UPDATEDPART']._serialized_start=2504
-  _globals['_UPDATEDPART']._serialized_end=2547
-  _globals['_MAKEWEIGHTS']._serialized_start=2549
-  _globals['_MAKEWEIGHTS']._serialized_end=2609
-  _globals['_SENDUPTO']._serialized_start=2611
-  _globals['_SENDUPTO']._serialized_end=2687
-  _globals['_COPYPART']._serialized_start=2689
-  _globals['_COPYPART']._serialized_end=2713
-  _globals['_READPARTREQUEST']._serialized_start=2715
-  _globals['_READPARTREQUEST']._serialized_end=2786
-  _globals['_ARRAYPIECE']._serialized_start=2788
-  _globals['_ARRAYPIECE']._serialized_end=2911
-  _globals['_PARTWRITTEN']._serialized_start=2913
-  _globals['_PARTWRITTEN']._serialized_end=2926
-  _globals['_SHARD']._serialized_start=2929
-  _globals['_SHARD']._serialized_end=3120
+  _globals['_PARTBROKE']._serialized_end=1816
+  _globals['_ARRIVEDCHUNK']._serialized_start=1818
+  _globals['_ARRIVEDCHUNK']._serialized_end=1905
+  _globals['_SUMNODE']._serialized_start=1907
+  _globals['_SUMNODE']._serialized_end=1946
+  _globals['_KEEPSUM']._serialized_start=1948
+  _globals['_KEEPSUM']._serialized_end=2007
+  _globals['_DISCARDCHUNK']._serialized_start=2009
+  _globals['_DISCARDCHUNK']._serialized_end=2040
+  _globals['_DROPSUM']._serialized_start=2042
+  _globals['_DROPSUM']._serialized_end=2099
+  _globals['_MERGESUMS']._serialized_start=2102
+  _globals['_MERGESUMS']._serialized_end=2230
+  _globals['_FINISHSUM']._serialized_start=2232
+  _globals['_FINISHSUM']._serialized_end=2291
+  _globals['_DROPSUMS']._serialized_start=2293
+  _globals['_DROPSUMS']._serialized_end=2303
+  _globals['_STAGECHUNK']._serialized_start=2305
+  _globals['_STAGECHUNK']._serialized_end=2349
+  _globals['_STAGEDCHUNK']._serialized_start=2351
+  _globals['_STAGEDCHUNK']._serialized_end=2399
+  _globals['_UPDATEPART']._serialized_start=2401
+  _globals['_UPDATEPART']._serialized_end=2519
+  _globals['_UPDATEDPART']._serialized_start=2521
+  _globals['_UPDATEDPART']._serialized_end=2564
+  _globals['_MAKEWEIGHTS']._serialized_start=2566
+  _globals['_MAKEWEIGHTS']._serialized_end=2626
+  _globals['_SENDUPTO']._serialized_start=2628
+  _globals['_SENDUPTO']._serialized_end=2704
+  _globals['_COPYPART']._serialized_start=2706
+  _globals['_COPYPART']._serialized_end=2730
+  _globals['_READPARTREQUEST']._serialized_start=2732
+  _globals['_READPARTREQUEST']._serialized_end=2803
+  _globals['_ARRAYPIECE']._serialized_start=2805
+  _globals['_ARRAYPIECE']._serialized_end=2928
+  _globals['_PARTWRITTEN']._serialized_start=2930
+  _globals['_PARTWRITTEN']._serialized_end=2943
+  _globals['_SHARD']._serialized_start=2946
+  _globals['_SHARD']._serialized_end=3137
 # @@protoc_insertion_point(module_scope)

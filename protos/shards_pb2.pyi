@@ -147,10 +147,12 @@ class DropPart(_message.Message):
     def __init__(self) -> None: ...
 
 class PartBroke(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "opening")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    opening: int
+    def __init__(self, reason: _Optional[str] = ..., opening: _Optional[int] = ...) -> None: ...
 
 class ArrivedChunk(_message.Message):
     __slots__ = ("session", "arrival", "header")

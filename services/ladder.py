@@ -59,7 +59,7 @@ class Ladder:
         kill: for a daemon that was told to stop by who started it.
         comeback: for the workers of a job after a restart of the aggregator.
         follow: for an aggregator, by who follows a job.
-        stall: for a lease, if somebody else is idle; at least.
+        stall: for a lease, if somebody else is idle; at least. And for what a shard does with its tensors.
         unfit: for meshes that can't be opened, if there are no others.
     """
 

@@ -229,7 +229,7 @@ class Hold:
         try:
             self._work(body)
         except Exception as error:
-            self._tell(pb.PartBroke(reason=broke("", error).reason))
+            self._tell(pb.PartBroke(opening=self._bench.opening, reason=broke("", error).reason))
 
     def _tell(self, body: Message) -> None:
         self._loop.call_soon_threadsafe(self._report, body)
@@ -267,6 +267,7 @@ class Hold:
         self._newest.clear()
         self._loop.call_soon_threadsafe(self._core.dropped)
         if isinstance(order, pb.OpenPart):
+            self._bench.opening = order.opening
             part = Part(
                 order,
                 self.stripe,

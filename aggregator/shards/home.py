@@ -28,6 +28,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
+from services.errors import Failed
 from services.metrics import OptimizerMetrics
 from services.tensors.kernels import BLOCK_ELEMENTS, Float32Array
 from services.tensors.layout import Layout, chunk_range
@@ -78,7 +79,7 @@ class TensorsInShards:
     # ---- opening a job ----
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
-        """Each shard makes room for its chunks, and is given those of the checkpoint."""
+        """Each shard makes room for its chunks (Failed: it can't), and is given those of the checkpoint."""
         if why := self._shards.why_not_ready():
             raise TensorsGone(why)
         self._forget()
@@ -91,7 +92,15 @@ class TensorsInShards:
         self._shards.order_all(
             pb.OpenPart(opening=opening, job=job, spec_json=config.to_json(), layout_json=layout.dumps())
         )
-        await asyncio.gather(*self._opened.values())
+        room = f"room for its part of job {job}"
+        try:
+            await asyncio.gather(*(link.within(opened, room) for link, opened in self._opened.items()))
+        except Failed:
+            self.drop()  # what others have made room for
+            raise
+        finally:
+            for opened in self._opened.values():
+                opened.cancel()  # of one that has failed nobody waits for the others
         self._staging.clear()  # what was told of the job before has come: before PartOpened
         self._block_sums.clear()
         if checkpoint is not None:
@@ -126,7 +135,13 @@ class TensorsInShards:
             self._loop.call_soon_threadsafe(task.cancel)
 
     def _part_broke(self, link: ShardLink, body: pb.PartBroke) -> None:
-        self._events.tell(ev.Broke(self._job, f"{link}: {body.reason}"))
+        reason, opened = f"{link}: {body.reason}", self._opened.get(link)
+        if body.opening != self._opening:
+            log.info("%s; that was asked for the job before", reason)
+        elif opened is not None and not opened.done():
+            opened.set_exception(Failed(reason))
+        else:
+            self._events.tell(ev.Broke(self._job, reason))
 
     # ---- a step ----
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -19,7 +19,8 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.checksums import encode
 from services.control import Reader, greet
-from services.errors import Refused
+from services.errors import Failed, Refused
+from services.ladder import Ladder
 from services.plan import PROTOCOL_VERSION
 from services.security import Security
 from services.server import open_channel
@@ -38,6 +39,9 @@ from services.tensors.stripes import Stripe
 
 log = logging.getLogger("tiermesh.aggregator")
 
+Done = TypeVar("Done")
+_PIECE_TAKEN = "its word that a piece of a checkpoint has been taken"
+
 
 class ShardLink:
     """One shard, kept up.
@@ -49,7 +53,7 @@ class ShardLink:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
-        retry_seconds: the longest pause between two attempts to connect.
+        ladder: `retry` is the longest pause between two attempts to connect, `stall` what `within` waits.
         came: told when the link is up.
         went: told when it is down again, after `came`; with why.
         failed: told when it could not be made for another reason than before.
@@ -71,7 +75,7 @@ class ShardLink:
         name: str,
         incarnation: str,
         epoch: int,
-        retry_seconds: float,
+        ladder: Ladder,
         came: Callable[[ShardLink], None],
         went: Callable[[ShardLink, str], None],
         failed: Callable[[], None],
@@ -85,7 +89,7 @@ class ShardLink:
         self.heard_seconds = 0.0
         self._security = security
         self._epoch = epoch
-        self._retry_seconds = retry_seconds
+        self._ladder = ladder
         self._metadata = ((INCARNATION_KEY, incarnation),)
         self._hello = cluster.Hello(
             protocol=PROTOCOL_VERSION,
@@ -126,7 +130,7 @@ class ShardLink:
         Raises:
             Deposed: the shard obeys a newer aggregator.
         """
-        backoff = Backoff(most_seconds=self._retry_seconds)
+        backoff = Backoff(most_seconds=self._ladder.retry)
         said = ""
         while True:
             try:
@@ -190,12 +194,29 @@ class ShardLink:
             number += 1
             await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
 
+    async def within(self, awaited: Awaitable[Done], what: str) -> Done:
+        """Wait for what the shard does with its tensors; it may speak all the while, and yet never come to it.
+
+        Raises:
+            TensorsGone: it took longer than the `stall` rung; the link ends with that.
+        """
+        try:
+            return await asyncio.wait_for(awaited, self._ladder.stall)
+        except TimeoutError:
+            raise self._lost(f"{what} did not come within {self._ladder.stall:g} s") from None
+
+    def _lost(self, reason: str) -> TensorsGone:
+        """All of a job's tensors hang on this link: let it end."""
+        self.close(reason)
+        return TensorsGone(f"{self}: {reason}")
+
     # ---- checkpoints ----
 
     async def read_part(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
         """The pieces of a copy that CopyPart asked for.
 
         Raises:
+            Failed: the shard has no memory for it; its tensors are as they were.
             TensorsGone: the link went down.
         """
         call = self._channel().unary_stream(
@@ -204,9 +225,14 @@ class ShardLink:
         )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
         channel = self._tensors
         try:
-            while isinstance(content := await call.read(), bytes):
+            while isinstance(
+                content := await self.within(call.read(), f"the next piece of copy {copy} of its tensors"),
+                bytes,
+            ):
                 yield pb.ArrayPiece.FromString(content)
         except (grpc.aio.AioRpcError, asyncio.CancelledError, DecodeError) as error:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Failed(f"{self}: {error.details()}") from None
             self._gone(error, channel)
             raise
         await raise_status(call)
@@ -226,9 +252,9 @@ class ShardLink:
         channel = self._tensors
         try:
             for piece in pieces:
-                await call.write(piece)
+                await self.within(call.write(piece), _PIECE_TAKEN)
             await call.done_writing()
-            await call
+            await self.within(call, _PIECE_TAKEN)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             if call.done() and not call.cancelled() and await call.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise Refused(await call.details()) from None
@@ -250,6 +276,4 @@ class ShardLink:
                 if isinstance(error, DecodeError)
                 else error.details() or error.code().name
             )
-            reason = f"the stream of a checkpoint ended: {said}"
-            self.close(reason)
-            raise TensorsGone(f"{self}: {reason}") from None
+            raise self._lost(f"the stream of a checkpoint ended: {said}") from None

@@ -128,10 +128,16 @@ class Part:
 
 
 class Bench:
-    """What the kernel thread works on: kept sums, finished sums, and the part that is open."""
+    """What the kernel thread works on: kept sums, finished sums, and the part that is open.
+
+    Attributes:
+        part: that is open.
+        opening: which one it is, or was, or was to be.
+    """
 
     def __init__(self) -> None:
         self.part: Part | None = None
+        self.opening = 0
         self.sums = KeptSums(self._finished)
         self._waiting: dict[int, Float32Array] = {}  # finished sums, until they are staged
 

@@ -231,8 +231,12 @@ class ShardService:
             request, _ = decode(pb.ReadPartRequest, content)
         except Damaged as damaged:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"what was asked for was damaged: {damaged}")
-        async for piece in hold.copies.read(request.copy):
-            yield piece
+        try:
+            async for piece in hold.copies.read(request.copy):
+                yield piece
+        except MemoryError as error:
+            text = f"no memory for a copy of its tensors ({error}); give its host more"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def _write_part(
         self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]

@@ -33,7 +33,7 @@ class Shards:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
-        heartbeat_seconds: how often both sides speak at least.
+        ladder: when both sides speak (`beat`), when a shard is silent (`deaf`) or slow (`stall`).
 
     Attributes:
         links: one each.
@@ -52,7 +52,7 @@ class Shards:
         name: str,
         incarnation: str,
         epoch: int,
-        heartbeat_seconds: float,
+        ladder: Ladder,
     ) -> None:
         self.ready = False
         self.on_ready: list[Callable[[], None]] = []
@@ -60,7 +60,7 @@ class Shards:
         self.on_waiting: list[Callable[[str], None]] = []
         self._said = ""
         self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
-        self._ladder = Ladder.of(heartbeat_seconds)
+        self._ladder = ladder
         self.links = [
             ShardLink(
                 address,
@@ -69,7 +69,7 @@ class Shards:
                 name=name,
                 incarnation=incarnation,
                 epoch=epoch,
-                retry_seconds=self._ladder.retry,
+                ladder=ladder,
                 came=self._came,
                 went=self._went,
                 failed=self._say_what_is_waited_for,

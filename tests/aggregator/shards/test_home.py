@@ -18,6 +18,8 @@ from optimizer.tensors import Tensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig, load_job
+from services.errors import Failed
+from services.ladder import Ladder
 from services.metrics import OptimizerMetrics
 from services.security import Security
 from services.tensors.kernels import BLOCK_ELEMENTS
@@ -43,7 +45,7 @@ class Home:
         self.updated: list[int] = []
         self.orders: list[tuple[int, Message]] = []
         self.shards = Shards(
-            ["a:1", "b:1"], Security(), name="agg", incarnation="i", epoch=1, heartbeat_seconds=1.0
+            ["a:1", "b:1"], Security(), name="agg", incarnation="i", epoch=1, ladder=Ladder.of(1.0)
         )
         for link in self.shards.links:
             index = link.stripe.index
@@ -57,7 +59,7 @@ class Home:
         opening = asyncio.ensure_future(self.home.open("j", config, LAYOUT, None))
         await asyncio.sleep(0)
         for index in (1, 0):
-            self.report(index, pb.PartOpened(opening=1))
+            self.report(index, pb.PartOpened(opening=self.home._opening))
         await opening
 
     def report(self, shard: int, body: Any) -> None:
@@ -148,8 +150,41 @@ def test_what_was_staged_before_a_step_started_over_is_not_measured(config: JobC
 
 def test_what_a_shard_can_not_do_fails_the_job_and_names_the_shard(config: JobConfig) -> None:
     def scenario(home: Home) -> None:
-        home.report(1, pb.PartBroke(reason="no memory"))
+        home.report(1, pb.PartBroke(opening=0, reason="of the job before"))
+        assert home.told == []
+        home.report(1, pb.PartBroke(opening=1, reason="no memory"))
         assert home.told == [ev.Broke("j", "shard 1 of 2 (b:1): no memory")]
+
+    with_home(config, scenario)
+
+
+def test_a_job_that_a_shard_has_no_room_for_is_not_waited_for(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        opening = asyncio.ensure_future(home.home.open("j", config, LAYOUT, None))
+        await asyncio.sleep(0)
+        home.orders.clear()
+        home.report(1, pb.PartBroke(opening=2, reason="no memory"))
+        with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
+            await opening
+        assert home.told == [], "whoever asked for room knows"
+        assert home.orders == [(each, pb.DropPart()) for each in (0, 1)]
+        home.report(0, pb.PartOpened(opening=2))  # it had begun to
+        await home.open(config)
+
+    with_home(config, scenario)
+
+
+def test_a_shard_that_never_makes_room_is_lost(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        for link in home.shards.links:
+            vars(link)["_ladder"] = Ladder.of(0.001)
+        opening = asyncio.ensure_future(home.home.open("j", config, LAYOUT, None))
+        await asyncio.sleep(0)
+        home.report(0, pb.PartOpened(opening=2))
+        late = r"^shard 1 of 2 \(b:1\): room for its part of job j did not come within 0\.12 s$"
+        with pytest.raises(TensorsGone, match=late):
+            await opening
+        assert [link.up for link in home.shards.links] == [True, False]
 
     with_home(config, scenario)
 

@@ -17,6 +17,7 @@ from aggregator.shards.shards import Shards
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.ladder import Ladder
 from services.security import Security
 from services.streams import LinkClosed
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -72,7 +73,7 @@ class Dialogue:
             name="agg",
             incarnation="i",
             epoch=1,
-            heartbeat_seconds=1.0,
+            ladder=Ladder.of(1.0),
         )
         for link in self.shards.links:
             index = link.stripe.index

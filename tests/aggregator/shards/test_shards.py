@@ -76,7 +76,7 @@ def with_shards(scenario: Callable[[Hosts, Shards, Told], Awaitable[None]]) -> N
     async def run() -> None:
         hosts = Hosts()
         shards = Shards(
-            hosts.addresses, Security(), name="agg", incarnation="i", epoch=3, heartbeat_seconds=0.2
+            hosts.addresses, Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(0.2)
         )
         told = Told(shards)
         running = asyncio.ensure_future(shards.run())
@@ -172,7 +172,7 @@ def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() ->
         peer = DamagingPeer("tiermesh.Shard", hello, beat)
         async with peer.serving():
             shards = Shards(
-                [peer.address], Security(), name="agg", incarnation="i", epoch=3, heartbeat_seconds=5.0
+                [peer.address], Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(5.0)
             )
             told = Told(shards)
             running = asyncio.ensure_future(shards.run())
