@@ -1,0 +1,170 @@
+"""An aggregator that stands by: whose calls are answered while it does, while it leads, and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from aggregator.queue import Queue, open_queue
+from aggregator.standby import StandbyService
+from aggregator.succession import Deposed
+from protos import jobs_pb2 as jobs
+from protos.jobs_pb2_grpc import JobsStub
+from services.ladder import Ladder
+from services.methods import handlers_of
+from services.metrics import AggregatorMetrics
+from services.security import Security
+from services.server import open_channel, start_server
+from tests.cli.fake_aggregator import FakeAggregator
+
+LADDER = Ladder.of(0.4)
+LIMIT_SECONDS = 30.0
+
+
+class Leader:
+    """In the place of an aggregator that leads."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.tensor_port = 0
+        self.deposed = asyncio.Event()
+        self.exchanged: list[Any] = []
+        self._queue = queue
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        return [handlers_of(jobs.DESCRIPTOR.services_by_name["Jobs"], FakeAggregator())]
+
+    def tensor_methods(self) -> dict[str, Callable[[Any], Awaitable[None]]]:
+        return {"/tiermesh.Cluster/Exchange": self._exchange}
+
+    async def _exchange(self, stream: Any) -> None:
+        self.exchanged.append(stream)
+
+    async def start(self) -> None:
+        """It has nothing to take up."""
+
+    async def run(self) -> None:
+        await self.deposed.wait()
+        raise Deposed("another one leads")
+
+    async def stop(self) -> None:
+        self._queue.close()
+
+
+class TensorStream:
+    """A call of Exchange."""
+
+    def __init__(self) -> None:
+        self.status: tuple[grpc.StatusCode, str] | None = None
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        self.status = code, details
+
+
+class Standby:
+    """Named b, of the leader a, and served."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.leaders: list[Leader] = []
+        self.service = StandbyService(
+            name="b", state_dir=state_dir, ladder=LADDER, metrics=AggregatorMetrics(), make=self._make
+        )
+
+    def _make(self, queue: Queue) -> Any:
+        self.leaders.append(Leader(queue))
+        return self.leaders[-1]
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[grpc.aio.Channel]:
+        server = await start_server(
+            "127.0.0.1:0", Security(), self.service.handlers(), self.service.service_names
+        )
+        async with open_channel(f"127.0.0.1:{server.port}", Security()) as channel:
+            try:
+                yield channel
+            finally:
+                await server.stop(0)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.service.start()
+        running = asyncio.ensure_future(self.service.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def why_not(call: Any) -> str:
+    """With what a call is turned away; empty: it is answered."""
+    try:
+        await (call if isinstance(call, grpc.aio.UnaryUnaryCall) else call.read())
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return str(error.details())
+    return ""
+
+
+async def until(channel: grpc.aio.Channel, expected: str) -> None:
+    """Ask until that is the answer."""
+    while await why_not(JobsStub(channel).Status(jobs.StatusRequest())) != expected:
+        pass
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Iterator[Queue]:
+    """The queue of a, which leads: nobody takes over from it in less time than a test has."""
+    with open_queue(tmp_path, LADDER) as queue:
+        queue.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS)
+        yield queue
+
+
+def test_who_stands_by_turns_calls_of_every_kind_away_and_says_who_leads(
+    tmp_path: Path, leader: Queue
+) -> None:
+    async def scenario() -> None:
+        standby = Standby(tmp_path)
+        async with standby.served() as channel:
+            await until(channel, "standby of nobody yet")
+            async with standby.running():
+                await until(channel, "standby of a (epoch 1)")
+                assert (
+                    await why_not(JobsStub(channel).Watch(jobs.JobRequest(job="j")))
+                    == "standby of a (epoch 1)"
+                )
+                attend = channel.stream_stream("/tiermesh.Cluster/Attend")()
+                assert await why_not(attend) == "standby of a (epoch 1)"
+                with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                    await channel.unary_unary("/tiermesh.Optimizer/Attend")(b"")
+                assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+                stream: Any = TensorStream()
+                await standby.service.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
+                assert stream.status == (grpc.StatusCode.UNAVAILABLE, "standby of a (epoch 1)")
+        assert not standby.leaders
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_who_leads_answers_until_it_is_deposed(tmp_path: Path, leader: Queue) -> None:
+    async def scenario() -> None:
+        standby = Standby(tmp_path)
+        async with standby.served() as channel, standby.running():
+            await until(channel, "standby of a (epoch 1)")
+            leader.resign()
+            await until(channel, "")
+            (led,) = standby.leaders
+            stream: Any = TensorStream()
+            await standby.service.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
+            assert led.exchanged == [stream]
+            assert leader.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS) == 3
+            led.deposed.set()
+            await until(channel, "standby of a (epoch 3)")
+            assert standby.leaders == [led]
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
