@@ -61,6 +61,7 @@ SAID = {
         f"Messages end at {MESSAGE_LIMIT_BYTES // MI} MiB, headers at {HEADER_LIST_BYTES // KI} KiB",
         f"who can't reach it within {REACH_SECONDS:g} s",
     ),
+    "benchmarks/README.md": (f"over chunks of {CHUNK_MI} MiB that are in no cache",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),
     "protos/shards.proto": (f"little-endian, at most {CHUNK_MI} MiB",),
     "protos/cluster.proto": (f"next piece, at most {PART_BYTES // MI} MiB",),
