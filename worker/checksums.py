@@ -5,9 +5,9 @@ It is made parameter by parameter, so that it doesn't hang on how the gradient c
 
 from __future__ import annotations
 
-import google_crc32c
 import numpy as np
 
+from services.tensors import crc32c
 from services.tensors.kernels import Float32Array
 from services.tensors.layout import Layout
 
@@ -32,9 +32,9 @@ class GradientChecksum:
             self._missing -= 1
             entry = self._entries[self._missing]
             part = self._values[entry.offset : entry.stop].view(np.uint8)
-            self._of_entries[self._missing] = google_crc32c.value(part)
+            self._of_entries[self._missing] = crc32c.value(part)
 
     @property
     def crc32c(self) -> int:
         """Of all of it."""
-        return int(google_crc32c.value(self._of_entries.view(np.uint8)))
+        return crc32c.value(self._of_entries.view(np.uint8))

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from services.tensors import compiler, wire_types
+from services.tensors import compiler, crc32c, wire_types
 from services.tensors.wire_types import STORED, Payload, WireDType
 
 Float32Array: TypeAlias = NDArray[np.float32]
@@ -37,7 +37,8 @@ def prepare() -> None:
     Raises:
         Refused: the environment asks for kernels that can't be had.
     """
-    compiler.load(COMPILED)
+    for module in (COMPILED, crc32c.COMPILED):
+        compiler.load(module)
 
 
 def accumulate(into: Float32Array, other: Float32Array) -> None:

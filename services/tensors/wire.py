@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.checksums import Damaged, encode, verify
 from services.errors import Refused
+from services.tensors import crc32c
 from services.tensors.kernels import Float32Array, accumulate_wire, copy_from_wire, from_wire, to_wire
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
 from services.tensors.shared import MappedArray
@@ -109,7 +109,7 @@ def pack(
     header.index = index
     header.offset = index * CHUNK_ELEMENTS
     header.elements = values.size
-    header.crc32c = google_crc32c.value(wire_values) if place is None else 0
+    header.crc32c = crc32c.value(wire_values) if place is None else 0
     return TensorChunk(header, wire_values.data)
 
 
@@ -122,7 +122,7 @@ def with_checksum(chunk: TensorChunk) -> TensorChunk:
     payload = bytes(chunk.payload)
     if not chunk.intact:
         raise Overtaken(chunk.header)
-    chunk.header.crc32c = google_crc32c.value(payload)
+    chunk.header.crc32c = crc32c.value(payload)
     return TensorChunk(chunk.header, payload)
 
 
@@ -221,7 +221,7 @@ def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str
         return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
     if chunk.memory is not None:
         return ""
-    checksum = google_crc32c.value(np.frombuffer(chunk.payload, np.uint8))
+    checksum = crc32c.value(chunk.payload)
     if checksum != header.crc32c:
         return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"
     return ""
