@@ -135,7 +135,7 @@ class AggregatorCore:
                     name=member.name,
                     incarnation=member.incarnation,
                     state=doing,
-                    detail=member.unfit or member.waiting,
+                    detail=member.refused or member.unfit,
                     generation=member.holds.generation if member.holds else 0,
                     step=member.holds.step if member.holds else 0,
                     seconds_since_heard=own - member.heard_seconds,
@@ -285,7 +285,7 @@ class AggregatorCore:
         body = event.body
         if isinstance(body, pb.Hello | pb.Heartbeat) or event.epoch != self.epoch:
             return
-        if self.run is None or self.run.ended or body.job != self.run.job.id or member.unfit:
+        if self.run is None or self.run.ended or body.job != self.run.job.id or member.refused:
             return
         match body:
             case pb.Ready():

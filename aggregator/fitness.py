@@ -68,11 +68,11 @@ class Fitness:
 
     def hopeless(self, members: Collection[Member], now: float) -> bool:
         """Whether all who are connected are refused, or unfit for long, and nobody who could take part is expected."""
-        able = any(not (member.unfit or member.waiting) for member in members)
+        able = any(not (member.refused or member.unfit) for member in members)
         if able or not members or self._fit or now < self._expected_until_seconds:
             self._unfit_since_seconds = None
             return False
         if self._unfit_since_seconds is None:
             self._unfit_since_seconds = now
-        waiting = any(member.waiting for member in members)
-        return not waiting or now - self._unfit_since_seconds > self._unfit_seconds
+        unfit = any(member.unfit for member in members)
+        return not unfit or now - self._unfit_since_seconds > self._unfit_seconds

@@ -37,8 +37,8 @@ class Member:
         exchange: whether its data stream is up.
         ready: whether the running job is built on its mesh.
         layout_hash: of what it has built.
-        unfit: why it takes no part in the running job; empty if it may.
-        waiting: why its mesh can't be opened; empty if it can. It tries again by itself.
+        refused: why it takes no part in the running job; empty if it may.
+        unfit: why its mesh can't be opened; empty if it can. It tries again by itself.
         holds: the version whose complete weights are on its mesh.
         sent_version: the version being sent to it.
         sent_chunks: how many chunks of that version it was sent.
@@ -55,8 +55,8 @@ class Member:
     exchange: bool = False
     ready: bool = False
     layout_hash: str = ""
+    refused: str = ""
     unfit: str = ""
-    waiting: str = ""
     holds: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
@@ -68,7 +68,7 @@ class Member:
     @property
     def able(self) -> bool:
         """Whether it can be given work of the running job once it holds the weights."""
-        return self.exchange and self.ready and not self.unfit
+        return self.exchange and self.ready and not self.refused
 
     @property
     def streamed(self) -> bool:
@@ -77,7 +77,7 @@ class Member:
 
     def leave_job(self) -> None:
         """Forget all that concerns the running job."""
-        self.ready, self.layout_hash, self.unfit, self.waiting, self.holds = False, "", "", "", None
+        self.ready, self.layout_hash, self.refused, self.unfit, self.holds = False, "", "", "", None
         self.sent_version, self.sent_chunks, self.stalled, self.failures = None, 0, False, 0
 
     def measured(self, micro_batches: int, seconds: float) -> None:
@@ -93,9 +93,9 @@ class Member:
 
     def describe(self) -> str:
         """One word for people on what it is doing."""
-        if self.unfit:
+        if self.refused:
             return "refused"
-        if self.waiting:
+        if self.unfit:
             return "unfit"
         if self.stalled:
             return "stalled"

@@ -53,7 +53,7 @@ class Quorum:
         missing = dict.fromkeys(self._fitness.missing(present), "gone")
         for each in self._members.values():
             if not each.able:
-                missing[each.name] = each.unfit or each.waiting or each.describe()
+                missing[each.name] = each.refused or each.unfit or each.describe()
         others = ", ".join(f"{name} ({why})" for name, why in sorted(missing.items()))
         return (
             f"workers: {len(present)} of the {self._wanted} that the job wants (min_workers) are there"

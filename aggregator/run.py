@@ -107,7 +107,7 @@ class Run:
             return "workers: none is connected"
         if not able:
             return "workers to build the job: " + ", ".join(
-                f"{member.name} ({member.unfit or member.waiting or member.describe()})"
+                f"{member.name} ({member.refused or member.unfit or member.describe()})"
                 for member in self._members.values()
             )
         holders = sum(member.holds == self.version for member in able)
@@ -284,7 +284,7 @@ class Run:
         """Have a worker build the job, unless it was found faulty."""
         member.leave_job()
         if why := self._exclusions.why(member.name):
-            member.unfit = why
+            member.refused = why
             self.orders.leave(member.session, why)
             return
         self.orders.join(member.session, self.report.spec_json)
@@ -302,7 +302,7 @@ class Run:
             self.fitness.fingerprint = dict(ready.fingerprint)
             self.report.save()
         self.fitness.admitted(member.name)
-        member.ready, member.layout_hash, member.waiting = True, ready.layout_hash, ""
+        member.ready, member.layout_hash, member.unfit = True, ready.layout_hash, ""
         member.holds = Version(ready.generation, ready.step) if ready.holds else None
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         if self._evaluation_batches is None:
@@ -317,7 +317,7 @@ class Run:
 
     def refuse(self, member: Member, reason: str, now: float) -> None:
         """A worker takes no part in this job."""
-        member.ready, member.unfit, member.waiting = False, reason, ""
+        member.ready, member.refused, member.unfit = False, reason, ""
         self.fitness.refused(member.name)
         self.granted.abandon(member, now)
         self.report.note("member", f"worker {member.name} takes no part: {reason}")
@@ -349,7 +349,7 @@ class Run:
 
     def unfit(self, member: Member, reason: str, now: float) -> None:
         """A worker can't open its mesh; it says Ready when it can."""
-        told, member.waiting = member.waiting, reason
+        told, member.unfit = member.unfit, reason
         self.fitness.refused(member.name)
         if told != reason:
             self.report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
@@ -358,7 +358,7 @@ class Run:
     def _end_if_hopeless(self, now: float) -> None:
         members = self._members.values()
         if self.fitness.hopeless(members, now):
-            reasons = "; ".join(sorted(f"{each.name}: {each.unfit or each.waiting}" for each in members))
+            reasons = "; ".join(sorted(f"{each.name}: {each.refused or each.unfit}" for each in members))
             self.end(FAILED, f"no worker can run it; {reasons}")
 
     def holding(self, member: Member, holding: pb.Holding, now: float) -> None:
