@@ -152,7 +152,8 @@ class LocalOptimizer:
         _later(self._loop, self._engine.chunk, *prepared)
 
     async def room(self) -> None:
-        """At once: the engine's own array is where a sum goes."""
+        """Wait while too many sums wait for the engine's kernel thread."""
+        await self._engine.room()
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """The file parts of a checkpoint."""

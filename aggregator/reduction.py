@@ -18,6 +18,7 @@ import numpy as np
 from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services import timeline
+from services.backlog import Backlog
 from services.tensors.kernels import Float32Array, accumulate, add
 from services.tensors.tree import Node
 from services.tensors.wire import TensorChunk
@@ -81,10 +82,6 @@ class KeptSums:
                 kept.clear()
 
 
-WAITING_CHUNKS = 8
-"""Payloads that may wait for the kernel thread: it is behind the core, whose windows move on without it."""
-
-
 class Reduction:
     """Kept sums with a kernel thread of their own.
 
@@ -101,25 +98,19 @@ class Reduction:
         self._kernel = ThreadPoolExecutor(1, "reduce")
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Sequence[SumEffect], TensorChunk | None]] = deque()
-        # Each is counted by one thread: payloads handed in on the event loop, and those that the kernel thread came to.
-        self._submitted = self._taken = 0
-        self._crowded = False  # the kernel thread is to say when there is room
-        self._room = asyncio.Event()
+        self._backlog = Backlog()
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
         """Carry out effects in order; `chunk` just arrived, for Keep."""
         if not self._waiting:
             self._loop.call_soon(self._start)
         self._waiting.append((effects, chunk))
-        self._submitted += _costs_memory(chunk)
+        if _costs_memory(chunk):
+            self._backlog.give()
 
     async def room(self) -> None:
-        """Wait while `WAITING_CHUNKS` wait for the kernel thread; whoever hands one in then must do so at once."""
-        while self._submitted - self._taken >= WAITING_CHUNKS:
-            self._room.clear()
-            self._crowded = True
-            if self._submitted - self._taken >= WAITING_CHUNKS:  # still: it will see that it is to say so
-                await self._room.wait()
+        """Wait while too many wait for the kernel thread; whoever hands one in then must do so at once."""
+        await self._backlog.room()
 
     def _start(self) -> None:
         """All that came in one turn of the event loop is one task of the kernel thread."""
@@ -137,10 +128,8 @@ class Reduction:
                 effects, chunk = work.popleft()
                 for effect in effects:
                     self._sums.carry_out(effect, chunk)
-                self._taken += _costs_memory(chunk)
-                if self._crowded and self._submitted - self._taken <= WAITING_CHUNKS // 2:
-                    self._crowded = False
-                    self._loop.call_soon_threadsafe(self._room.set)
+                if _costs_memory(chunk):
+                    self._backlog.take()
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
             self._failed(error)
 

@@ -132,6 +132,10 @@ class OptimizerEngine:
             self.feed(ev.Disconnected())
             self._outlet = None
 
+    async def room(self) -> None:
+        """Wait until another chunk may come; whoever brings one then must do so at once."""
+        await self._home.room()
+
     def chunk(self, header: ChunkHeader, values: Float32Array | None) -> None:
         """A chunk arrived, [elements] float32; None: in the home of the tensors."""
         self.feed(ev.ChunkArrived(header), values)

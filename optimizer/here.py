@@ -17,6 +17,7 @@ from optimizer.home import HomeEvents, Save
 from optimizer.tensors import Tensors
 from protos.tensors_pb2 import ChunkHeader
 from services import timeline
+from services.backlog import Backlog
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.errors import TiermeshError
@@ -51,6 +52,7 @@ class TensorsHere:
         self._job = ""
         self._tensors: Tensors | None = None
         self._kernel = ThreadPoolExecutor(1, "kernel")
+        self._backlog = Backlog()
         self._loop = asyncio.get_running_loop()
         self._updated = Handover(events.updated)
 
@@ -72,7 +74,12 @@ class TensorsHere:
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of the step's sum."""
         assert self._tensors is not None and values is not None
+        self._backlog.give()
         self._on_kernel(self._stage, self._tensors, chunk, values)
+
+    async def room(self) -> None:
+        """While the kernel thread copies for a checkpoint, say, no more comes in than it may find waiting."""
+        await self._backlog.room()
 
     def unstage(self) -> None:
         """Nothing to do: a chunk is staged over what was."""
@@ -80,7 +87,8 @@ class TensorsHere:
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of initial weights."""
         assert self._tensors is not None and values is not None
-        self._on_kernel(self._tensors.store_initial, chunk, values)
+        self._backlog.give()
+        self._on_kernel(self._store_initial, self._tensors, chunk, values)
 
     def measure(self, effect: ev.Measure) -> None:
         """Measure the staged gradient."""
@@ -112,7 +120,12 @@ class TensorsHere:
 
     # ---- on the kernel thread ----
 
+    def _store_initial(self, tensors: Tensors, chunk: int, values: Float32Array) -> None:
+        self._backlog.take()
+        tensors.store_initial(chunk, values)
+
     def _stage(self, tensors: Tensors, chunk: int, values: Float32Array) -> None:
+        self._backlog.take()
         with timeline.span("kernel", "stage", chunk=chunk):
             tensors.stage(chunk, values)
 

@@ -58,6 +58,9 @@ class TensorHome(Protocol):
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of the step's sum, [elements] float32; None: the home holds it already."""
 
+    async def room(self) -> None:
+        """Wait until few enough chunks wait to be staged or stored; whoever brings one then must do so at once."""
+
     def unstage(self) -> None:
         """Forget what is staged: all of it is staged again before it is measured."""
 

@@ -246,6 +246,7 @@ class OptimizerService:
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), Message):
+            await self.engine.room()
             stale = max([self._chunk_arrived(chunk) for chunk in tensors.deserialize(message)])
             if stale and stale != said:  # once, not for every chunk of a step
                 log.info("aggregator %s: dropped a chunk %s", link.name, stale)

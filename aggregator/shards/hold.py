@@ -25,6 +25,7 @@ from aggregator.shards.part import Bench, MadeWeights, Part
 from optimizer.here import broke
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
+from services.backlog import Backlog
 from services.config import JobConfig
 from services.errors import Refused
 from services.failpoints import point
@@ -41,8 +42,9 @@ log = logging.getLogger("tiermesh.aggregator")
 
 MESSAGES = 1 << 16
 """Orders or reports that may wait for a peer to read."""
-UNDECIDED_CHUNKS = WINDOW_SUMS
-"""Payloads that may wait for the aggregator to say what becomes of them; then workers' streams are not read."""
+WAITING_CHUNKS = WINDOW_SUMS
+"""Payloads that may wait for the aggregator's word on them and for the kernel thread; then workers' streams are not
+read."""
 
 
 class Hold:
@@ -79,20 +81,20 @@ class Hold:
         self._sessions = Sessions(self.epoch)
         self._attending = asyncio.Event()  # set when a worker is told of
         self._newest = NewestWeights(self.stripe)
+        self._backlog = Backlog(WAITING_CHUNKS)
         self.exchange = Exchange(
             core=self._core,
             newest=self._newest,
             sessions=self._sessions,
             metrics=metrics,
             feed=self._feed,
-            room=self._room,
+            room=self._backlog.room,
             shared_memory=shared_memory,
         )
         self._bench = Bench()
         self._kernel = ThreadPoolExecutor(1, "shard")
-        self._arrived: dict[int, TensorChunk] = {}
+        self._arrived: dict[int, TensorChunk] = {}  # that the aggregator is to decide on
         self._last_arrival = 0
-        self._decided = asyncio.Event()
         self._opening = 0
 
     def close(self, reason: str) -> None:
@@ -102,7 +104,6 @@ class Hold:
         self.copies.close()
         self._kernel.shutdown(wait=False, cancel_futures=True)
         self._arrived.clear()
-        self._decided.set()
 
     def _report(self, body: Message) -> None:
         self.reports.put(report(body))
@@ -144,16 +145,11 @@ class Hold:
             )
         self._last_arrival += 1
         self._arrived[self._last_arrival] = chunk
+        self._backlog.give()
         point("shard.arrived")
         self._report(pb.ArrivedChunk(session=event.session, arrival=self._last_arrival, header=header))
 
-    async def _room(self) -> None:
-        while len(self._arrived) >= UNDECIDED_CHUNKS:
-            self._decided.clear()
-            await self._decided.wait()
-
     def _decide(self, arrival: int) -> TensorChunk:
-        self._decided.set()
         chunk = self._arrived.pop(arrival, None)
         if chunk is None:
             raise LinkClosed(
@@ -192,11 +188,10 @@ class Hold:
         match body:
             case pb.KeepSum():
                 chunk = self._decide(body.arrival)
-                return partial(
-                    self._bench.sums.carry_out, Keep(chunk.header.index, from_node(body.node)), chunk
-                )
+                return partial(self._keep, Keep(chunk.header.index, from_node(body.node)), chunk)
             case pb.DiscardChunk():
                 self._decide(body.arrival)
+                self._backlog.take_back()
             case pb.SendUpTo():
                 self._core.send(body.session, Version(body.generation, body.step), body.limit)
                 session = self._sessions.get(body.session)
@@ -223,6 +218,10 @@ class Hold:
         return None
 
     # ---- on the kernel thread ----
+
+    def _keep(self, effect: Keep, chunk: TensorChunk) -> None:
+        self._bench.sums.carry_out(effect, chunk)
+        self._backlog.take()
 
     def _guarded(self, body: Message) -> None:
         """Work on the part, whose failure is the job's, not the process's."""

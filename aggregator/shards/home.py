@@ -150,6 +150,9 @@ class TensorsInShards:
         self._staging[chunk] += 1
         self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk))
 
+    async def room(self) -> None:
+        """At once: sums are in their shards."""
+
     def unstage(self) -> None:
         """Chunks are staged over what was; what shards have yet to tell of that is not of the next sum."""
         self._block_sums.clear()

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.optimizer_link import LinkEvents, RemoteOptimizer
+from aggregator.optimizer_link import LinkEvents, LocalOptimizer, RemoteOptimizer
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.envelope import seal
@@ -172,5 +172,24 @@ def test_an_optimizer_whose_words_are_damaged_is_connected_to_anew_before_a_beat
             assert told.startswith(f"{peer.address}: Attend: message 2, of ")
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+
+
+def test_an_optimizer_in_this_process_has_room_when_its_engine_has() -> None:
+    class Engine:
+        roomy = asyncio.Event()
+
+        async def room(self) -> None:
+            await self.roomy.wait()
+
+    async def scenario() -> None:
+        engine: Any = Engine()
+        nothing: Any = None
+        room = asyncio.ensure_future(LocalOptimizer(engine, name="agg", epoch=1, events=nothing).room())
+        await asyncio.sleep(0)
+        assert not room.done()
+        engine.roomy.set()
+        await room
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

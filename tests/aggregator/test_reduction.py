@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from aggregator.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
-from aggregator.reduction import WAITING_CHUNKS, KeptSums, Reduction
+from aggregator.reduction import KeptSums, Reduction
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
+from services.backlog import WAITING_CHUNKS
 from services.tensors.shared import MappedArray, SharedArray
 from services.tensors.tree import Node
 from services.tensors.wire import TensorChunk, deserialize, element_bytes, pack, serialize

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.daemon import OWN_RUNGS
 from aggregator.evaluation import MOST_BATCHES
-from aggregator.shards.hold import UNDECIDED_CHUNKS
+from aggregator.shards.hold import WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.store import PART_BYTES
@@ -36,7 +36,7 @@ SAID = {
         f"({LEAST_WINDOW_CHUNKS} each at the least",
         f"once {WINDOW_CHUNKS} do, the aggregator reads no worker's stream",
         f"up to {MOST_PLACES} chunks at once",
-        f"at most {UNDECIDED_CHUNKS} of them; then workers' streams are not read",
+        f"at most {WAITING_IN_A_SHARD} of them; then workers' streams are not read",
         f"a layout to 2^{MOST_ELEMENTS.bit_length() - 1} elements and {MOST_DIMENSIONS} dimensions, a worker to "
         f"{MOST_LEASES} leases, held-out data to 2^{MOST_BATCHES.bit_length() - 1} batches, a download to {MOST_FILES} "
         "files",
