@@ -41,3 +41,9 @@ def job_file(tmp_path: Path) -> Path:
 def no_flags_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("TIERMESH_")]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def quick_starts(no_flags_from_outside: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons take numpy's kernels: compiled ones take a second of every start."""
+    monkeypatch.setenv("TIERMESH_KERNELS", "numpy")

@@ -16,6 +16,8 @@ import pytest
 
 from cli.processes import last_error
 
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
 ROOT = Path(__file__).resolve().parents[2]
 LONG = ("--set", "max_steps=1000000")
 
@@ -127,7 +129,7 @@ def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
 
 def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    slow = ("--set", "max_steps=800", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
+    slow = ("--set", "max_steps=300", "--set", "model_save_interval=100", "--tiers", "2", "--workers", "1")
     with training(job_file, state, *slow) as process:
         daemons = [daemon_pid(state, name) for name in ("aggregator", "worker-1")]
         process.send_signal(signal.SIGINT)
@@ -140,7 +142,7 @@ def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: 
     assert "is unfinished at step" in line
     assert "continue it with --resume, or give another --state-dir" in line
     code, result, line = run(job_file, state, "--tiers", "3", "--workers", "2", "--resume")
-    assert (code, result["state"], result["step"]) == (0, "succeeded", 800), line
+    assert (code, result["state"], result["step"]) == (0, "succeeded", 300), line
 
 
 def test_a_job_goes_on_without_a_worker_and_ends_without_any(job_file: Path, tmp_path: Path) -> None:

@@ -19,7 +19,9 @@ from protos.jobs_pb2 import Job
 from tests.cli.conftest import JOB
 from tests.cli.test_local import daemon_pid, rest_of, run, training
 
-LENGTH = ("--workers", "1", "--set", "max_steps=800", "--set", "model_save_interval=100")
+pytestmark = pytest.mark.usefixtures("quick_starts")
+
+LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_interval=50")
 
 
 def test_waits_double_up_to_a_limit_and_begin_anew_after_a_steady_life() -> None:
@@ -64,7 +66,7 @@ def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
             assert next(line for line in process.stdout if "checkpoint of step" in line)
         code, lines = rest_of(process)
     assert code == 0, lines
-    assert "checkpoint of step 800" in lines[-1]
+    assert "checkpoint of step 400" in lines[-1]
     assert model_sha256(lines[-1]) == undisturbed
 
 

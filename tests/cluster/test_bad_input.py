@@ -16,7 +16,7 @@ from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.tensors.layout import Layout
-from tests.cluster.bits import Bits, bits
+from tests.cluster.bits import Bits, bits, gpt_config, spec_of
 from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
 from tests.cluster.stock import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
 
@@ -33,8 +33,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def job(cluster: Cluster, long_spec: str) -> str:
-    job = cluster.submit(long_spec)
+def job(cluster: Cluster, corpus: Path) -> str:
+    """One that doesn't end, of short steps, as each test waits for two: one micro-batch for each of two workers."""
+    config = gpt_config(corpus, max_steps=100_000, gradient_accumulation_steps=2)
+    job = cluster.submit(spec_of(cluster.folder, config))
     cluster.wait_step(job, 1)
     return job
 

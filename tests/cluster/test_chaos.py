@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.cluster.bits import regression_config, write_config
 from tests.cluster.harness import LIMIT_SECONDS, ROOT, environment, tiermesh
 
-SEED, STEPS = 3, 600
+SEED, STEPS = 3, 300
 
 
 def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
