@@ -32,6 +32,7 @@ from aggregator.events import (
     WorkerLost,
 )
 from aggregator.members import Member
+from aggregator.report import name_checkpoint
 from aggregator.run import Run
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
@@ -331,9 +332,12 @@ class AggregatorCore:
 
     def _from_optimizer(self, event: FromOptimizer, now: float) -> None:
         body = event.body
-        if isinstance(body, pb.Hello | pb.Heartbeat) or not self._concerns_run(body.job):
+        if isinstance(body, pb.Hello | pb.Heartbeat):
             return
-        assert self.run is not None
+        if self.run is None or self.run.job.id != body.job:
+            if isinstance(body, pb.CheckpointWritten):
+                self._written_late(body)
+            return
         match body:
             case pb.Standing():
                 self.run.standing(body, now)
@@ -345,6 +349,19 @@ class AggregatorCore:
                 self.run.report.checkpoint_missed(body)
             case pb.Unable():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
+
+    def _written_late(self, written: pb.CheckpointWritten) -> None:
+        """A job had ended while this was being written; the one that its record names may be gone by now."""
+        record = self.records.get(written.job)
+        if record is None or record.job.state in (QUEUED, RUNNING):
+            return
+        job = record.job
+        if not job.checkpoint or written.step > job.checkpoint_step:
+            name_checkpoint(job, written)
+            self._out.put(SaveJob(_copy(job), record.spec_json, record.fingerprint))
+            self._out.put(
+                Note("checkpoint", f"checkpoint of step {written.step}: {written.path}", _copy(job))
+            )
 
     # ---- jobs ----
 

@@ -110,8 +110,7 @@ class Report:
 
     def checkpoint_written(self, written: CheckpointWritten) -> None:
         """A checkpoint is on disk."""
-        self.job.checkpoint, self.job.checkpoint_step = written.path, written.step
-        self.job.model_sha256 = written.model_sha256
+        name_checkpoint(self.job, written)
         self.job.detail = ""  # of a checkpoint that was missed
         self.save()
         self.note("checkpoint", f"checkpoint of step {written.step}: {written.path}")
@@ -127,3 +126,9 @@ class Report:
         self.job.state, self.job.detail, self.job.phase = state, detail, ""
         self.save()
         self.note("state", f"{JobState.Name(state).lower()}: {detail}")
+
+
+def name_checkpoint(job: Job, written: CheckpointWritten) -> None:
+    """Put a checkpoint into a job's record, as its newest."""
+    job.checkpoint, job.checkpoint_step = written.path, written.step
+    job.model_sha256 = written.model_sha256

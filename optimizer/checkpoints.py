@@ -21,11 +21,16 @@ class Checkpoints:
         self._out = out
         self.now_seconds = 0.0
         self._writing: Snapshot | None = None  # on its way to the disk, of whatever job and generation
+        self._left: Snapshot | None = None  # of a job that ended while it was on its way
 
     def is_written_of(self, job: OpenJob) -> bool:
         """Whether one of the job as it is is on its way to the disk."""
-        writing = self._writing
-        return writing is not None and (writing.job, writing.generation) == (job.job, job.generation)
+        return self._writing is not None and job.made(self._writing.job, self._writing.generation)
+
+    def leave(self, job: OpenJob) -> None:
+        """The job has ended, but not what is being written of it: that counts all the same."""
+        if self.is_written_of(job):
+            self._left = self._writing
 
     def stepped(self, job: OpenJob) -> None:
         """All weights are those of a new step."""
@@ -54,10 +59,13 @@ class Checkpoints:
         self._writing = Snapshot(job.job, job.generation, job.step)
         self._out.put(self._writing)
 
-    def answered(self, answer: pb.CheckpointWritten | NotSaved) -> None:
-        """What was on its way to the disk is there, or never will be."""
-        if self._writing == Snapshot(answer.job, answer.generation, answer.step):
-            self._writing = None
+    def answered(self, answer: pb.CheckpointWritten | NotSaved) -> bool:
+        """What was on its way to the disk is there, or never will be; whether its job had ended."""
+        answered = Snapshot(answer.job, answer.generation, answer.step)
+        if self._writing != answered:
+            return False
+        left, self._writing, self._left = self._left == answered, None, None
+        return left
 
     def why_not_without(self, job: OpenJob, event: NotSaved) -> str:
         """Why the job can't go on without a checkpoint of its own; empty if it does, or has it made again."""

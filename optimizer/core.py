@@ -185,6 +185,8 @@ class OptimizerCore:
         if job is not None and job.job == order.job and job.counts(order.void):
             self._tell_standing()
             return
+        if job is not None and job.job != order.job:
+            self._leave(job)
         self._drop()
         self._least_generation, self._spec_json = order.generation, order.spec_json
         if self._loading != order.job:
@@ -198,7 +200,14 @@ class OptimizerCore:
         if self._loading == job:
             self._loading = ""
         if self.open_job is not None and self.open_job.job == job:
+            self._leave(self.open_job)
             self._drop()
+
+    def _leave(self, job: OpenJob) -> None:
+        """The job has ended: its record is to name what is on the disk of it, and what will be."""
+        if job.newest_checkpoint is not None:
+            self._out.say(job.newest_checkpoint)  # it may have been written while nobody listened
+        self._checkpoints.leave(job)
 
     def _drop(self) -> None:
         if self.open_job is not None:
@@ -386,7 +395,7 @@ class OptimizerCore:
     # ---- checkpoints ----
 
     def _saved(self, written: pb.CheckpointWritten) -> None:
-        self._checkpoints.answered(written)
+        left = self._checkpoints.answered(written)
         job = self.open_job
         if job is not None and job.made(written.job, written.generation):
             job.newest_checkpoint, job.failed_step = written, None
@@ -397,6 +406,8 @@ class OptimizerCore:
             else:
                 self._out.say(written)
                 self._tell_broken(job)
+        elif left:
+            self._out.say(written)
         self._checkpoints.make_if_free(job)
 
     def _not_saved(self, event: NotSaved) -> None:

@@ -112,6 +112,24 @@ def test_jobs_run_one_after_the_other_in_order() -> None:
     assert talk.chunk(1, 1, 0, 0) == [], "of the job that is over"
 
 
+def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
+    talk = training(1)
+    talk.submit("b")
+    talk.checkpoint(1, 0)
+    talk.give(ev.CancelAsked("a"))
+    ended_seconds = talk.job().ended_seconds
+    talk.now += 1
+    assert talk.checkpoint(1, 2) == ["save a cancelled"]
+    job = talk.saved["a"].job
+    assert (job.checkpoint, job.checkpoint_step, job.model_sha256) == ("a/2", 2, "sha2")
+    assert (job.detail, job.ended_seconds) == ("cancelled by request", ended_seconds)
+    assert talk.notes[-1] == "checkpoint of step 2: a/2"
+    assert talk.checkpoint(1, 2) == talk.checkpoint(1, 1) == [], "no newer one"
+    assert talk.checkpoint(1, 3, "no such job") == []
+    talk.submit("c")
+    assert talk.checkpoint(1, 3, "c") == [], "it has not begun"
+
+
 def test_a_queued_job_is_cancelled_where_it_waits() -> None:
     talk = training(1)
     talk.submit("b")

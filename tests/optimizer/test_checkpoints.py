@@ -173,3 +173,43 @@ def test_the_end_of_a_job_is_told_after_the_checkpoint_that_is_being_written(wri
     assert before == ["say checkpoint 1.1"] * written, "the next one, though due, is not begun"
     assert last.startswith("say unable: step 3: the gradient is not finite")
     assert talk.open()[-1] == last
+
+
+def test_what_is_written_of_a_step_that_started_over_since_comes_before_the_end_too() -> None:
+    talk = training(plan=JobPlan(steps=9, micro_batches=2, checkpoint_every=1, on_non_finite="stop"))
+    assert talk.step(1, 0) == ["snapshot 1.1"]
+    talk.order(pb.StartOver(job="a", generation=1))
+    talk.chunk(0, 2, 1)
+    talk.chunk(1, 2, 1)
+    assert talk.measured(1, finite=False) == []
+    told, end = talk.saved(1, 1)
+    assert told == "say checkpoint 1.1"
+    assert end.startswith("say unable: step 2: the gradient is not finite")
+
+
+def ended(talk: Dialogue, how: str) -> list[str]:
+    """The job ends, under an aggregator that has more to do or not."""
+    return talk.open("b") if how == "another job" else talk.order(pb.Close(job="a"))
+
+
+@pytest.mark.parametrize("how", ["closed", "another job"])
+def test_of_a_job_that_ended_meanwhile_is_told_what_was_written(how: str) -> None:
+    talk = training(plan=EVERY_STEP)
+    assert talk.step(1, 0) == ["snapshot 1.1"]
+    assert "drop job" in ended(talk, how)
+    assert talk.saved(1, 1) == ["say checkpoint 1.1"]
+    assert talk.saved(1, 1) == [], "once"
+    talk = training(plan=EVERY_STEP)
+    talk.step(1, 0)
+    ended(talk, how)
+    assert talk.not_saved(1, 1) == [], "there is none"
+
+
+@pytest.mark.parametrize("how", ["closed", "another job"])
+def test_of_a_job_that_ended_is_told_what_was_written_while_nobody_listened(how: str) -> None:
+    talk = training(plan=EVERY_STEP)
+    talk.step(1, 0)
+    talk.give(ev.Disconnected())
+    assert talk.saved(1, 1) == []
+    talk.connect(2)
+    assert ended(talk, how)[:2] == ["say checkpoint 1.1", "drop job"]

@@ -160,6 +160,28 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
         np.testing.assert_allclose(values, 1 - 0.01 * sum_of_gradients / 2, rtol=1e-5)
 
 
+def test_a_job_that_is_cancelled_under_a_write_is_told_of_what_is_on_the_disk(
+    tmp_path: Path, disk: Disk
+) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        await talk.step(0)
+        assert (await talk.said(pb.CheckpointWritten)).step == 1
+        disk.open.clear()
+        try:
+            await talk.step(1)
+            talk.order(pb.Close(job="j"))
+            assert (await talk.said(pb.CheckpointWritten)).step == 1, "so far"
+        finally:
+            disk.open.set()
+        written = await talk.said(pb.CheckpointWritten)
+        assert Path(written.path).name == "step-00000002"
+
+    run(tmp_path, scenario, checkpoint={"keep_last": 1})
+    kept = [path.name for path in list_checkpoints(tmp_path / "checkpoints" / "j")]
+    assert kept == ["step-00000000", "step-00000002"], "the one that was told of before is gone"
+
+
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
 def test_a_job_goes_on_without_a_checkpoint_and_the_last_good_one_stays(
     tmp_path: Path, disk: Disk, error: int

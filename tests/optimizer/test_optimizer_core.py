@@ -119,7 +119,7 @@ def test_opening_a_job_that_is_open_tells_where_it_stands() -> None:
 
 def test_another_job_takes_the_place_of_the_open_one() -> None:
     talk = training()
-    assert talk.open("b") == ["drop job", "load b"]
+    assert talk.open("b") == ["say checkpoint 0.0", "drop job", "load b"]
     assert talk.chunk(0) == []
     assert talk.order(pb.Close(job="b")) == []
     assert talk.loaded("b") == [], "closed before it was loaded"
