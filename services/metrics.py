@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
 
 from prometheus_client import (
     CollectorRegistry,
@@ -63,6 +63,11 @@ class _RoleMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
+    def _payload(self, name: str, text: str) -> Callable[[str], Counter]:
+        """A counter for each job, of what is counted with every chunk: to find it by labels costs more than that."""
+        counter = self._counter(name, text)
+        return cache(lambda job: counter.labels(job, self.role))
+
     def _unlabelled(self, name: str, text: str) -> Gauge:
         return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
 
@@ -90,8 +95,8 @@ class WorkerMetrics(_RoleMetrics):
         self._waited = self._counter(
             "waited_for_weights_seconds", "Time in leases until the weights they needed next were on the mesh"
         )
-        self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
-        self._bytes_received = self._counter("received_bytes", "Tensor payload received")
+        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
         self._step = self._gauge("weights_step", "Step of the complete weights held")
         self._samples_rate = self._gauge("samples_per_second", "Samples trained on, over the newest leases")
         self._tokens_rate = self._gauge("tokens_per_second", "Tokens trained on, over the newest leases")
@@ -142,11 +147,11 @@ class WorkerMetrics(_RoleMetrics):
 
     def sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left."""
-        self._bytes_sent.labels(job, self.role).inc(payload_bytes)
+        self._bytes_sent(job).inc(payload_bytes)
 
     def received(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that arrived."""
-        self._bytes_received.labels(job, self.role).inc(payload_bytes)
+        self._bytes_received(job).inc(payload_bytes)
 
     def holds(self, job: str, step: int) -> None:
         """Set the step of the weights that are complete on the mesh."""
@@ -178,8 +183,8 @@ class AggregatorMetrics(_RoleMetrics):
             "Micro-batches computed twice: passed, faulty, undecided or abandoned",
             "outcome",
         )
-        self._bytes_sent = self._counter("sent_bytes", "Tensor payload sent")
-        self._bytes_received = self._counter("received_bytes", "Tensor payload received")
+        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
         self._workers = self._unlabelled("workers_connected", "Workers attending")
         self._shards = self._unlabelled("shards_connected", "Shards that answer; 0 without shards")
         self._wait = Gauge(
@@ -215,11 +220,11 @@ class AggregatorMetrics(_RoleMetrics):
 
     def sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left, to workers and optimizer."""
-        self._bytes_sent.labels(job, self.role).inc(payload_bytes)
+        self._bytes_sent(job).inc(payload_bytes)
 
     def received(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that arrived, from workers and optimizer."""
-        self._bytes_received.labels(job, self.role).inc(payload_bytes)
+        self._bytes_received(job).inc(payload_bytes)
 
     def waits(self, seconds_of: Mapping[str, float]) -> None:
         """Set how long each peer that owes something is waited for; others vanish."""
