@@ -1,4 +1,4 @@
-"""How pytest-xdist shares the tests out: file by file, in the order of the folders, tests/contract as if it were one.
+"""How pytest-xdist shares the tests out: file by file, the longest first, tests/contract as if it were one file.
 
 Files of tests/contract take turns at the mocked boards: side by side, one process would wait for the other.
 """
@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-ONE_BY_ONE = "tests/contract/"
-"""Files in there go to one process."""
+CONTRACT = "tests/contract/"
+LONGEST = (CONTRACT, "tests/simulation/test_simulation.py")
+"""What takes minutes: begun last, it would leave the other processes without work."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -21,8 +22,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return ONE_BY_ONE if nodeid.startswith(ONE_BY_ONE) else super()._split_scope(nodeid)
+            return CONTRACT if nodeid.startswith(CONTRACT) else super()._split_scope(nodeid)
 
-    # xdist begins with the files of most tests, which leaves the longest for the end: they have few.
-    config.option.loadscopereorder = False
+        def _assign_work_unit(self, node: Any) -> None:
+            longest = next((unit for unit in LONGEST if unit in self.workqueue), None)
+            if longest is not None:
+                self.workqueue.move_to_end(longest, last=False)
+            super()._assign_work_unit(node)
+
     return Scheduling(config, log)
