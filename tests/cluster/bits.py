@@ -51,10 +51,10 @@ def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
         },
         "transformer_config": {
             "model_type": "gpt2",
-            "num_heads": 4,
-            "embedding_dim": 128,
+            "num_heads": 5,
+            "embedding_dim": 160,
             "dropout_prob": 0.1,
-            "num_blocks": 3,
+            "num_blocks": 2,
             "max_sequence_length": 32,
         },
     }

@@ -39,7 +39,7 @@ def test_any_number_of_shards_gives_the_same_bits(
 
 def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> None:
     config = gpt_config(corpus, project_name="wide", max_steps=CHECKPOINT_EVERY)
-    config["transformer_config"]["embedding_dim"] = 256
+    config["transformer_config"].update(embedding_dim=256, num_heads=8, num_blocks=3)
     spec = spec_of(tmp_path, config)
     found: list[Bits] = []
     for shards in (0, 2, 3):
