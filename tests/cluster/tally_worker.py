@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,12 +30,15 @@ TENSOR_ELEMENTS = CHUNK_ELEMENTS // 2 + 1
 """So the layout has three chunks, and tensors that lie in two."""
 
 
+@lru_cache(maxsize=1)  # all micro-batches of a step ask for the same
 def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
-    """The weights after so many steps: what counts each of their micro-batches once."""
-    elements, numbers = TENSORS * TENSOR_ELEMENTS, of_steps * micro_batches
-    element = np.arange(elements)
-    counted = element % numbers < steps * micro_batches
-    return np.where(counted, -(1 + element // numbers) / micro_batches, 0.0).astype(np.float32)
+    """The weights after so many steps, to be read: what counts each of their micro-batches once."""
+    weights = np.zeros(TENSORS * TENSOR_ELEMENTS, np.float32)
+    for number in range(steps * micro_batches):
+        own = weights[number :: of_steps * micro_batches]
+        own[:] = np.arange(1, len(own) + 1) / -micro_batches
+    weights.setflags(write=False)
+    return weights
 
 
 class TallyStep:
@@ -70,19 +74,23 @@ class TallyStep:
         self._weights[entry.offset : entry.stop] = values
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Count the micro-batch (ValueError: the weights count others than those of all steps before)."""
+        """Count the micro-batch."""
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        if not np.array_equal(self._weights, tallied(step, self._steps, self._micro_batches)):
-            raise ValueError(
-                f"step {step} is to be computed on weights that don't count each step before it once"
-            )
+        self.hold_weights(step)
         number, numbers = step * self._micro_batches + index, self._steps * self._micro_batches
         out.fill(0.0)
         own = out[number::numbers]
         own[:] = np.arange(1, len(own) + 1)
         ready(0)
         return float(number)
+
+    def hold_weights(self, step: int) -> None:
+        """Raise ValueError for weights that are not to be computed on."""
+        if not np.array_equal(self._weights, tallied(step, self._steps, self._micro_batches)):
+            raise ValueError(
+                f"step {step} is to be computed on weights that don't count each step before it once"
+            )
 
     def evaluate(self, index: int) -> tuple[float, int]:
         """No loss."""
