@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import ClassVar, TypeVar
 
@@ -21,7 +22,7 @@ from benchmarks.hosts import LOOPBACK, Host, inner_process
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services import failpoints
-from tests.cluster.nursery import ROOT, Child, nursery
+from tests.cluster.nursery import ROLES, ROOT, Child, nursery
 from tests.cluster.relay import Relay, Target
 
 LIMIT_SECONDS = 60.0
@@ -48,16 +49,19 @@ def environment(kernels: str = "numpy") -> dict[str, str]:
 
 def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
     """Run a `tiermesh` command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_seconds,
-        check=False,
-    )
+    words = [str(each) for each in arguments]
+    role = words[0] if words[0] in ROLES else "aggregator"
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        command = nursery(role, environment()).start("cli.main", words, {}, output, errors)
+        command.stdin.close()
+        try:
+            code = command.wait(limit_seconds)
+        finally:
+            command.send_signal(signal.SIGKILL)
+        for each in (output, errors):
+            each.seek(0)
+        said = (each.read().decode() for each in (output, errors))
+        return subprocess.CompletedProcess(words, code, *said)
 
 
 class Daemon:
@@ -100,7 +104,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | Child
         with self.log.open("ab") as log:
             if host == LOOPBACK:
-                self.process = nursery(role, environment(kernels)).start(module, command, settings, log)
+                self.process = nursery(role, environment(kernels)).start(module, command, settings, log, log)
             else:
                 self.process = subprocess.Popen(
                     host.command([sys.executable, "-m", module, *command]),

@@ -1,4 +1,4 @@
-"""Daemons that are forked from a process which has imported what they need: most of a start's time goes into that.
+"""Daemons and commands, forked from a process which has imported what they need: most of a start's time goes into that.
 
 A nursery is asked over a socket, with the descriptors of the daemon's standard streams. It forks a keeper, which forks
 the daemon, has it run its module as `python -m` would, waits for its end and tells it through a pipe. Each role has a
@@ -9,6 +9,7 @@ python -m tests.cluster.nursery DESCRIPTOR ROLE     is what runs; DESCRIPTOR is 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -32,6 +33,8 @@ _MODULES = {
     "optimizer": ("optimizer.service",),
 }
 """What is imported before a daemon of each role is asked for, besides the command's own options."""
+ROLES = tuple(_MODULES)
+"""Whose daemons have a nursery."""
 
 
 class Child:
@@ -99,15 +102,20 @@ class Nursery:
             )
 
     def start(
-        self, module: str, arguments: Sequence[str], settings: Mapping[str, str], log: IO[bytes]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        settings: Mapping[str, str],
+        output: IO[bytes],
+        errors: IO[bytes],
     ) -> Child:
-        """Run `python -m MODULE ARGUMENTS` with these settings in its environment, and both its outputs in `log`."""
+        """Run `python -m MODULE ARGUMENTS` with these settings in its environment, its outputs in these files."""
         request = json.dumps([module, list(arguments), dict(settings)]).encode()
         assert len(request) < _MOST_BYTES
         stdin, our_stdin = os.pipe()
         told, telling = os.pipe()
         try:
-            socket.send_fds(self._socket, [request], [stdin, log.fileno(), telling])
+            socket.send_fds(self._socket, [request], [stdin, output.fileno(), errors.fileno(), telling])
         finally:
             os.close(stdin)
             os.close(telling)
@@ -138,15 +146,17 @@ def main(descriptor: int, role: str) -> None:
         importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's, which ends the daemons in order
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    gc.collect()
+    gc.freeze()  # else each daemon's collections write to, and so copy, all that was imported
     asked = socket.socket(fileno=descriptor)
     while True:
-        request, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 3)
+        request, descriptors, _, _ = socket.recv_fds(asked, _MOST_BYTES, 4)
         if not request:
             return
         if os.fork() == 0:
             asked.close()
             if _keep(*descriptors):
-                return
+                os._exit(0)  # nothing is left to do, and taking down all that was imported takes a while
             module, arguments, settings = json.loads(request)
             os.environ.update(settings)
             sys.argv = [module, *arguments]
@@ -156,19 +166,19 @@ def main(descriptor: int, role: str) -> None:
             os.close(each)
 
 
-def _keep(stdin: int, log: int, telling: int) -> bool:
+def _keep(stdin: int, output: int, errors: int, telling: int) -> bool:
     """Fork a daemon with these standard streams; True in its keeper, once it has ended and that is told."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     daemon = os.fork()
     if daemon == 0:
-        for source, target in ((stdin, 0), (log, 1), (log, 2)):
+        for source, target in ((stdin, 0), (output, 1), (errors, 2)):
             os.dup2(source, target)
-        for each in (stdin, log, telling):
+        for each in (stdin, output, errors, telling):
             os.close(each)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return False
-    os.close(stdin)
-    os.close(log)
+    for each in (stdin, output, errors):
+        os.close(each)
     os.write(telling, f"{daemon}\n".encode())
     _, status = os.waitpid(daemon, 0)
     os.write(telling, str(os.waitstatus_to_exitcode(status)).encode())
