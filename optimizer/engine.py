@@ -111,11 +111,13 @@ class OptimizerEngine:
             if make_home
             else TensorsHere(events, self.newest, incarnation=incarnation, metrics=metrics)
         )
+        self._closed = False
         self._opening = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
         """Stop the threads; a checkpoint being written is finished first."""
+        self._closed = True
         self._home.close()
         self._disk.shutdown()
 
@@ -157,6 +159,8 @@ class OptimizerEngine:
 
     def feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
         """Give the core an input and carry out what it decides; `values` of the chunk that just arrived."""
+        if self._closed:
+            return  # what a thread had still told of: there are none any more to carry anything out
         for effect in self.core.handle(event):
             try:
                 self._carry_out(effect, values)

@@ -160,6 +160,26 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
         np.testing.assert_allclose(values, 1 - 0.01 * sum_of_gradients / 2, rtol=1e-5)
 
 
+def test_what_a_thread_told_of_before_the_end_is_no_error_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(talk: Aggregator) -> None:
+        await talk.begin()
+        talk._chunk(GRADIENT, 1, 0)
+        await talk.said(pb.Commit)
+        talk.engine._home._kernel.submit(
+            lambda: None
+        ).result()  # the update is done, which nobody has heard yet
+        job = talk.engine.core.open_job
+        assert job is not None and job.updated == 0
+        talk.engine.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    run(tmp_path, scenario)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_job_that_is_cancelled_under_a_write_is_told_of_what_is_on_the_disk(
     tmp_path: Path, disk: Disk
 ) -> None:
