@@ -26,7 +26,6 @@ WINDOW_BYTES = 8 * 1024 * 1024 + _FRAMING_BYTES
 
 _JOINED_BYTES = 4096  # a shorter part is copied next to the frame's header: cheaper than a buffer of its own
 _SMALLEST_GRANT_BYTES = (WINDOW_BYTES - _FRAMING_BYTES) // 2
-_SMALLEST_PIECE_BYTES = 2 * _FRAMING_BYTES
 
 Part = bytes | bytearray | memoryview
 
@@ -35,7 +34,6 @@ class Sender(Protocol):
     """What a stream needs of its connection to send."""
 
     send_window: int
-    peer_window: int
     peer_frame_bytes: int
     paused: bool
 
@@ -111,7 +109,7 @@ class Stream(ABC):
             allowed = min(left, connection.send_window, self.send_window)
             if self.over:
                 self._raise_over()
-            if connection.paused or allowed < min(left, self._smallest_piece_bytes):
+            if connection.paused or allowed <= 0:
                 await self._wait_writable()
                 continue
             left -= allowed
@@ -146,14 +144,6 @@ class Stream(ABC):
                 else:
                     pieces.append(part)
         return pieces
-
-    @property
-    def _smallest_piece_bytes(self) -> int:
-        """A message is cut where its window ends, but not for less: each piece costs both ends a turn.
-
-        A peer grants more once half of its window is used, of which this is a small part.
-        """
-        return max(1, min(_SMALLEST_PIECE_BYTES, self._connection.peer_window // 4))
 
     async def _wait_writable(self) -> None:
         self._writable.clear()
