@@ -202,7 +202,7 @@ class ShardLink:
         """
         try:
             return await asyncio.wait_for(awaited, self._ladder.stall)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             raise self._lost(f"{what} did not come within {self._ladder.stall:g} s") from None
 
     def _lost(self, reason: str) -> TensorsGone:
