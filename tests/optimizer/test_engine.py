@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -256,8 +255,8 @@ def test_a_checkpoint_that_can_not_be_removed_harms_nobody(
             raise OSError(errno.EROFS, "Read-only file system")
         real_rename(source, target)
 
-    real_rename = os.rename
-    monkeypatch.setattr(os, "rename", rename)
+    real_rename = Path.rename
+    monkeypatch.setattr(Path, "rename", rename)
 
     async def scenario(talk: Aggregator) -> None:
         await talk.begin()

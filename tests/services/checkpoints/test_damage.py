@@ -190,7 +190,8 @@ def interrupted_writes(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, attempt: Callable[[], Any]
 ) -> int:
     """Run `attempt` once for every step it makes on the disk, failing at that step; return how many there are."""
-    real = {name: getattr(os, name) for name in ("fsync", "open", "mkdir", "rename")}
+    places = {"fsync": os, "open": os, "mkdir": os, "rename": Path}
+    real = {name: getattr(place, name) for name, place in places.items()}
     steps, fail_at = 0, 0
 
     def failing(name: str) -> Callable[..., Any]:
@@ -203,8 +204,8 @@ def interrupted_writes(
 
         return call
 
-    for name in real:
-        monkeypatch.setattr(os, name, failing(name))
+    for name, place in places.items():
+        monkeypatch.setattr(place, name, failing(name))
     while True:
         steps, fail_at = 0, fail_at + 1
         try:
@@ -280,14 +281,14 @@ def test_a_rename_that_fails_leaves_the_checkpoint_that_was_to_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 10, value=1)
-    real_rename = os.rename
+    real_rename = Path.rename
 
     def rename(source: Any, target: Any) -> None:
         if Path(source).suffix == ".partial":
             raise OSError(errno.EIO, "Input/output error")
         real_rename(source, target)
 
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(Failed, match=r"not written: Input/output error \(EIO\)"):
         write(tmp_path, 10, value=2)
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000010"]
@@ -297,7 +298,7 @@ def test_a_rename_that_fails_leaves_the_checkpoint_that_was_to_be_replaced(
 def test_the_order_on_the_disk_is_files_folder_rename_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_fsync, real_rename, order = os.fsync, os.rename, []
+    real_fsync, real_rename, order = os.fsync, Path.rename, []
 
     def without_drawn(name: str) -> str:
         return re.sub(r"\.[0-9a-f]{8}\.", ".", name)
@@ -311,7 +312,7 @@ def test_the_order_on_the_disk_is_files_folder_rename_parent(
         real_rename(source, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(Path, "rename", rename)
     write(tmp_path, 10)
     assert order == [
         "model.safetensors",

@@ -87,7 +87,8 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
             calls_from(None)
             left.append([read_checkpoint(path).step for path in list_checkpoints(root)])
 
-    real = {name: getattr(os, name) for name in ("rename", "fsync", "unlink", "rmdir")}
+    places = {"rename": Path, "fsync": os, "unlink": os, "rmdir": os}
+    real = {name: getattr(place, name) for name, place in places.items()}
     inside: list[Path | None] = [None]
     calls, kill_at = 0, 0
 
@@ -105,8 +106,8 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
 
         return call
 
-    for name in real:
-        monkeypatch.setattr(os, name, patched(name))
+    for name, place in places.items():
+        monkeypatch.setattr(place, name, patched(name))
     killed = True
     while killed:
         kill_at += 1

@@ -205,10 +205,9 @@ def test_an_abort_arrives_with_code_and_text(after: int, read_first: bool) -> No
         await context.abort(grpc.StatusCode.DATA_LOSS, TEXT)
 
     async def check(call: Any, *, busy: bool = True) -> None:
-        if busy or read_first:
-            await call.write(b"hello")
-
         async def flood() -> None:
+            if busy or read_first:
+                await call.write(b"hello")
             while busy:  # is still sending when the end comes; the stock client tells of that alone then
                 await call.write(bytes(100000))
 
