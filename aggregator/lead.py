@@ -78,8 +78,19 @@ class Lead:
         try:
             looks = await asyncio.wait_for(asyncio.shield(renewal), left_seconds)
         except asyncio.TimeoutError:
-            raise self._lapsed() from None
+            looks = await self._awaken(renewal, time.monotonic() - began - (left_seconds or 0.0))
         self._renewed(looks, began)
+
+    async def _awaken(
+        self, renewal: asyncio.Future[Mapping[str, int]], late_seconds: float
+    ) -> Mapping[str, int]:
+        """What a renewal says that was late; if this process was away, that is no fault of the storage's yet."""
+        if late_seconds < self._ladder.tick:
+            raise self._lapsed()
+        try:
+            return await asyncio.wait_for(asyncio.shield(renewal), self._ladder.lock)
+        except asyncio.TimeoutError:
+            raise self._lapsed() from None
 
     def hold(self, now_seconds: float) -> None:
         """To be called before anything is decided: whoever was away for long looks first whether it still leads.

@@ -99,10 +99,16 @@ class Hanging(Queue):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.asked = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
 
+    def hang(self) -> None:
+        self.asked.clear()
+        self.answers.clear()
+
     def standbys(self) -> dict[str, int]:
+        self.asked.set()
         self.answers.wait(LIMIT_SECONDS)
         return super().standbys()
 
@@ -126,10 +132,39 @@ def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) ->
         lead = Lead(queue, LADDER)
         lead.hold(time.monotonic() + 2 * LADDER.takeover)
         lead._led_seconds = time.monotonic()
-        queue.answers.clear()
+        queue.hang()
         error = asyncio.run(scenario(lead, queue))
     assert isinstance(error, Deposed)
     assert "the storage does not answer" in str(error)
+
+
+def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_storage(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    away = threading.Event()  # nobody sets it
+
+    async def scenario(lead: Lead, queue: Hanging, other: Queue) -> Exception:
+        ending = asyncio.ensure_future(until_it_ends(lead))
+        while not queue.asked.is_set():
+            await asyncio.sleep(LADDER.tick / 10)
+        # the loop stands still, as a process does that is stopped
+        away.wait(LADDER.lapse + 2 * LADDER.tick)
+        other.raise_epoch("b")
+        await asyncio.sleep(LADDER.tick)  # what was due by then has been done
+        assert not ending.done()
+        queue.answers.set()
+        return await ending
+
+    queue = Hanging(path)
+    with queue, Queue(path) as other:
+        queue.raise_epoch("a", LADDER.takeover)
+        other.look("b")
+        lead = Lead(queue, LADDER)
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead._led_seconds = time.monotonic()
+        queue.hang()
+        error = asyncio.run(scenario(lead, queue, other))
+    assert isinstance(error, Deposed)
+    assert "epoch 2 has taken over from epoch 1" in str(error)
 
 
 def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) -> None:
