@@ -34,6 +34,7 @@ from aggregator.events import (
 from aggregator.members import Member
 from aggregator.report import name_checkpoint
 from aggregator.run import Run
+from aggregator.waits import OptimizerWait
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
@@ -84,6 +85,7 @@ class AggregatorCore:
         self.run: Run | None = None
         self.optimizer = ""
         self._why_no_optimizer = "not connected yet"
+        self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # no lease of another epoch has the same id
         self._looked_seconds: float | None = None
         self._absent_seconds = 0.0
@@ -146,8 +148,19 @@ class AggregatorCore:
         return status
 
     def waits(self, now: float) -> list[Wait]:
-        """What workers owe the running job, the longest wait first."""
-        return [] if self.run is None else self.run.granted.waits(self._own_time(now))
+        """What workers and the optimizer owe the running job, the longest wait first."""
+        if self.run is None:
+            return []
+        own = self._own_time(now)
+        owed = self._owed_by_optimizer()
+        waits = self._optimizer_wait.waits(self.optimizer or "optimizer", self.run.job, owed, own)
+        return sorted(waits + self.run.granted.waits(own), key=lambda wait: -wait.seconds)
+
+    def _owed_by_optimizer(self) -> str:
+        """What the optimizer owes the running job, for people; empty if nothing."""
+        if self.run is None:
+            return ""
+        return self.run.owed_by_optimizer() if self.optimizer else f"a connection: {self._why_no_optimizer}"
 
     def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""
@@ -327,6 +340,7 @@ class AggregatorCore:
                 self._close(member, f"silent for {silent:.1f} s", now)
         if self.run is not None and not self.run.ended:
             self.run.tick(now)
+        self._optimizer_wait.look(self._owed_by_optimizer(), now)
 
     # ---- the optimizer ----
 

@@ -75,7 +75,7 @@ class Granted:
         return initialising or training or evaluating
 
     def waits(self, now: float) -> list[Wait]:
-        """What workers owe the job, the longest wait first."""
+        """What workers owe the job."""
         job = self._report.job
         return waits_of(job, self.initialisation, self.sum, self.evaluation, self._members, now)
 

@@ -116,6 +116,18 @@ class Run:
 
     # ---- the optimizer ----
 
+    def owed_by_optimizer(self) -> str:
+        """What the job waits for the optimizer to do, for people; empty: nothing."""
+        if self.standing_state == pb.Standing.STATE_UNSPECIFIED:
+            return "an answer: where it stands"
+        if self.job.phase == "checkpoint":
+            return "the last checkpoint"
+        if self.job.phase != "train":
+            return ""
+        if self.granted.sum is None:
+            return "to start over"
+        return "the update" if self.granted.sum.coverage.complete else ""
+
     def open(self) -> None:
         """The link to the optimizer is up: ask where it stands."""
         self.standing_state = pb.Standing.STATE_UNSPECIFIED

@@ -294,8 +294,8 @@ class AggregatorService:
             self._waits_told[owed] = rung
             if rung and told.get(owed, "") != rung:
                 log.warning(
-                    "waits for worker %s: %s, bucket %d, for %.1f s (longer than `%s`)",
-                    each.peer, each.what, each.bucket, each.seconds, rung,
+                    "waits for %s %s: %s, bucket %d, for %.1f s (longer than `%s`)",
+                    each.role, each.peer, each.what, each.bucket, each.seconds, rung,
                     extra={"job": each.job, "step": each.step},
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Whom the running job waits for: peer, step, bucket and time of each wait. Pure."""
+"""Whom the running job waits for: role, peer, step, bucket and time of each wait. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def waits_of(
     members: Mapping[int, Member],
     now: float,
 ) -> list[Wait]:
-    """The leases that are owed to a job, the longest wait first.
+    """The leases that workers owe to a job.
 
     Of a step's sum they are those that owe something of its next bucket in the agreed order (last of the layout first),
     and the checks that are under way.
@@ -28,7 +28,11 @@ def waits_of(
 
     def owed(what: str, session: int, since_seconds: float, bucket: int | None = None) -> None:
         peer, seconds = members[session].name, now - since_seconds
-        waits.append(Wait(peer=peer, job=job.id, step=job.step, bucket=bucket, what=what, seconds=seconds))
+        waits.append(
+            Wait(
+                role="worker", peer=peer, job=job.id, step=job.step, bucket=bucket, what=what, seconds=seconds
+            )
+        )
 
     if initialisation is not None:
         owed("initial weights", initialisation.session, initialisation.since_seconds)
@@ -46,7 +50,27 @@ def waits_of(
     if evaluation is not None:
         for lease in evaluation.leases.values():
             owed(f"losses of {span('batch', lease.first, lease.count)}", lease.session, lease.since_seconds)
-    return sorted(waits, key=lambda wait: -wait.seconds)
+    return waits
+
+
+class OptimizerWait:
+    """Since when the optimizer owes the running job what it owes."""
+
+    def __init__(self) -> None:
+        self._owed = ""
+        self._since_seconds = 0.0
+
+    def look(self, owed: str, now: float) -> None:
+        """Take a look at what it owes, for people; empty: nothing."""
+        if owed != self._owed:
+            self._owed, self._since_seconds = owed, now
+
+    def waits(self, optimizer: str, job: Job, owed: str, now: float) -> list[Wait]:
+        """The wait for it, if it owes something (still): none that began after the last look."""
+        if not owed or owed != self._owed:
+            return []
+        seconds = now - self._since_seconds
+        return [Wait(role="optimizer", peer=optimizer, job=job.id, step=job.step, what=owed, seconds=seconds)]
 
 
 def span(what: str, first: int, count: int) -> str:

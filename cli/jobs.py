@@ -163,7 +163,8 @@ async def cluster_status(target: Target, output: Output) -> None:
         )
     for wait in status.waits:
         output.say(
-            f"waits for {wait.peer}: {wait.what}, step {wait.step}, bucket {wait.bucket}, for {wait.seconds:.1f} s"
+            f"waits for {wait.role} {wait.peer}: {wait.what}, step {wait.step}, bucket {wait.bucket}, "
+            f"for {wait.seconds:.1f} s"
         )
     if not status.workers:
         output.say("no workers; start one with: tiermesh worker --aggregator HOST:PORT")
@@ -181,6 +182,7 @@ async def cluster_status(target: Target, output: Output) -> None:
             "waiting": status.waiting or None,
             "waits": [
                 {
+                    "role": wait.role,
                     "peer": wait.peer,
                     "job": wait.job,
                     "step": wait.step,

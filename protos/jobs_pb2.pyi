@@ -195,20 +195,22 @@ class Standby(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds_since_heard: _Optional[float] = ...) -> None: ...
 
 class Wait(_message.Message):
-    __slots__ = ("peer", "job", "step", "bucket", "what", "seconds")
+    __slots__ = ("role", "peer", "job", "step", "bucket", "what", "seconds")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    role: str
     peer: str
     job: str
     step: int
     bucket: int
     what: str
     seconds: float
-    def __init__(self, peer: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., peer: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., bucket: _Optional[int] = ..., what: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
     __slots__ = ("index", "address", "name", "detail", "seconds_since_heard")

@@ -110,6 +110,10 @@ def test_a_third_worker_decides_who_lies_and_the_step_starts_over() -> None:
     ]
     assert talk.chunk(2, 1, 0, 0) == [], "nothing of this step counts any more"
     assert talk.core.waits_for(talk.now) == "the optimizer to start step 0 over"
+    talk.goes_by(1.0, 2, 3)
+    assert [(each.role, each.what) for each in talk.core.status(talk.now).waits] == [
+        ("optimizer", "to start over")
+    ]
     assert [(each.worker, each.generation, each.step) for each in talk.job().excluded] == [("w1", 1, 0)]
     assert f"worker w1 takes no part: {reason}" in talk.notes
     lines = talk.stands(2, 0)

@@ -184,6 +184,7 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     aggregator.status.workers.append(worker)
     aggregator.status.running_job = "job-1"
     aggregator.status.waiting = "waits for worker host-a for 3 s"
+    aggregator.status.waits.add(role="optimizer", peer="opt", step=7, what="the update", seconds=1.5)
     aggregator.status.standbys.add(name="agg-b", seconds_since_heard=0.25)
     assert main(["status", "--aggregator", aggregator.address]) == 0
     text = capsys.readouterr().out
@@ -193,6 +194,7 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
         "optimizer-host",
         "job-1, waits for worker host-a",
         "worker host-a: computing",
+        "waits for optimizer opt: the update, step 7, bucket 0, for 1.5 s",
     ):
         assert part in text
     assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0

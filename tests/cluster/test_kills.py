@@ -149,6 +149,24 @@ def test_a_frozen_aggregator_is_looked_for_anew(tmp_path: Path, gpt_spec: str, u
         assert (bits(ended), ended.generation) == (undisturbed, 1)
 
 
+def test_a_frozen_optimizer_is_named(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    with Cluster(tmp_path, tiers=3, workers=1, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(gpt_spec)
+        cluster.wait_step(job, 3)
+        frozen = cluster.serving("optimizer")
+        frozen.freeze()
+        eventually(
+            lambda: (
+                ("optimizer", "the update") in [(each.role, each.what) for each in cluster.status().waits]
+            ),
+            "the wait to be named",
+        )
+        cluster.aggregator.wait_log(f"waits for optimizer {frozen.name}: the update, bucket 0, for")
+        frozen.thaw()
+        ended = cluster.finish(job)
+        assert (bits(ended), ended.generation) == (undisturbed, 1)
+
+
 def test_a_submitted_job_survives_kill_9(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path) as cluster:
         job = cluster.submit(short_spec)
