@@ -64,6 +64,7 @@ class TensorLink:
         self._descriptor = -1  # of the page that this end shows
         self._arrays: dict[int, MappedArray | None] = {}  # by identity
         self._counted = False
+        self._checked = False  # the message before had a checksum
 
     @property
     def shares(self) -> bool:
@@ -90,24 +91,25 @@ class TensorLink:
     def deserialize(self, message: Message) -> list[TensorChunk]:
         """The chunks of a message; payloads are views of the message or of the peer's memory.
 
+        A peer whose messages have checksums has them in all: one without is what is left of a longer one.
+
         Raises:
             ValueError: the bytes are no `Chunk`.
             Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
         """
         chunk = wire.deserialize(message)
+        places, checked = None, chunk.checked
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))
             if parsed.HasField("shared"):
-                try:
-                    verify(
-                        parsed.shared, parsed.header.SerializeToString() + parsed.shared.SerializeToString()
-                    )
-                except Damaged as damaged:
-                    raise Refused(
-                        f"chunk {chunk.header.index}: shared memory: reference with {damaged}: it was damaged"
-                    ) from None
-                return self._find(chunk.header, parsed.shared)
-        return [chunk]
+                places, checked = parsed.shared, _verify(parsed)
+        if self._checked and not checked:
+            raise Refused(
+                f"chunk {chunk.header.index}: expected a crc32c of its header, as those before it had one: it was "
+                "damaged"
+            )
+        self._checked = checked
+        return [chunk] if places is None else self._find(chunk.header, places)
 
     def _find(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
         if not self._process:
@@ -288,6 +290,17 @@ class AcceptedLink(TensorLink):
         """The stream is over."""
         super().close()
         self._page = None
+
+
+def _verify(referring: Chunk) -> bool:
+    """Hold a reference to memory against its checksum, if it has one, which is taken out of it; whether it had."""
+    places = referring.shared
+    try:
+        return verify(places, referring.header.SerializeToString() + places.SerializeToString())
+    except Damaged as damaged:
+        raise Refused(
+            f"chunk {referring.header.index}: shared memory: reference with {damaged}: it was damaged"
+        ) from None
 
 
 def _open_page(process: int, descriptor: int) -> mmap.mmap:

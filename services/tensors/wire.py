@@ -58,12 +58,14 @@ class TensorChunk:
         memory: that the payload is a view of, if so. There it has no checksum: no wire and no buffer that could damage
             it lies between, and whether it is still there its place's mark tells.
         sequence: that its place in the memory is marked with.
+        checked: whether its header came with a checksum, which was right.
     """
 
     header: ChunkHeader
     payload: bytes | memoryview
     memory: MappedArray | None = None
     sequence: int = 0
+    checked: bool = False
 
     @property
     def intact(self) -> bool:
@@ -169,21 +171,21 @@ def deserialize(message: Message) -> TensorChunk:
         bounds = _header_then_payload(message)
         if bounds is None:
             chunk = Chunk.FromString(bytes(message))
-            _verify(chunk.header, chunk.header.SerializeToString())
-            return TensorChunk(chunk.header, chunk.payload)
+            checked = _verify(chunk.header, chunk.header.SerializeToString())
+            return TensorChunk(chunk.header, chunk.payload, checked=checked)
         header_start, header_stop, payload_start = bounds
         content = bytes(message[header_start:header_stop])
         header = ChunkHeader.FromString(content)
-        _verify(header, content)
+        checked = _verify(header, content)
     except DecodeError as error:
         raise ValueError(f"a message of {len(message)} bytes is not a Chunk: {error}") from None
-    return TensorChunk(header, memoryview(message)[payload_start:])
+    return TensorChunk(header, memoryview(message)[payload_start:], checked=checked)
 
 
-def _verify(header: ChunkHeader, content: bytes) -> None:
-    """Hold a header against the checksum of its bytes, if it has one, which is taken out of it."""
+def _verify(header: ChunkHeader, content: bytes) -> bool:
+    """Hold a header against the checksum of its bytes, if it has one, which is taken out of it; whether it had."""
     try:
-        verify(header, content)
+        return verify(header, content)
     except Damaged as damaged:
         raise ChunkRefused(
             f"chunk {header.index}: header with {damaged}: it was damaged, and may be of another chunk{_of(header)}"

@@ -179,6 +179,20 @@ def test_an_array_that_cannot_be_seen_is_told_of_and_its_chunks_refused(
     assert caplog.text.count("tensors of peer: an array of its memory can't be seen here") == 1
 
 
+def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[TensorLink]) -> None:
+    """What hides one may make something else of the bytes around it."""
+    checked = serialize(pack(ChunkHeader(dtype=FLOAT32, index=5), 5, np.ones(3, np.float32)))
+    bare = Chunk.FromString(checked)
+    bare.header.ClearField("own_crc32c")
+    _, server = both(links)
+    for message in (bare.SerializeToString(), checked):
+        assert [chunk.header.index for chunk in server.deserialize(message)] == [5]
+    with pytest.raises(
+        Refused, match=r"^chunk 5: expected a crc32c of its header, as those before it had one"
+    ):
+        server.deserialize(bare.SerializeToString())
+
+
 @pytest.mark.parametrize("indices", [(), range(MOST_PLACES + 1)])
 def test_no_message_refers_to_nothing_or_to_everything(links: list[TensorLink], indices: Any) -> None:
     caller, server = both(links)
