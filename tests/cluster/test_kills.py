@@ -107,7 +107,7 @@ def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str
 
 def logged_seconds(line: str) -> float:
     """When a line was logged, in Unix time."""
-    return datetime.fromisoformat(line.split()[0]).timestamp()
+    return datetime.strptime(line.split()[0], "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
 
 
 def test_a_frozen_worker_loses_its_leases_and_comes_back(
