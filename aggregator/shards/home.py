@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import grpc
@@ -181,7 +182,13 @@ class TensorsInShards:
     def measure(self, effect: ev.Measure) -> None:
         """As soon as all shards have said what they measured."""
         self._measuring = effect
+        for link in self._shards.links:
+            link.expect("its part of the norm", partial(self._owes_norm, link, effect))
         self._loop.call_soon(self._measure_if_staged)
+
+    def _owes_norm(self, link: ShardLink, effect: ev.Measure) -> bool:
+        staged = all(chunk in self._block_sums for chunk in link.stripe.indices(self._elements))
+        return self._measuring is effect and not staged
 
     def _measure_if_staged(self) -> None:
         effect, config = self._measuring, self._config
@@ -197,6 +204,8 @@ class TensorsInShards:
         """Each shard updates its chunks, and has them ready to be sent."""
         self._updating = effect, time.perf_counter()
         self._updated, self._told = dict.fromkeys(self._shards.links, 0), 0
+        for link in self._shards.links:
+            link.expect("its part of the update", partial(self._owes_update, link, effect))
         self._made = Version(header.generation, header.step)
         self._shards.order_all(
             pb.UpdatePart(
@@ -208,6 +217,10 @@ class TensorsInShards:
                 learning_rate=effect.learning_rate,
             )
         )
+
+    def _owes_update(self, link: ShardLink, effect: ev.Update) -> bool:
+        updating = self._updating is not None and self._updating[0] is effect
+        return updating and self._updated[link] < link.stripe.chunks(self._elements)
 
     def _part_updated(self, link: ShardLink, body: pb.UpdatedPart) -> None:
         """Tell of chunks in the order of the layout."""

@@ -53,7 +53,8 @@ class ShardLink:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
-        ladder: `retry` is the longest pause between two attempts to connect, `stall` what `within` waits.
+        ladder: `retry` is the longest pause between two attempts to connect, `stall` what a shard may take for
+            something.
         came: told when the link is up.
         went: told when it is down again, after `came`; with why.
         failed: told when it could not be made for another reason than before.
@@ -103,6 +104,7 @@ class ShardLink:
         self._came, self._went, self._failed, self._reported = came, went, failed, reported
         self._orders: Mailbox[pb.ShardOrder] = Mailbox(MESSAGES)
         self._tensors: grpc.aio.Channel | None = None  # while the link is up
+        self._deadline: asyncio.TimerHandle | None = None  # of what the shard does for a step
 
     def __str__(self) -> str:
         return f"shard {self.stripe.index} of {self.stripe.count} ({self.address})"
@@ -122,6 +124,8 @@ class ShardLink:
         if self.up:
             self._tensors, self.why_down = None, reason
             self._orders.close(reason)
+            if self._deadline is not None:
+                self._deadline.cancel()
             self._went(self, reason)
 
     async def keep_up(self) -> None:
@@ -203,7 +207,24 @@ class ShardLink:
         try:
             return await asyncio.wait_for(awaited, self._ladder.stall)
         except asyncio.TimeoutError:
-            raise self._lost(f"{what} did not come within {self._ladder.stall:g} s") from None
+            raise self._lost(self._late(what)) from None
+
+    def expect(self, what: str, is_owed: Callable[[], bool]) -> None:
+        """End the link if something that the shard does for a step is still owed after the `stall` rung.
+
+        One thing at a time: what was expected before it has come, or is of no use any more.
+        """
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._ladder.stall, self._end_if_owed, what, is_owed)
+
+    def _end_if_owed(self, what: str, is_owed: Callable[[], bool]) -> None:
+        if is_owed():
+            self.close(self._late(what))
+
+    def _late(self, what: str) -> str:
+        return f"{what} did not come within {self._ladder.stall:g} s"
 
     def _lost(self, reason: str) -> TensorsGone:
         """All of a job's tensors hang on this link: let it end."""

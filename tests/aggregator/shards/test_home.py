@@ -19,7 +19,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig, load_job
 from services.errors import Failed
-from services.ladder import Ladder
+from services.ladder import STANDARD_HEARTBEAT_SECONDS, Ladder
 from services.metrics import OptimizerMetrics
 from services.security import Security
 from services.tensors.kernels import BLOCK_ELEMENTS
@@ -40,12 +40,17 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
 class Home:
     """A home over two shards that only take orders, with a job open in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS) -> None:
         self.told: list[ev.Measured | ev.NotSaved | ev.Broke] = []
         self.updated: list[int] = []
         self.orders: list[tuple[int, Message]] = []
         self.shards = Shards(
-            ["a:1", "b:1"], Security(), name="agg", incarnation="i", epoch=1, ladder=Ladder.of(1.0)
+            ["a:1", "b:1"],
+            Security(),
+            name="agg",
+            incarnation="i",
+            epoch=1,
+            ladder=Ladder.of(heartbeat_seconds),
         )
         for link in self.shards.links:
             index = link.stripe.index
@@ -67,9 +72,11 @@ class Home:
         self.shards.takers[type(body)](self.shards.links[shard], body)
 
 
-def with_home(config: JobConfig, scenario: Callable[[Home], Any]) -> None:
+def with_home(
+    config: JobConfig, scenario: Callable[[Home], Any], heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS
+) -> None:
     async def run() -> None:
-        home = Home()
+        home = Home(heartbeat_seconds)
         await home.open(config)
         result = scenario(home)
         if result is not None:
@@ -120,6 +127,45 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
         assert home.told == [ev.Measured("j", 7, norm, finite, rate)]
 
     with_home(config, scenario)
+
+
+@pytest.mark.parametrize("owed", ["norm", "update"])
+def test_a_shard_that_never_does_its_part_of_a_step_is_lost(config: JobConfig, owed: str) -> None:
+    """Its link may live, and say so all the while."""
+
+    async def scenario(home: Home) -> None:
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        home.shards.on_lost.append(lost.put_nowait)
+        home.shards.ready = True
+        if owed == "norm":
+            for chunk in range(CHUNKS):
+                home.home.stage(chunk, None)
+            for chunk in (0, 1, 2, 4):
+                size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
+                sums = [1.0] * -(-size // BLOCK_ELEMENTS)
+                home.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums))
+            home.home.measure(ev.Measure("j", 7))
+        else:
+            home.home.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+            home.report(0, pb.UpdatedPart(step=3, chunks=3))
+            home.report(1, pb.UpdatedPart(step=3, chunks=1))
+        assert await lost.get() == f"shard 1 of 2 (b:1): its part of the {owed} did not come within 0.6 s"
+
+    with_home(config, scenario, heartbeat_seconds=0.005)
+
+
+def test_shards_that_did_their_parts_are_not_lost(config: JobConfig) -> None:
+    async def scenario(home: Home) -> None:
+        lost: asyncio.Queue[str] = asyncio.Queue()
+        home.shards.on_lost.append(lost.put_nowait)
+        home.shards.ready = True
+        home.home.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+        for shard in (0, 1):
+            home.report(shard, pb.UpdatedPart(step=3, chunks=3 - shard))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(lost.get(), 2 * 0.6)
+
+    with_home(config, scenario, heartbeat_seconds=0.005)
 
 
 def test_what_was_staged_before_a_step_started_over_is_not_measured(config: JobConfig) -> None:
