@@ -13,6 +13,8 @@ SEEDS ?= 500
 SECONDS ?= 60
 # One more than the cores of the smallest machine: tests of daemons wait a good deal.
 PROCESSES ?= 3
+# Draws the same examples each time; `default` draws anew.
+HYPOTHESIS ?= same
 UV ?= uv
 BIN := .venv/bin
 
@@ -45,7 +47,7 @@ demo: install
 	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --hypothesis-profile $(HYPOTHESIS)
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -1,6 +1,8 @@
-"""How pytest-xdist shares the tests out: file by file, the longest first, tests/contract as if it were one file.
+"""What holds for all tests: what hypothesis draws, and how pytest-xdist shares them out.
 
-Files of tests/contract take turns at the mocked boards: side by side, one process would wait for the other.
+Hypothesis draws the same each time, so that a change is judged by what it changed; `make test HYPOTHESIS=default` draws
+anew. Tests are shared out file by file, the longest first, tests/contract as if it were one file: files of
+tests/contract take turns at the mocked boards, and side by side one process would wait for the other.
 """
 
 from __future__ import annotations
@@ -8,6 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same", derandomize=True)
+settings.load_profile("same")
 
 CONTRACT = "tests/contract/"
 LONGEST = (CONTRACT, "tests/simulation/test_simulation.py")
