@@ -113,7 +113,7 @@ def logged_seconds(line: str) -> float:
 def test_a_frozen_worker_loses_its_leases_and_comes_back(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    heartbeat_seconds = 2.0  # long against what a busy machine delays a process
+    heartbeat_seconds = 3.0  # long against what a busy machine delays a process
     with Cluster(tmp_path, workers=2, heartbeat_seconds=heartbeat_seconds) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 3)
