@@ -32,6 +32,11 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
+def test_tcp_is_that_of_linux_whatever_this_machine_has(network: Hosts) -> None:
+    shown = network.by_name["a"].command(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])
+    assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "cubic\n"
+
+
 def test_a_command_runs_where_its_host_is() -> None:
     assert LOOPBACK.command(PROGRAM) == list(PROGRAM)
     assert LOOPBACK.flags == ()
