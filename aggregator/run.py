@@ -122,11 +122,12 @@ class Run:
             return "an answer: where it stands"
         if self.job.phase == "checkpoint":
             return "the last checkpoint"
-        if self.job.phase != "train":
-            return ""
-        if self.granted.sum is None:
+        if self.job.phase == "train" and self.granted.sum is None:
             return "to start over"
-        return "the update" if self.granted.sum.coverage.complete else ""
+        if self.version is not None and self.flow.weights.prefix < self.chunks:
+            return "the weights"
+        step_sum = self.granted.sum
+        return "the update" if step_sum is not None and step_sum.coverage.complete else ""
 
     def open(self) -> None:
         """The link to the optimizer is up: ask where it stands."""

@@ -71,6 +71,22 @@ def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
     ]
 
 
+def test_an_optimizer_that_has_not_sent_all_weights_is_named() -> None:
+    talk = Dialogue(chunks=2)
+    talk.submit()
+    talk.optimizer()
+    talk.joins(1)
+    talk.stands(1, 0)
+    for chunk in (0, 1):
+        talk.later(0.0, 1)
+        assert ("optimizer", "opt", "the weights") in [
+            (each.role, each.peer, each.what) for each in told(talk)
+        ]
+        talk.weights(1, 0, chunk)
+    talk.later(0.0, 1)
+    assert "optimizer" not in [each.role for each in told(talk)]
+
+
 def test_an_optimizer_that_writes_the_last_checkpoint_is_named() -> None:
     talk = training(1, step=4)
     for batch in range(3):
