@@ -152,15 +152,20 @@ class AggregatorCore:
         if self.run is None:
             return []
         own = self._own_time(now)
-        owed = self._owed_by_optimizer()
-        waits = self._optimizer_wait.waits(self.optimizer or "optimizer", self.run.job, owed, own)
-        return sorted(waits + self.run.granted.waits(own), key=lambda wait: -wait.seconds)
+        waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own) + self.run.granted.waits(own)
+        return sorted(waits, key=lambda wait: -wait.seconds)
 
-    def _owed_by_optimizer(self) -> str:
-        """What the optimizer owes the running job, for people; empty if nothing."""
+    def _owed_by_optimizer(self) -> Wait | None:
+        """What the optimizer owes the running job, without the time; None: nothing."""
         if self.run is None:
-            return ""
-        return self.run.owed_by_optimizer() if self.optimizer else f"a connection: {self._why_no_optimizer}"
+            return None
+        what = self.run.owed_by_optimizer() if self.optimizer else f"a connection: {self._why_no_optimizer}"
+        if not what:
+            return None
+        job = self.run.job
+        return Wait(
+            role="optimizer", peer=self.optimizer or "optimizer", job=job.id, step=job.step, what=what
+        )
 
     def waits_for(self, now: float) -> str:
         """What the running job waits for; empty if there is none."""

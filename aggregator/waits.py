@@ -57,20 +57,21 @@ class OptimizerWait:
     """Since when the optimizer owes the running job what it owes."""
 
     def __init__(self) -> None:
-        self._owed = ""
+        self._owed: Wait | None = None
         self._since_seconds = 0.0
 
-    def look(self, owed: str, now: float) -> None:
-        """Take a look at what it owes, for people; empty: nothing."""
+    def look(self, owed: Wait | None, now: float) -> None:
+        """Take a look at what it owes: of which job and step, without the time; None: nothing."""
         if owed != self._owed:
             self._owed, self._since_seconds = owed, now
 
-    def waits(self, optimizer: str, job: Job, owed: str, now: float) -> list[Wait]:
-        """The wait for it, if it owes something (still): none that began after the last look."""
-        if not owed or owed != self._owed:
+    def waits(self, owed: Wait | None, now: float) -> list[Wait]:
+        """The wait for it, if it owes this still: none that began after the last look."""
+        if owed is None or owed != self._owed:
             return []
-        seconds = now - self._since_seconds
-        return [Wait(role="optimizer", peer=optimizer, job=job.id, step=job.step, what=owed, seconds=seconds)]
+        wait = Wait(seconds=now - self._since_seconds)
+        wait.MergeFrom(owed)
+        return [wait]
 
 
 def span(what: str, first: int, count: int) -> str:

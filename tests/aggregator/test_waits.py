@@ -54,6 +54,19 @@ def test_who_evaluates_is_named() -> None:
     ]
 
 
+def test_each_step_waits_for_its_own_update() -> None:
+    """Also if it is what every look finds."""
+    talk = training(1)
+    for step in range(3):
+        talk.chunk(1, 1, step, 0)
+        for _ in range(2):
+            talk.later(1.0, 1)
+        assert [(wait.step, wait.what, wait.seconds) for wait in told(talk)] == [(step, "the update", 1.0)]
+        talk.commits(1, step)
+        talk.weights(1, step + 1, 0)
+        talk.holding(1, 1, step + 1)
+
+
 def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
     talk = Dialogue()
     talk.submit()
