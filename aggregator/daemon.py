@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
-from services.daemon import DaemonOptions, Service, run_role
 from services.errors import Refused
-from services.ladder import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Ladder
-from services.metrics import AggregatorMetrics
-from services.process import make_state_dir
-from services.security import split_address
+from services.runtime.daemon import DaemonOptions, Service, run_role
+from services.runtime.metrics import AggregatorMetrics
+from services.runtime.process import make_state_dir
+from services.timeouts import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Ladder
+from services.transport.security import split_address
 
 if TYPE_CHECKING:
-    from aggregator.queue import Queue
+    from aggregator.storage.job_queue import Queue
 
 OWN_RUNGS = ("lock", "hello", "silent", "lapse", "takeover", "comeback", "stall", "unfit")
 """Timeouts that the aggregator alone keeps."""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import google_crc32c
 import grpc
 
-from aggregator.events import CancelAsked, Submitted
+from aggregator.core.events import CancelAsked, Submitted
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config import JobConfig
 from services.errors import Failed, Refused
-from services.methods import handlers_of
-from services.plan import plan_of
+from services.protocol.plan import plan_of
+from services.transport.rpc_handlers import handlers_of
 
 if TYPE_CHECKING:
     from aggregator.service import AggregatorService

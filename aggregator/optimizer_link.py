@@ -13,22 +13,28 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 
-from aggregator.succession import Deposed
+from aggregator.core.succession import Deposed
+from optimizer.core.events import Ordered
 from optimizer.engine import OptimizerEngine, Outlet
-from optimizer.events import Ordered
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services import timeline
-from services.checksums import encode
-from services.control import Reader, greet
-from services.data_streams import DataStreams, write_message
-from services.envelope import OptimizerBody, OptimizerOrder, seal, unseal
 from services.errors import Failed, Refused
-from services.ladder import Ladder
-from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
-from services.security import Security
-from services.server import open_channel
-from services.streams import (
+from services.instrumentation import timeline
+from services.protocol.checksums import encode
+from services.protocol.envelope import OptimizerBody, OptimizerOrder, seal, unseal
+from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.tensors.chunk_messages import Message, TensorChunk, pack, parts_of, with_checksum
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared_memory import SharedArray
+from services.timeouts import Ladder
+from services.transport.control_streams import Reader, greet
+from services.transport.data_streams import DataStreams, write_message
+from services.transport.newest_weights import sequence_of
+from services.transport.same_host import OfferedLink
+from services.transport.security import Security
+from services.transport.server import open_channel
+from services.transport.streams import (
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
@@ -40,12 +46,6 @@ from services.streams import (
     why_ended,
     write,
 )
-from services.tensors.kernels import Float32Array
-from services.tensors.layout import CHUNK_ELEMENTS
-from services.tensors.newest import sequence_of
-from services.tensors.same_host import OfferedLink
-from services.tensors.shared import SharedArray
-from services.tensors.wire import Message, TensorChunk, pack, parts_of, with_checksum
 
 log = logging.getLogger("tiermesh.aggregator")
 

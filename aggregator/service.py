@@ -15,39 +15,39 @@ from typing import Any
 
 import grpc
 
-from aggregator import events as ev
-from aggregator.attendance import Attendance
-from aggregator.core import AggregatorCore, Clock, Record
+from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore, Clock, Record
+from aggregator.data_plane.plane import DataPlane, OwnPlane
 from aggregator.jobs_service import JobsServicer
-from aggregator.journal import Journal
-from aggregator.lead import Lead
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
-from aggregator.plane import DataPlane, OwnPlane
-from aggregator.queue import Queue, open_queue
-from aggregator.sessions import Sessions
-from aggregator.shards.home import TensorsInShards
-from aggregator.shards.lanes import Lanes
-from aggregator.shards.optimizer import ShardedOptimizer
-from aggregator.shards.shards import Shards
+from aggregator.shards.data_plane import Lanes
+from aggregator.shards.group import Shards
+from aggregator.shards.optimizer_link import ShardedOptimizer
+from aggregator.shards.tensor_store import TensorsInShards
+from aggregator.storage.job_queue import Queue, open_queue
+from aggregator.storage.journal import Journal
+from aggregator.storage.leadership import Lead
+from aggregator.worker_control import Attendance
+from aggregator.worker_sessions import Sessions
 from optimizer.engine import OptimizerEngine
-from optimizer.home import HomeEvents, TensorHome
+from optimizer.tensor_store import HomeEvents, TensorHome
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services import timeline
-from services.checksums import encode
 from services.config import JobConfig
-from services.envelope import OptimizerBody
 from services.errors import TiermeshError
-from services.http2.server import Handler
-from services.ladder import STANDARD_HEARTBEAT_SECONDS, Ladder
-from services.metrics import AggregatorMetrics, OptimizerMetrics
-from services.plan import plan_of
-from services.record import make_core
-from services.security import Security
-from services.streams import until_first_ends
-from services.tensors.newest import NewestWeights
-from services.tensors.wire import Message, TensorChunk, check
+from services.instrumentation import timeline
+from services.protocol.checksums import encode
+from services.protocol.envelope import OptimizerBody
+from services.protocol.plan import plan_of
+from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.runtime.recording import make_core
+from services.tensors.chunk_messages import Message, TensorChunk, check
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Ladder
+from services.transport.http2.server import Handler
+from services.transport.newest_weights import NewestWeights
+from services.transport.security import Security
+from services.transport.streams import until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import grpc
 
-from aggregator.queue import Queue, open_queue
+from aggregator.core.succession import Deposed, Sight, Succession
 from aggregator.service import AggregatorService
-from aggregator.succession import Deposed, Sight, Succession
+from aggregator.storage.job_queue import Queue, open_queue
 from services.errors import TiermeshError
-from services.http2.server import Handler
-from services.ladder import Ladder
-from services.metrics import AggregatorMetrics
+from services.runtime.metrics import AggregatorMetrics
+from services.timeouts import Ladder
+from services.transport.http2.server import Handler
 
 log = logging.getLogger("tiermesh.aggregator")
 

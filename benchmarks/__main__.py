@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from services import process
 from services.errors import TiermeshError
+from services.runtime import process
 
 # As every daemon does: before numpy is imported.
 process.tune_allocator()
 process.single_threaded_blas()
 
-from benchmarks import (  # noqa: E402  # see above
+from benchmarks.figures import (  # noqa: E402  # see above
     adamw_over_memcpy,
     aggregator_memory,
     checksum,
@@ -31,7 +31,7 @@ from benchmarks import (  # noqa: E402  # see above
     timeline,
     validation_loss,
 )
-from benchmarks.report import Skipped  # noqa: E402
+from benchmarks.harness.report import Skipped  # noqa: E402
 
 FIGURES: dict[str, Callable[[], bool]] = {
     "emulator_over_torch": lambda: emulator_over_torch.nanogpt(threads=1),

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from cli.output import Output
 from services.errors import Failed, Refused
-from services.process import single_threaded_blas
+from services.runtime.process import single_threaded_blas
 
 if TYPE_CHECKING:
-    from mesh.check import AxisCheck
+    from mesh.link_check import AxisCheck
 
 SHOWN = 3
 """Wrong devices named per axis; the rest is counted."""
@@ -41,9 +41,9 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
         Failed: it can't be opened, or a sum is wrong.
     """
     single_threaded_blas()
-    from mesh.check import AXES, check_axis, device_ids, open_to_check, picture
     from mesh.device import whole_mesh
     from mesh.fingerprint import board
+    from mesh.link_check import AXES, check_axis, device_ids, open_to_check, picture
     from mesh.memory import chip_memory
 
     shape = parse_shape(mesh_shape) if mesh_shape else whole_mesh(backend)

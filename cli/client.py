@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from cli.options import Target
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
-from services.addresses import Rotation, split_addresses
 from services.errors import Failed, Refused, TiermeshError
-from services.server import open_channel
+from services.transport.addresses import Rotation, split_addresses
+from services.transport.server import open_channel
 
 _BAD_INPUT = frozenset(
     {

@@ -17,7 +17,7 @@ from cli.options import (
     path_option,
 )
 from services.errors import Refused
-from services.ladder import STANDARD_HEARTBEAT_SECONDS
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
 
 def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.output import Output
 from services.errors import Refused
-from services.process import single_threaded_blas
+from services.runtime.process import single_threaded_blas
 
 
 def is_language_model(checkpoint: Path) -> bool:
@@ -25,13 +25,13 @@ def generated(checkpoint: Path, prompt: str, output: Output, **settings: Any) ->
         checkpoint: folder.
         prompt: what the text continues.
         output: where it is shown.
-        settings: of `worker.generate.generate`.
+        settings: of `training.generation.generate.generate`.
 
     Raises:
         Refused: no readable checkpoint of a language model, or settings out of range.
     """
     single_threaded_blas()
-    from worker.generate import generate
+    from training.generation.generate import generate
 
     pieces = []
     for piece in generate(checkpoint, prompt, **settings):

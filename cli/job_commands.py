@@ -20,7 +20,7 @@ from cli.options import (
 from cli.output import Output
 
 if TYPE_CHECKING:
-    from services.timeline import TimelineOptions
+    from services.instrumentation.timeline import TimelineOptions
 
 
 def job_config(command: Command) -> Command:

@@ -15,7 +15,7 @@ from cli.output import Output, clock, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed
-from services.ladder import STANDARD
+from services.timeouts import STANDARD
 
 if TYPE_CHECKING:
     from services.config import JobConfig

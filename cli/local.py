@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from cli.client import JobsClient
+from cli.daemon_process import Daemon, stop_all
 from cli.jobs import ENDED, follow, patiently, raise_unless_succeeded, read_job
 from cli.options import Target
 from cli.output import Output, job_fields, job_line
-from cli.processes import Daemon, stop_all
 from cli.progress import ProgressView
 from cli.supervise import supervise
 from protos import jobs_pb2
 from services.errors import Failed, Refused
-from services.security import Security
-from services.timeline import TimelineOptions
+from services.instrumentation.timeline import TimelineOptions
+from services.transport.security import Security
 
 ANSWER_SECONDS = 30.0
 """A call to an aggregator of this machine is answered within this time."""

@@ -15,8 +15,8 @@ from cli.output import Output
 from services.errors import Refused
 
 if TYPE_CHECKING:
-    from services.security import Security
-    from services.timeline import TimelineOptions
+    from services.instrumentation.timeline import TimelineOptions
+    from services.transport.security import Security
 
 Command = Callable[..., Any]
 
@@ -95,7 +95,7 @@ def client_options(command: Command) -> Command:
         tls_ca: Path | None,
         **rest: Any,
     ) -> Any:
-        from services.security import Security
+        from services.transport.security import Security
 
         target = Target(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds)
         return command(*arguments, target=target, **rest)
@@ -152,7 +152,7 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tensor_port: int,
             **rest: Any,
         ) -> Any:
-            from services.security import Security
+            from services.transport.security import Security
 
             daemon = {
                 "name": name,
@@ -181,7 +181,7 @@ def timeline_options(command: Command) -> Command:
     @option("--timeline-steps", default="10-12", metavar="FIRST-LAST", help="Steps that --timeline records.")
     @functools.wraps(command)
     def with_timeline(*arguments: Any, timeline: Path | None, timeline_steps: str, **rest: Any) -> Any:
-        from services.timeline import TimelineOptions
+        from services.instrumentation.timeline import TimelineOptions
 
         options = None if timeline is None else TimelineOptions.parse(timeline, timeline_steps)
         return command(*arguments, timeline=options, **rest)
@@ -225,8 +225,8 @@ def config_option(command: Command) -> Command:
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    from services.config.documents import read_document
-    from services.config.problems import shown, unknown_key
+    from services.config.messages import shown, unknown_key
+    from services.config.yaml_files import read_document
 
     by_flag: dict[str, str] = {
         flag.removeprefix("--"): each.name

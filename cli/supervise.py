@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cli.processes import Daemon
+from cli.daemon_process import Daemon
 from services.errors import Failed
 
 REFUSED = 2

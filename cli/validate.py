@@ -16,7 +16,7 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     Raises:
         Refused: for the first thing that is wrong.
     """
-    from mesh.door import hold_mesh
+    from mesh.backend import hold_mesh
 
     config = read_job(path, overrides, output)
     device = config.device

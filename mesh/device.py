@@ -11,10 +11,10 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
+from mesh.backend import device_module
 from mesh.descriptors.choose import given_shape
-from mesh.door import device_module
 from mesh.emulator.parallel import use_threads
-from mesh.refusals import why_not_opened
+from mesh.ttnn_errors import why_not_opened
 from services.errors import Failed, Refused
 
 DTYPES = ("bfloat16", "float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array
 
 _PAGE_BYTES = 4096
 _STAGGER_BYTES = 17 * 64  # a few cache lines more than a quarter of a page, so that four arrays keep apart

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.daemon import DaemonOptions, Service, run_role
-from services.metrics import OptimizerMetrics
-from services.process import make_state_dir
+from services.runtime.daemon import DaemonOptions, Service, run_role
+from services.runtime.metrics import OptimizerMetrics
+from services.runtime.process import make_state_dir
 
 
 @dataclass(frozen=True)

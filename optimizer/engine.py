@@ -18,26 +18,26 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from optimizer import events as ev
-from optimizer import rules
-from optimizer.core import OptimizerCore
-from optimizer.here import TensorsHere, broke, not_saved
-from optimizer.home import HomeEvents, TensorHome, TensorsGone
-from optimizer.store import EpochFile, JobStore
+from optimizer import update_rules as rules
+from optimizer.checkpoint_store import EpochFile, JobStore
+from optimizer.core import events as ev
+from optimizer.core.optimizer import OptimizerCore
+from optimizer.local_tensor_store import TensorsHere, broke, not_saved
+from optimizer.tensor_store import HomeEvents, TensorHome, TensorsGone
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services import timeline
 from services.checkpoints import Checkpoint, Fence
 from services.config import JobConfig
-from services.envelope import OptimizerBody
 from services.errors import Failed, Refused
-from services.failpoints import point
-from services.metrics import OptimizerMetrics
-from services.plan import plan_of
-from services.record import make_core
-from services.tensors.kernels import Float32Array
+from services.instrumentation import timeline
+from services.instrumentation.failpoints import point
+from services.protocol.envelope import OptimizerBody
+from services.protocol.plan import plan_of
+from services.runtime.metrics import OptimizerMetrics
+from services.runtime.recording import make_core
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
-from services.tensors.newest import NewestWeights
+from services.transport.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.optimizer")
 

@@ -13,30 +13,24 @@ from typing import Any
 
 import grpc
 
+from optimizer.checkpoint_store import EpochFile
+from optimizer.core.events import Ordered
 from optimizer.engine import OptimizerEngine, Outlet
-from optimizer.events import Ordered
-from optimizer.store import EpochFile
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
-from services import timeline
-from services.checksums import encode
-from services.control import Reader, greeted
-from services.data_streams import write_message
-from services.envelope import OptimizerBody, seal, unseal
 from services.errors import Refused
-from services.http2.server import Handler
-from services.ladder import Ladder
-from services.metrics import OptimizerMetrics
-from services.plan import PROTOCOL_VERSION
-from services.streams import (
-    INCARNATION_KEY,
-    Heartbeats,
-    LinkClosed,
-    Mailbox,
-    until_first_ends,
-)
-from services.tensors.same_host import AcceptedLink
-from services.tensors.wire import Message, TensorChunk, check
+from services.instrumentation import timeline
+from services.protocol.checksums import encode
+from services.protocol.envelope import OptimizerBody, seal, unseal
+from services.protocol.plan import PROTOCOL_VERSION
+from services.runtime.metrics import OptimizerMetrics
+from services.tensors.chunk_messages import Message, TensorChunk, check
+from services.timeouts import Ladder
+from services.transport.control_streams import Reader, greeted
+from services.transport.data_streams import write_message
+from services.transport.http2.server import Handler
+from services.transport.same_host import AcceptedLink
+from services.transport.streams import INCARNATION_KEY, Heartbeats, LinkClosed, Mailbox, until_first_ends
 
 log = logging.getLogger("tiermesh.optimizer")
 

@@ -7,10 +7,15 @@ tests/contract take turns at the mocked boards, and side by side one process wou
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from mesh.axes import Axes
+from mesh.device import Mesh, open_mesh
 
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
@@ -37,3 +42,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)
+
+
+@pytest.fixture
+def open_emulator() -> Iterator[Callable[..., Mesh]]:
+    """A function that opens an emulated mesh, closing the one it opened before; the last is closed with the test."""
+    with ExitStack() as stack:
+
+        def open_one(
+            mesh_shape: tuple[int, int] = (1, 1), dtype: str = "float32", axes: Axes | None = None
+        ) -> Mesh:
+            stack.close()
+            if axes is None:
+                axes = Axes() if mesh_shape == (1, 1) else Axes(data=int(mesh_shape[0] == 1))
+            return stack.enter_context(open_mesh(mesh_shape, backend="emulator", dtype=dtype, axes=axes))
+
+        yield open_one
+
+
+@pytest.fixture
+def mesh(open_emulator: Callable[..., Mesh]) -> Mesh:
+    """One emulated device, float32."""
+    return open_emulator()

@@ -1,6 +1,6 @@
 """One code path: the code that trains doesn't know whether a device or the emulator computes, nor in which dtype.
 
-Outside mesh/ no code names the emulator or asks for the backend; outside mesh/ and worker/ops none calls the device
+Outside mesh/ no code names the emulator or asks for the backend; outside mesh/ and training/ops none calls the device
 library or branches on the dtype of what is on the mesh. Held on the syntax trees of all packages, and each rule is
 shown to bite.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("protos", "services", "mesh", "worker", "aggregator", "optimizer", "cli")
-ON_THE_MESH = ("worker", "cli")
+PACKAGES = ("protos", "services", "mesh", "training", "worker", "aggregator", "optimizer", "cli")
+ON_THE_MESH = ("training", "worker", "cli")
 """Packages that hold tensors of the mesh; a dtype elsewhere is one of an array or of a file."""
 
 BACKENDS = {"auto", "ttnn", "emulator"}
@@ -148,7 +148,7 @@ def tree_of(name: str) -> ast.AST:
 
 def test_outside_mesh_no_code_names_the_emulator() -> None:
     files = sources(PACKAGES, "mesh/")
-    assert "worker/step.py" in files
+    assert "training/step.py" in files
     assert [line for name in files for line in told(name, names_of_the_emulator(tree_of(name)))] == []
 
 
@@ -159,14 +159,14 @@ def test_outside_mesh_no_code_asks_for_the_backend() -> None:
 
 
 def test_only_mesh_and_ops_call_the_library() -> None:
-    files = sources(PACKAGES, "mesh/", "worker/ops/")
-    assert "worker/step.py" in files
+    files = sources(PACKAGES, "mesh/", "training/ops/")
+    assert "training/step.py" in files
     assert [line for name in files for line in told(name, calls_of_the_library(tree_of(name)))] == []
 
 
 def test_only_mesh_and_ops_branch_on_dtype() -> None:
-    files = sources(ON_THE_MESH, "worker/ops/")
-    assert "worker/step.py" in files
+    files = sources(ON_THE_MESH, "training/ops/")
+    assert "training/step.py" in files
     assert [line for name in files for line in told(name, branches_on_dtype(tree_of(name)))] == []
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from services.addresses import split_addresses
-from services.daemon import DaemonOptions, Service, run_role
-from services.metrics import WorkerMetrics
+from services.runtime.daemon import DaemonOptions, Service, run_role
+from services.runtime.metrics import WorkerMetrics
+from services.transport.addresses import split_addresses
 
 
 @dataclass(frozen=True)

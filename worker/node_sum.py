@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from services.tensors.kernels import Float32Array, add
+from services.tensors.kernels.arithmetic import Float32Array, add
 
 
 class NodeSum:

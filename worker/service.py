@@ -15,17 +15,18 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2 as pb
-from services.addresses import Rotation
-from services.checksums import encode
-from services.control import Reader, greet
-from services.data_streams import DataStreams
-from services.envelope import seal, unseal
 from services.errors import Refused
-from services.ladder import Ladder
-from services.metrics import WorkerMetrics
-from services.security import Security
-from services.server import open_channel
-from services.streams import (
+from services.protocol.checksums import encode
+from services.protocol.envelope import seal, unseal
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.chunk_messages import TensorChunk
+from services.timeouts import Ladder
+from services.transport.addresses import Rotation
+from services.transport.control_streams import Reader, greet
+from services.transport.data_streams import DataStreams
+from services.transport.security import Security
+from services.transport.server import open_channel
+from services.transport.streams import (
     LINK_ENDS,
     Backoff,
     Heartbeats,
@@ -36,11 +37,10 @@ from services.streams import (
     why_ended,
     write,
 )
-from services.tensors.wire import TensorChunk
-from worker import events as ev
-from worker.core import WorkerCore
-from worker.device import DeviceThread
-from worker.lanes import Lanes
+from worker.core import events as ev
+from worker.core.worker import WorkerCore
+from worker.device_thread import DeviceThread
+from worker.shard_streams import Lanes
 
 log = logging.getLogger("tiermesh.worker")
 

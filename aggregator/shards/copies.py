@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused
-from services.failpoints import point
-from services.tensors.kernels import Float32Array
+from services.instrumentation.failpoints import point
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.stripes import Stripe
 

@@ -1,16 +1,16 @@
 """A shard's own bookkeeping: whose chunks it takes, which weights it has made, what each worker is to be sent. Pure.
 
 What becomes of a payload the aggregator's core decides, elsewhere. This stands where that core stands for a worker's
-data stream (`aggregator.exchange`).
+data stream (`aggregator.data_plane.worker_streams`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.members import Version
+from aggregator.core.membership.members import Version
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader, ChunkKind, DType
-from services.plan import WireTypes
+from services.protocol.plan import WireTypes
 from services.tensors.layout import chunk_range
 from services.tensors.stripes import Stripe
 

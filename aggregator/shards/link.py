@@ -10,21 +10,22 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from aggregator.shards.hold import MESSAGES
+from aggregator.core.succession import Deposed
 from aggregator.shards.messages import InOrder, opened, order
 from aggregator.shards.service import BATCH_MESSAGES
-from aggregator.succession import Deposed
-from optimizer.home import TensorsGone
+from aggregator.shards.session import MESSAGES
+from optimizer.tensor_store import TensorsGone
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.checksums import encode
-from services.control import Reader, greet
 from services.errors import Failed, Refused
-from services.ladder import Ladder
-from services.plan import PROTOCOL_VERSION
-from services.security import Security
-from services.server import open_channel
-from services.streams import (
+from services.protocol.checksums import encode
+from services.protocol.plan import PROTOCOL_VERSION
+from services.tensors.stripes import Stripe
+from services.timeouts import Ladder
+from services.transport.control_streams import Reader, greet
+from services.transport.security import Security
+from services.transport.server import open_channel
+from services.transport.streams import (
     INCARNATION_KEY,
     LINK_ENDS,
     Backoff,
@@ -35,7 +36,6 @@ from services.streams import (
     why_ended,
     write,
 )
-from services.tensors.stripes import Stripe
 
 log = logging.getLogger("tiermesh.aggregator")
 

@@ -7,12 +7,12 @@ from typing import TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from aggregator.events import Drop, DropAll, Forward, Merge
+from aggregator.core.events import Drop, DropAll, Forward, Merge
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.streams import LinkClosed
-from services.tensors.tree import Node
+from services.tensors.reduction_tree import Node
+from services.transport.streams import LinkClosed
 
 Report: TypeAlias = (
     "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedChunk"

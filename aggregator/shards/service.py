@@ -12,18 +12,18 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.shards.copies import DamagedPiece
-from aggregator.shards.hold import Hold
 from aggregator.shards.messages import InOrder, opened, report
-from optimizer import rules
+from aggregator.shards.session import Hold
+from optimizer import update_rules as rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.checksums import Damaged, decode, encode
-from services.control import Reader, greeted
 from services.errors import Refused
-from services.http2.server import Handler
-from services.metrics import AggregatorMetrics, OptimizerMetrics
-from services.plan import PROTOCOL_VERSION
-from services.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
+from services.protocol.checksums import Damaged, decode, encode
+from services.protocol.plan import PROTOCOL_VERSION
+from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.transport.control_streams import Reader, greeted
+from services.transport.http2.server import Handler
+from services.transport.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 

@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from cli.main import main
 from mesh.device import Mesh
-from services import process
 from services.config import JobConfig
-from worker.step import TrainingStep
+from services.runtime import process
+from training.step import TrainingStep
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -97,7 +97,7 @@ class HeldStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device
+    import worker.device_thread
 
-    vars(worker.device).update(TrainingStep=HeldStep)  # what this script is for
+    vars(worker.device_thread).update(TrainingStep=HeldStep)  # what this script is for
     sys.exit(main())

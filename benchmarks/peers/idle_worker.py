@@ -22,15 +22,15 @@ import numpy.typing as npt
 from cli.main import main
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
-from services import process
 from services.config import JobConfig
+from services.runtime import process
 from services.tensors.layout import Layout
 
 Float32Array = npt.NDArray[np.float32]
 
 
 class IdleStep:
-    """Stands in for `worker.step.TrainingStep`; see there."""
+    """Stands in for `training.step.TrainingStep`; see there."""
 
     on_phase: Callable[[str], None] | None = None
     evaluation_batches = 1
@@ -101,10 +101,10 @@ class IdleStep:
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device
+    import worker.device_thread
 
     # What this script is for; and a clock by which every worker is as fast as the others, wherever it waits.
-    vars(worker.device).update(
+    vars(worker.device_thread).update(
         TrainingStep=IdleStep, time=SimpleNamespace(perf_counter=lambda: IdleStep.micro_batches)
     )
     sys.exit(main())

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from cli.main import main
 from mesh.device import Mesh
-from services import process
 from services.config import JobConfig
-from worker.step import TrainingStep
+from services.runtime import process
+from training.step import TrainingStep
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -48,7 +48,7 @@ class PacedStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device
+    import worker.device_thread
 
-    vars(worker.device).update(TrainingStep=PacedStep)  # what this script is for
+    vars(worker.device_thread).update(TrainingStep=PacedStep)  # what this script is for
     sys.exit(main())

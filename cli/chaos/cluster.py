@@ -11,7 +11,7 @@ from types import TracebackType
 
 from cli.chaos.plan import Fault, Kind, Way
 from cli.chaos.proxy import Line, Proxy
-from cli.processes import Daemon, stop_all
+from cli.daemon_process import Daemon, stop_all
 from services.errors import Failed
 
 

@@ -20,7 +20,7 @@ from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed, Refused
-from services.security import Security
+from services.transport.security import Security
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from mesh.emulator.device import (
 )
 from mesh.emulator.elementwise import add, exp, gather, multiply, neg, square, subtract, typecast
 from mesh.emulator.embedding import embedding, embedding_bw
-from mesh.emulator.extremes import argmax, max, min
-from mesh.emulator.mapping import (
+from mesh.emulator.matmul import linear, matmul
+from mesh.emulator.memory import BufferType, get_memory_view
+from mesh.emulator.mesh_mappers import (
     MeshComposerConfig,
     MeshMapperConfig,
     PlacementReplicate,
@@ -36,8 +37,7 @@ from mesh.emulator.mapping import (
     replicate_tensor_to_mesh_mapper,
     shard_tensor_to_mesh_mapper,
 )
-from mesh.emulator.matmul import linear, matmul
-from mesh.emulator.memory import BufferType, get_memory_view
+from mesh.emulator.minimum_maximum import argmax, max, min
 from mesh.emulator.normalisation import moreh_layer_norm, moreh_layer_norm_backward
 from mesh.emulator.reductions import mean, sum
 from mesh.emulator.resizing import chunk, pad, repeat, repeat_interleave, split

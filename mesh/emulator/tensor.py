@@ -15,7 +15,7 @@ from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, GeluVariant, La
 
 if TYPE_CHECKING:
     from mesh.emulator.device import MeshDevice
-    from mesh.emulator.mapping import MeshComposer, MeshMapper
+    from mesh.emulator.mesh_mappers import MeshComposer, MeshMapper
 
 Array = npt.NDArray[Any]
 

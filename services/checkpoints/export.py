@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from services.checkpoints.format import CONSTANTS_FILE
 from services.errors import Refused
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Entry, Layout
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from services.errors import Refused
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
 FORMAT_VERSION = 1

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.checkpoints.format import MODEL_FILE
 from services.errors import Refused
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"

@@ -25,7 +25,7 @@ from services.checkpoints.format import (
     check_file_names,
 )
 from services.errors import Refused
-from services.tensors.kernels import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")

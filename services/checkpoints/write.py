@@ -33,10 +33,10 @@ from services.checkpoints.format import (
     State,
     check_file_names,
 )
-from services.checkpoints.tensor_file import pieces
+from services.checkpoints.safetensors_file import pieces
 from services.errors import Failed
-from services.failpoints import point
-from services.tensors.kernels import Float32Array
+from services.instrumentation.failpoints import point
+from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
 Fence: TypeAlias = Callable[[], AbstractContextManager[None]]

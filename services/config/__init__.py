@@ -17,7 +17,7 @@ from services.config.models import (
     RopeScaling,
     TransformerConfig,
 )
-from services.config.parts import (
+from services.config.records import (
     DataConfig,
     OptimizerConfig,
     PretrainedConfig,

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from services.config.messages import one_line, shown, shown_path
 from services.config.models import GPT2Config, LlamaConfig
-from services.config.problems import one_line, shown, shown_path
 from services.errors import Refused
 
 PretrainableConfig = GPT2Config | LlamaConfig

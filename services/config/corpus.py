@@ -6,8 +6,8 @@ import codecs
 import hashlib
 from pathlib import Path
 
-from services.config.parts import DataConfig
-from services.config.problems import shown_path
+from services.config.messages import shown_path
+from services.config.records import DataConfig
 from services.errors import Refused
 
 PYTHON_REFERENCE = "builtin:python-reference"

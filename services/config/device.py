@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from services.config.parts import Count, Part
+from services.config.records import Count, Part
 
 AxisName = Literal["data", "tensor"]
 

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from services.config.device import DeviceConfig
-from services.config.fit import hold_fit
+from services.config.mesh_fit import hold_fit
+from services.config.messages import refusal
 from services.config.models import ModelConfig, RegressionConfig
-from services.config.parts import (
+from services.config.records import (
     CheckpointConfig,
     Count,
     DataConfig,
@@ -26,7 +27,6 @@ from services.config.parts import (
     Share,
     WireConfig,
 )
-from services.config.problems import refusal
 
 
 class JobConfig(Part):

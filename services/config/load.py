@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from services.config.documents import read_document
 from services.config.job import JobConfig
+from services.config.messages import shown, shown_path, unknown_key
 from services.config.overrides import Override, parse_overrides
-from services.config.places import find_include
-from services.config.problems import shown, shown_path, unknown_key
-from services.config.resolve import resolve
+from services.config.paths import find_include
+from services.config.resolve.job import resolve
 from services.config.schema import MODEL_SECTIONS, SECTIONS
+from services.config.yaml_files import read_document
 from services.errors import Refused
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
 
-from services.config.parts import Count, NotNegative, Part, Positive, Probability
+from services.config.records import Count, NotNegative, Part, Positive, Probability
 
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps a block's input alone, and computes the block again in the backward pass."""

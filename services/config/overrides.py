@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from services.config.documents import parse_yaml
-from services.config.problems import keys_of, nearest, shown
+from services.config.messages import keys_of, nearest, shown
 from services.config.schema import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
+from services.config.yaml_files import parse_yaml
 from services.errors import Refused
 
 _FROM_FILES = (*MODEL_SECTIONS, "multihost_config")

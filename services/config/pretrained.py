@@ -24,10 +24,10 @@ from services.config.architecture import (
     read_architecture,
     stored_name,
 )
+from services.config.messages import one_line, shown, shown_path
 from services.config.models import GPT2Config, LlamaConfig
-from services.config.parts import PretrainedConfig
-from services.config.places import find_data
-from services.config.problems import one_line, shown, shown_path
+from services.config.paths import find_data
+from services.config.records import PretrainedConfig
 from services.errors import Refused
 
 FIELD = "transformer_config.model_path"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.config.models import RunnerType
-from services.config.parts import (
+from services.config.records import (
     CheckpointConfig,
     Count,
     EitherWireConfig,

@@ -13,14 +13,14 @@ import pytest
 from aggregator.optimizer_link import LinkEvents, LocalOptimizer, RemoteOptimizer
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
-from services.envelope import seal
-from services.ladder import Ladder
-from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
-from services.security import Security
-from services.server import start_server
-from services.streams import Backoff
+from services.protocol.envelope import seal
+from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
 from services.tensors.layout import CHUNK_ELEMENTS
-from tests.services.damaging import DamagingPeer
+from services.timeouts import Ladder
+from services.transport.security import Security
+from services.transport.server import start_server
+from services.transport.streams import Backoff
+from tests.support.damaging import DamagingPeer
 
 SENT = 3 * WINDOW_CHUNKS
 LIMIT_SECONDS = 30.0

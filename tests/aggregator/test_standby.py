@@ -11,17 +11,17 @@ from typing import Any
 import grpc
 import pytest
 
-from aggregator.queue import Queue, open_queue
+from aggregator.core.succession import Deposed
 from aggregator.standby import StandbyService
-from aggregator.succession import Deposed
+from aggregator.storage.job_queue import Queue, open_queue
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
-from services.ladder import Ladder
-from services.methods import handlers_of
-from services.metrics import AggregatorMetrics
-from services.security import Security
-from services.server import open_channel, start_server
-from tests.cli.fake_aggregator import FakeAggregator
+from services.runtime.metrics import AggregatorMetrics
+from services.timeouts import Ladder
+from services.transport.rpc_handlers import handlers_of
+from services.transport.security import Security
+from services.transport.server import open_channel, start_server
+from tests.support.fake_aggregator import FakeAggregator
 
 LADDER = Ladder.of(0.4)
 LIMIT_SECONDS = 30.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.fake_aggregator import FakeAggregator, serving
+from tests.support.fake_aggregator import FakeAggregator, serving
 
 JOB = """
 training_config:

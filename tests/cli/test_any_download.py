@@ -16,8 +16,8 @@ from cli.download import MOST_FILES, _receive
 from cli.options import Target
 from protos.cluster_pb2 import FilePart
 from services.errors import TiermeshError
-from services.security import Security
-from tests.anything import is_told_in_one_line
+from services.transport.security import Security
+from tests.support.anything import is_told_in_one_line
 
 NAMES = st.sampled_from(
     [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli.daemon_commands import aggregator
 from cli.options import _read_config
 from services.errors import Refused
-from tests.anything import is_told_in_one_line
+from tests.support.anything import is_told_in_one_line
 
 VALUES = st.recursive(
     st.none()

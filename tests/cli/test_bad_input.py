@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from cli.main import main
 from services.config import LlamaConfig
 from services.config.architecture import expected_tensors
-from tests.cli.fake_aggregator import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 TP8 = {"mesh_shape": [1, 8], "enable_tp": True}
 LLAMA = LlamaConfig(

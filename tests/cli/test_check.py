@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import mesh.check
+import mesh.link_check
 from cli.check import parse_shape
 from cli.main import main
 from mesh.device import Mesh, open_mesh
@@ -42,7 +42,7 @@ def test_wrong_sums_fail_and_the_mesh_is_closed(
     def without_sum(opened: Mesh, tensor: Any, axis: int) -> Any:
         return tensor
 
-    monkeypatch.setattr(mesh.check, "all_reduce", without_sum)
+    monkeypatch.setattr(mesh.link_check, "all_reduce", without_sum)
     assert main([*CHECK, "--mesh-shape", "1x8", "--json"]) == 1
     captured = capsys.readouterr()
     assert json.loads(captured.out)["passed"] is False

@@ -17,9 +17,9 @@ import pytest
 from cli import jobs as jobs_module
 from cli.main import main, tiermesh
 from protos import jobs_pb2
-from services.security import Security
-from tests.cli.fake_aggregator import FakeAggregator, serving
-from tests.services.certificates import make_authority, make_certificate
+from services.transport.security import Security
+from tests.support.certificates import make_authority, make_certificate
+from tests.support.fake_aggregator import FakeAggregator, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from cli.main import main
 from protos import jobs_pb2
 from services.checkpoints import read_checkpoint, write_checkpoint
 from services.tensors.layout import Layout
-from tests.cli.fake_aggregator import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 
 @pytest.fixture

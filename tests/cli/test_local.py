@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cli.processes import last_error
+from cli.daemon_process import last_error
 
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
@@ -123,7 +123,9 @@ def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
         assert code == 0, line
         found[path] = result["model_sha256"]
         said = (tmp_path / path / "logs" / "optimizer.log").read_text()
-        assert ("optimizer.compiled: numpy computes, as TIERMESH_KERNELS says" in said) == (path == "numpy")
+        assert ("optimizer.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in said) == (
+            path == "numpy"
+        )
     assert found["auto"] == found["numpy"]
 
 

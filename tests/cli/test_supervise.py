@@ -12,8 +12,8 @@ import pytest
 
 from cli import local
 from cli.client import JobsClient, Unreachable
+from cli.daemon_process import Daemon
 from cli.output import Output
-from cli.processes import Daemon
 from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Backoff, supervise
 from protos.jobs_pb2 import Job
 from tests.cli.conftest import JOB

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.bits import Bits, bits, gpt_config, regression_config, spec_of, write_corpus
-from tests.cluster.harness import Cluster
+from tests.support.cluster.bits import Bits, bits, gpt_config, regression_config, spec_of, write_corpus
+from tests.support.cluster.harness import Cluster
 
 LOG_CHARACTERS = 8000
 

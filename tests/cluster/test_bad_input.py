@@ -11,14 +11,14 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.queue import Queue
+from aggregator.storage.job_queue import Queue
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.tensors.layout import Layout
-from tests.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
-from tests.cluster.stock import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
+from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
+from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 ABORTED, EXHAUSTED = grpc.StatusCode.ABORTED, grpc.StatusCode.RESOURCE_EXHAUSTED

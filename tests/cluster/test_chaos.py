@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.bits import regression_config, write_config
-from tests.cluster.harness import LIMIT_SECONDS, ROOT, environment, tiermesh
+from tests.support.cluster.bits import regression_config, write_config
+from tests.support.cluster.harness import LIMIT_SECONDS, ROOT, environment, tiermesh
 
 SEED, STEPS = 3, 300
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.checkpoints import list_checkpoints, read_checkpoint
-from tests.cluster.harness import Cluster
+from tests.support.cluster.harness import Cluster
 
 
 @pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (2, 2), (3, 0)])

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.server import KEEPALIVE_SECONDS
-from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits
-from tests.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
+from services.transport.server import KEEPALIVE_SECONDS
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
 
 NOBODY = "127.0.0.1:1"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.tensors.layout import Layout
-from tests.cluster.bits import Bits, bits
-from tests.cluster.harness import Cluster, eventually
-from tests.cluster.relay import Relay
+from tests.support.cluster.bits import Bits, bits
+from tests.support.cluster.harness import Cluster, eventually
+from tests.support.cluster.relay import Relay
 
 
 def waiting_for_weights(cluster: Cluster, spec: str) -> tuple[str, Relay, Relay]:

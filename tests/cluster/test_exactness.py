@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import (
+from tests.support.cluster.bits import (
     CHECKPOINT_EVERY,
     MICRO_BATCHES,
     STEPS,
@@ -17,7 +17,7 @@ from tests.cluster.bits import (
     llama_config,
     spec_of,
 )
-from tests.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 OVER_THE_NETWORK = ("--no-shared-memory",)

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.failpoints import POINTS
-from tests.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
+from services.instrumentation.failpoints import POINTS
+from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
 
 EVERYONE = "stream.mid-message"
 """Comes up in each role that sends tensors over a stream."""

@@ -13,10 +13,10 @@ from cli.client import JobsClient
 from cli.options import Target
 from protos import jobs_pb2 as jobs
 from services.errors import TiermeshError
-from services.security import Security
-from tests.anything import is_told_in_one_line
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, eventually
-from tests.cluster.rpc_proxy import Fault, ProxiedCluster
+from services.transport.security import Security
+from tests.support.anything import is_told_in_one_line
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, eventually
+from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 
 ENDING = ("before", "midway", "after", "cancelled")
 PASSING = ("slow", "duplicated")

@@ -15,8 +15,16 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, write_config
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, ROOT, Cluster, environment, eventually, tiermesh
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, write_config
+from tests.support.cluster.harness import (
+    ENDED,
+    LIMIT_SECONDS,
+    ROOT,
+    Cluster,
+    environment,
+    eventually,
+    tiermesh,
+)
 
 
 def steps_told(cluster: Cluster, job: str) -> list[int]:

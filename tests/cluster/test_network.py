@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import GIGABIT, Direction, Hosts
-from benchmarks.report import Skipped
-from tests.cluster.bits import CHECKPOINT_EVERY, Bits, gpt_config, write_config
-from tests.cluster.harness import LIMIT_SECONDS, ROOT, Daemon, environment, eventually
+from benchmarks.harness.hosts import GIGABIT, Direction, Hosts
+from benchmarks.harness.report import Skipped
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, gpt_config, write_config
+from tests.support.cluster.harness import LIMIT_SECONDS, ROOT, Daemon, environment, eventually
 
 HEARTBEAT_SECONDS = 0.5
 DIRECTIONS = (

@@ -11,11 +11,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import regression_config, spec_of
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
-from tests.cluster.nan_worker import FAULTY_MICRO_BATCH, FAULTY_STEP
+from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.nan_worker import FAULTY_MICRO_BATCH, FAULTY_STEP
 
-MODULE = "tests.cluster.nan_worker"
+MODULE = "tests.support.cluster.nan_worker"
 NAMED = rf"the gradient is not finite: worker worker-[12], micro-batch {FAULTY_MICRO_BATCH}, parameter \S*weight\b"
 
 

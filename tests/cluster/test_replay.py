@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core import AggregatorCore
-from optimizer.core import OptimizerCore
-from services.record import ReplayDiffers, replay
-from tests.cluster.bits import STEPS
-from tests.cluster.harness import Cluster
+from aggregator.core.aggregator import AggregatorCore
+from optimizer.core.optimizer import OptimizerCore
+from services.runtime.recording import ReplayDiffers, replay
 from tests.simulation.history import Covered, HistoryWrong, check
 from tests.simulation.recorded import history_of
+from tests.support.cluster.bits import STEPS
+from tests.support.cluster.harness import Cluster
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
@@ -34,7 +34,7 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, 
         check(history)
 
     lines = optimizer_record.read_text().splitlines(keepends=True)
-    staged = next(number for number, line in enumerate(lines) if "optimizer.events:Stage" in line)
+    staged = next(number for number, line in enumerate(lines) if "optimizer.core.events:Stage" in line)
     optimizer_record.write_text("".join(lines[:staged] + lines[staged + 1 :]))
     with pytest.raises(ReplayDiffers, match="line"):
         replay(optimizer_record, OptimizerCore)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import Bits, bits, gpt_config, spec_of
-from tests.cluster.harness import tiermesh
-from tests.cluster.rpc_proxy import Fault, ProxiedCluster
+from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
+from tests.support.cluster.harness import tiermesh
+from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 
 STEPS = 3
 CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated", "bit-flipped")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.failpoints import POINTS
+from services.instrumentation.failpoints import POINTS
 from services.tensors.layout import CHUNK_ELEMENTS
-from tests.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.cluster.harness import LIMIT_SECONDS, Cluster
 from tests.cluster.test_failpoints import EVERYONE, calm, finish, kills_of, names_of, table
+from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
 
 FEATURES = 2048
 PLACES = [*(name for name in POINTS if name.startswith("shard.")), EVERYONE]

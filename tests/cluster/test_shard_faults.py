@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
-from tests.cluster.rpc_proxy import Fault, ProxiedCluster
 from tests.cluster.test_rpc_faults import CHUNK_BYTES, CHUNK_KINDS, CONTROL_KINDS
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
+from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 
 STEPS = 2 * CHECKPOINT_EVERY
 ATTEND_KINDS = (*CONTROL_KINDS, "reordered")

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core import AggregatorCore
-from optimizer.core import OptimizerCore
+from aggregator.core.aggregator import AggregatorCore
+from optimizer.core.optimizer import OptimizerCore
 from protos import jobs_pb2 as jobs
-from services.record import replay
-from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, llama_config, spec_of
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually, tiermesh
+from services.runtime.recording import replay
 from tests.cluster.test_exactness import OVER_THE_NETWORK, run_with
+from tests.support.cluster.bits import (
+    CHECKPOINT_EVERY,
+    STEPS,
+    Bits,
+    bits,
+    gpt_config,
+    llama_config,
+    spec_of,
+)
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually, tiermesh
 
 
 def sums_received(cluster: Cluster, job: str) -> list[float]:

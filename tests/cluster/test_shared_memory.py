@@ -12,9 +12,9 @@ import pytest
 
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
-from tests.cluster.bits import CHECKPOINT_EVERY, Bits, bits
-from tests.cluster.harness import ROOT, Cluster, Daemon, environment, eventually
-from tests.cluster.stock import StockWorker
+from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.support.cluster.harness import ROOT, Cluster, Daemon, environment, eventually
+from tests.support.cluster.stock_peers import StockWorker
 
 LINKS = "tiermesh_shared_memory_links"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits
-from tests.cluster.harness import Cluster, Daemon, eventually, tiermesh
 from tests.cluster.test_kills import steps_told
+from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits
+from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
 
 NOBODY = "127.0.0.1:1"
 HEARTBEAT_SECONDS = 1.0

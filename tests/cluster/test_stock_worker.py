@@ -13,9 +13,9 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, DType
 from services.tensors.layout import Layout
-from tests.cluster.bits import regression_config, spec_of
-from tests.cluster.harness import Cluster
-from tests.cluster.stock import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, chunk, gradient
+from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.harness import Cluster
+from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, WIRE_TYPES, StockWorker, chunk, gradient
 
 ELEMENTS = CHUNK_ELEMENTS + 1000
 CHUNKS = 2

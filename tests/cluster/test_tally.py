@@ -9,9 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import regression_config, spec_of
-from tests.cluster.harness import Cluster
-from tests.cluster.tally_worker import TENSORS, Float32Array, tallied
+from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.harness import Cluster
+from tests.support.cluster.tally_worker import TENSORS, Float32Array, tallied
 
 STEPS, MICRO_BATCHES, CHECKPOINT_EVERY = 60, 8, 7
 
@@ -30,7 +30,7 @@ def test_each_micro_batch_is_counted_once_whoever_is_killed(tmp_path: Path, tier
         model_save_interval=CHECKPOINT_EVERY,
         optimizer={"type": "SGD", "lr": 1.0},
     )
-    module = "tests.cluster.tally_worker"
+    module = "tests.support.cluster.tally_worker"
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=module) as cluster:
         job = cluster.submit(spec_of(tmp_path, config))
         cluster.wait_workers(2, "ready", "computing")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import Bits, bits
-from tests.cluster.harness import Cluster
+from tests.support.cluster.bits import Bits, bits
+from tests.support.cluster.harness import Cluster
 
 OVER_THE_NETWORK = ("--no-shared-memory",)
 WARNING = "tensors go to the main port"

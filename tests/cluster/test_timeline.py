@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.step_picture import write
-from services.timeline import TimelineOptions
-from tests.cluster.bits import Bits, bits
-from tests.cluster.harness import Cluster, eventually
+from cli.step_picture import write
+from services.instrumentation.timeline import TimelineOptions
+from tests.support.cluster.bits import Bits, bits
+from tests.support.cluster.harness import Cluster, eventually
 
 CHUNKS = {0, 1}
 AT_WORKER = {

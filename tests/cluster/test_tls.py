@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.bits import STEPS, Bits, gpt_config, write_config
-from tests.cluster.harness import Cluster, Daemon, tiermesh
-from tests.services.certificates import make_authority, make_certificate
+from tests.support.certificates import make_authority, make_certificate
+from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
+from tests.support.cluster.harness import Cluster, Daemon, tiermesh
 
 
 def flags(cert: Path, key: Path, ca: Path) -> tuple[object, ...]:

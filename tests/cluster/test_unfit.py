@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mesh.door import device_present
+from mesh.backend import device_present
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import regression_config, spec_of
-from tests.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
+from tests.support.cluster.bits import regression_config, spec_of
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, eventually, tiermesh
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python"),

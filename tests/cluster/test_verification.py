@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import Bits, bits, regression_config, spec_of
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
-from tests.cluster.lying_worker import FIRST_LIE
-from tests.cluster.tally_worker import tallied
 from tests.cluster.test_tally import counted
+from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.lying_worker import FIRST_LIE
+from tests.support.cluster.tally_worker import tallied
 
 STEPS, MICRO_BATCHES = 20, 8
-MODULE = "tests.cluster.lying_worker"
+MODULE = "tests.support.cluster.lying_worker"
 
 
 def spec(folder: Path, workers: int = 1, **training: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protos import jobs_pb2 as jobs
-from tests.cluster.bits import (
+from tests.support.cluster.bits import (
     CHECKPOINT_EVERY,
     Bits,
     bits,
@@ -18,7 +18,7 @@ from tests.cluster.bits import (
     regression_config,
     spec_of,
 )
-from tests.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
 
 SENT, RECEIVED = "tiermesh_sent_bytes_total", "tiermesh_received_bytes_total"
 

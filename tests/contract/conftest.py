@@ -1,14 +1,10 @@
-"""Makes the helpers of this folder importable by name, here and in the processes on mocked boards."""
+"""The runs on mocked boards that tests of this folder share, and the table of what they gave."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 _RUNS = pytest.StashKey[Any]()
 
@@ -16,7 +12,7 @@ _RUNS = pytest.StashKey[Any]()
 @pytest.fixture(scope="session")
 def board_runs(request: pytest.FixtureRequest) -> Any:
     """Outcomes of the cells that this session's tests ask for, each board run once."""
-    from board_runs import BoardRuns
+    from tests.support.contract.board_runs import BoardRuns
 
     wanted = [
         item.callspec.params["cell"]
@@ -32,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """The table of cells that ran on mocked boards."""
     runs = config.stash.get(_RUNS, None)
     if runs is not None and runs.outcomes:
-        from cells import table
+        from tests.support.contract.cells import table
 
         terminalreporter.section(
             "TTNN contract: one training step, op by op, on real ttnn beside the emulator"

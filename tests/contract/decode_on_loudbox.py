@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import ttnn
-from decoding import MODELS, decode
-from pair import LockStep
 
 import mesh.emulator as emulator
+from tests.support.contract.decoding import MODELS, decode
+from tests.support.contract.pair import LockStep
 
 
 @pytest.mark.parametrize("model", MODELS)

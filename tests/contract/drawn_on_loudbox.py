@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import ttnn
-from calls import Call, made
-from differences import DIFFERENCES, Difference, allowed
-from drawn import EXAMPLES, OPS
 from hypothesis import HealthCheck, given, settings
-from pair import ContractBroken, LockStep
 
 import mesh.emulator as emulator
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
+from tests.support.contract.calls import Call, made
+from tests.support.contract.differences import DIFFERENCES, Difference, allowed
+from tests.support.contract.drawn import EXAMPLES, OPS
+from tests.support.contract.pair import ContractBroken, LockStep
 
 SHAPE = (2, 4)
 

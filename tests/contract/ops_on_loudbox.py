@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import ttnn
-from pair import LockStep
 
 import mesh.emulator as emulator
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.placement import WHOLE, over_data
 from mesh.transfer import download, upload
+from tests.support.contract.pair import LockStep
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ What runs on a mocked board runs in a process of its own: ttnn takes its set-up 
 from __future__ import annotations
 
 import pytest
-from board_runs import BoardRuns, Outcome, outcomes_of
-from cells import CELLS, MESHES, fits, table
-from golden import hold_to_page
-from mocked_board import missing
-from steps import STRATEGIES, device_config
 
 from services.errors import Refused
+from tests.support.contract.board_runs import BoardRuns, Outcome, outcomes_of
+from tests.support.contract.cells import CELLS, MESHES, fits, table
+from tests.support.contract.golden import hold_to_page
+from tests.support.contract.mocked_board import missing
+from tests.support.contract.steps import STRATEGIES, device_config
 
 REASON = missing()
 

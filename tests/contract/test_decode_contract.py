@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from decoding import MODELS, decode
-from mocked_board import missing, run_on
-from pair import LockStep
 
 import mesh.emulator as emulator
+from tests.support.contract.decoding import MODELS, decode
+from tests.support.contract.mocked_board import missing, run_on
+from tests.support.contract.pair import LockStep
 
 REASON = missing()
 

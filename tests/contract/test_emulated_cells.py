@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from cells import CELLS, run
-from golden import GOLDEN, hold_to_golden
-from pair import LockStep
 
 import mesh.emulator as emulator
+from tests.support.contract.cells import CELLS, run
+from tests.support.contract.golden import GOLDEN, hold_to_golden
+from tests.support.contract.pair import LockStep
 
 
 class Emulator(LockStep):

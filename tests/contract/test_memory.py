@@ -8,19 +8,20 @@ import sys
 from typing import Any
 
 import pytest
-from mocked_board import ROOT, missing, run_on
+
+from tests.support.contract.mocked_board import ROOT, missing, run_on
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
-SCRIPT = "tests/contract/memory_on_board.py"
+SCRIPT = "tests.support.contract.memory_on_board"
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     """What each of the two tells."""
-    real = run_on("loudbox", SCRIPT, "ttnn")
+    real = run_on("loudbox", "-m", SCRIPT, "ttnn")
     emulated = subprocess.run(
-        [sys.executable, SCRIPT, "emulator"],
+        [sys.executable, "-m", SCRIPT, "emulator"],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,

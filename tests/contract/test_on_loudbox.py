@@ -6,13 +6,13 @@ import inspect
 import re
 from pathlib import Path
 
-import differences
 import pytest
-from drawn import NOT_DRAWN, OPS, not_drawn_table
-from golden import GOLDEN, hold_to_page
-from mocked_board import missing, run_on
 
 import mesh.emulator as emulator
+from tests.support.contract import differences
+from tests.support.contract.drawn import NOT_DRAWN, OPS, not_drawn_table
+from tests.support.contract.golden import GOLDEN, hold_to_page
+from tests.support.contract.mocked_board import missing, run_on
 
 REASON = missing()
 

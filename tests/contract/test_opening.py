@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mocked_board import missing, run_on
 
 from mesh.descriptors.choose import VARIABLE, line_of_devices
 from mesh.descriptors.read import read_descriptor, written
+from tests.support.contract.mocked_board import missing, run_on
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None) -> list[dict[str, Any]]:
     environment = {"XDG_CACHE_HOME": str(folder), **({VARIABLE: str(descriptor)} if descriptor else {})}
-    done = run_on(board, "tests/contract/open_on_board.py", *meshes, environment=environment)
+    done = run_on(board, "-m", "tests.support.contract.open_on_board", *meshes, environment=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

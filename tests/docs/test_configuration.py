@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel
 
 from services.config.models import GPT2Config, LlamaConfig, RopeScaling
-from services.config.parts import CheckpointConfig
-from services.config.resolve_device import resolve_device
+from services.config.records import CheckpointConfig
+from services.config.resolve.device import resolve_device
+from services.config.resolve.section import validate
 from services.config.schema import (
     DeviceSection,
     LinearRegressionSection,
@@ -22,7 +23,6 @@ from services.config.schema import (
     TrainingSection,
     TransformerSection,
 )
-from services.config.validate import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 SECTIONS: dict[str, type[Section]] = {

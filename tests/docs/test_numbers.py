@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.daemon import OWN_RUNGS
-from aggregator.evaluation import MOST_BATCHES
-from aggregator.shards.hold import WAITING_CHUNKS as WAITING_IN_A_SHARD
+from aggregator.shards.session import WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
-from optimizer.store import PART_BYTES
-from services.data_streams import REACH_SECONDS
-from services.http2.headers import HEADER_LIST_BYTES
-from services.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
-from services.ladder import STANDARD
-from services.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
-from services.tensors.kernels import BLOCK_ELEMENTS
+from optimizer.checkpoint_store import PART_BYTES
+from services.instrumentation.timeline import MOST_EVENTS
+from services.protocol.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
+from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MOST_DIMENSIONS, MOST_ELEMENTS
-from services.tensors.same_host import MOST_PLACES
-from services.timeline import MOST_EVENTS
-from worker.core import LONGEST_RETRY_SECONDS, MOST_LEASES, RETRY_SECONDS
+from services.timeouts import STANDARD
+from services.transport.data_streams import REACH_SECONDS
+from services.transport.http2.headers import HEADER_LIST_BYTES
+from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
+from services.transport.same_host import MOST_PLACES
+from worker.core.worker import LONGEST_RETRY_SECONDS, MOST_LEASES, RETRY_SECONDS
 
 ROOT = Path(__file__).parents[2]
 KI, MI = 1 << 10, 1 << 20

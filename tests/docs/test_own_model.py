@@ -19,11 +19,11 @@ from mesh.device import Mesh, open_mesh
 from mesh.transfer import download
 from services.config import CustomConfig, DataConfig, JobConfig, load_job
 from services.errors import Failed, Refused
-from worker.api import Parameter, Tape, Tensor, Variable
-from worker.models import load_parameter
-from worker.models.model import constant
-from worker.ops.losses import squared_error
-from worker.step import TrainingStep
+from training.api import Parameter, Tape, Tensor, Variable
+from training.models import load_parameter
+from training.models.model import constant
+from training.ops.losses import squared_error
+from training.step import TrainingStep
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = "".join(f"{number} and {number} are {2 * number}.\n" for number in range(400))
@@ -179,7 +179,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "a factory that breaks": ("other:fails", r"fails failed \(KeyError: 'depth', at other\.py:\d+\); mend"),
     "no model": ("other:number", "number gave a int without parameters, loss, hugging_face_config"),
     "no parameters": ("other:Empty", r"parameters\(\) gave none"),
-    "other parameters": ("other:Arrays", r"parameters\(\) gave a list, expected worker\.api\.Parameter"),
+    "other parameters": ("other:Arrays", r"parameters\(\) gave a list, expected training\.api\.Parameter"),
     "one name twice": ("other:Twice", "two parameters are named layers.0.mix"),
 }
 
@@ -189,7 +189,7 @@ def write_broken(folder: Path) -> None:
     (folder / "other.py").write_text(
         """
 from mixer import Mixer
-from worker.api import Parameter
+from training.api import Parameter
 
 NUMBER = 3
 

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from cli.main import tiermesh
-from services import failpoints
-from services.metrics import AggregatorMetrics, WorkerMetrics
+from services.instrumentation import failpoints
+from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(

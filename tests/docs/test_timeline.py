@@ -17,8 +17,9 @@ PAGE = (ROOT / "docs" / "timeline.md").read_text()
 def recorded() -> set[tuple[str, str, str]]:
     """(daemon, row, event) of each call in the code; a peer's name is in capitals."""
     found = set()
-    for role in ("worker", "aggregator", "optimizer"):
-        for path in (ROOT / role).rglob("*.py"):
+    folders = {"worker": "worker", "training": "worker", "aggregator": "aggregator", "optimizer": "optimizer"}
+    for folder, role in folders.items():
+        for path in (ROOT / folder).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):
                 if (
                     isinstance(call, ast.Call)
@@ -61,5 +62,5 @@ def test_the_options_are_there() -> None:
         shown = CliRunner().invoke(tiermesh, [command, "--help"]).output
         assert "--timeline PATH" in shown and "--timeline-steps FIRST-LAST" in shown, command
     assert "--timeline build/timeline --timeline-steps 10-12" in PAGE
-    module = re.search(r"-m (benchmarks\.\w+)", PAGE)
+    module = re.search(r"-m (cli\.\w+)", PAGE)
     assert module is not None and (ROOT / (module[1].replace(".", "/") + ".py")).exists()

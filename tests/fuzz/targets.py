@@ -11,14 +11,20 @@ from aggregator.shards.copies import values_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
-from services.checksums import Damaged, decode, encode
 from services.config import JobConfig
 from services.errors import TiermeshError
-from services.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame
-from services.http2.headers import HeaderCodec, http_refusal, metadata_of, response_headers, status_of
-from services.http2.parser import FrameParser
+from services.protocol.checksums import Damaged, decode, encode
+from services.tensors.chunk_messages import check, deserialize
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.tensors.wire import check, deserialize
+from services.transport.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame
+from services.transport.http2.headers import (
+    HeaderCodec,
+    http_refusal,
+    metadata_of,
+    response_headers,
+    status_of,
+)
+from services.transport.http2.parser import FrameParser
 
 REFUSALS = (TiermeshError, Damaged, ProtocolError, ValueError)
 ENVELOPES = (

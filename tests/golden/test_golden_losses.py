@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from mesh.device import open_mesh
-from optimizer.tensors import Tensors
+from optimizer.master_tensors import Tensors
 from services.config import JobConfig, load_job
 from services.tensors.layout import chunk_range
+from training.step import TrainingStep
 from worker.node_sum import NodeSum
-from worker.step import TrainingStep
 
 GOLDEN = Path(__file__).parent / "losses.json"
 STEPS = 12

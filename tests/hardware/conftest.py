@@ -1,4 +1,4 @@
-"""Makes the helpers of this folder and the contract's models importable by name, here and in processes of their own."""
+"""Runs what opens a mesh in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-PLACES = [str(HERE), str(HERE.parent / "contract"), str(ROOT)]
-
-sys.path[:0] = PLACES[:2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +20,7 @@ def on_device() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(PLACES)},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outcomes import (
+
+from tests.support.hardware.outcomes import (
     GRADIENT_BOUND,
     LOSS_BOUND,
     PARAMETER_BOUND,
@@ -41,7 +42,7 @@ def test_rounding_to_bfloat16_is_a_third_of_what_may_differ(
         ("GRADIENT_BOUND", GRADIENT_BOUND),
         ("PARAMETER_BOUND", PARAMETER_BOUND),
     ):
-        monkeypatch.setattr(f"outcomes.{name}", bound / 3)
+        monkeypatch.setattr(f"tests.support.hardware.outcomes.{name}", bound / 3)
     assert differences(rounded, exact) == []
 
 

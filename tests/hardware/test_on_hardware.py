@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from outcomes import STRATEGIES, TRAINED, Shape, differences, fits, load, outcome
 
-from mesh.door import device_present
+from mesh.backend import device_present
+from tests.support.hardware.outcomes import STRATEGIES, TRAINED, Shape, differences, fits, load, outcome
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -50,7 +50,9 @@ def outcomes(
             pytest.skip(f"this host has {devices} devices; links run over all of them")
         if shape not in folders:
             folders[shape] = tmp_path_factory.mktemp("mesh")
-            done = on_device("tests/hardware/run_cells.py", str(folders[shape]), f"{shape[0]}x{shape[1]}")
+            done = on_device(
+                "-m", "tests.support.hardware.run_cells", str(folders[shape]), f"{shape[0]}x{shape[1]}"
+            )
             assert done.returncode == 0, done.stderr
         return folders[shape]
 

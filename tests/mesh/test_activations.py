@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 POINTS = np.concatenate([np.linspace(-12, 12, 48_001), [-1e30, -1e4, -0.0, 0.0, 1e-30, 1e4, 1e30]]).astype(
     np.float32

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.emulator.rounding import round_to_bfloat16
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (4, 1)])

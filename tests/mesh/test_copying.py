@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import tensor
 
 
 def host(shape: tuple[int, ...], dtype: tt.DataType = tt.float32, **options: object) -> tt.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import mesh.door
+import mesh.backend
 from mesh.descriptors.choose import FOLDER, HOME, VARIABLE, choose_descriptor, hold_given
 from mesh.descriptors.fit import MESH_ID, hold_shape, local_shape
 from mesh.descriptors.mesh_graph_pb2 import RELAXED, STRICT, WORMHOLE_B0, TorusTopology
@@ -322,13 +322,13 @@ def test_a_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
 def at_the_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | None]:
     """The door of a process that has not imported ttnn; what TT_MESH_GRAPH_DESC_PATH is at each import."""
     seen: list[str | None] = []
-    monkeypatch.setattr(mesh.door, "_read", None)
-    monkeypatch.setattr(mesh.door, "_set_environment", lambda: None)
+    monkeypatch.setattr(mesh.backend, "_read", None)
+    monkeypatch.setattr(mesh.backend, "_set_environment", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(VARIABLE, "")
     monkeypatch.delenv(HOME, raising=False)
     monkeypatch.setattr(
-        mesh.door.importlib, "import_module", lambda name: seen.append(mesh.door.os.environ[VARIABLE])
+        mesh.backend.importlib, "import_module", lambda name: seen.append(mesh.backend.os.environ[VARIABLE])
     )
     return seen
 
@@ -336,8 +336,8 @@ def at_the_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | N
 def test_the_environment_is_set_before_ttnn_is_imported(
     at_the_door: list[str | None], tmp_path: Path
 ) -> None:
-    mesh.door.device_module("ttnn", (1, 8))
-    mesh.door.device_module("ttnn", (1, 8))
+    mesh.backend.device_module("ttnn", (1, 8))
+    mesh.backend.device_module("ttnn", (1, 8))
     path = tmp_path / "tiermesh" / "descriptors" / "t3k_1x8_mesh_graph_descriptor.textproto"
     assert at_the_door == [str(path)] * 2
 
@@ -347,7 +347,7 @@ def test_a_mesh_that_does_not_fit_is_refused_before_ttnn_is_imported(
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(_file(tmp_path, LINE)))
     with pytest.raises(Refused, match="would hang the devices"):
-        mesh.door.device_module("ttnn", (2, 4))
+        mesh.backend.device_module("ttnn", (2, 4))
     assert at_the_door == []
 
 
@@ -358,13 +358,13 @@ def test_a_relative_path_is_made_absolute_and_kept(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, "mgd.textproto")
     for _ in range(2):
-        mesh.door.device_module("ttnn", (1, 8))
+        mesh.backend.device_module("ttnn", (1, 8))
     assert at_the_door == [str(tmp_path / "mgd.textproto")] * 2
 
 
 def test_ttnn_reads_one_descriptor_a_process(at_the_door: list[str | None]) -> None:
-    mesh.door.device_module("ttnn", (1, 8))
+    mesh.backend.device_module("ttnn", (1, 8))
     with pytest.raises(
         Failed, match=r"mesh_shape: \[2, 4\] needs .*one descriptor a process.*restart this process"
     ):
-        mesh.door.device_module("ttnn", (2, 4))
+        mesh.backend.device_module("ttnn", (2, 4))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-import mesh.door
+import mesh.backend
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import fingerprint
@@ -136,27 +136,27 @@ def test_values_that_are_refused() -> None:
 
 
 def test_without_a_device_auto_is_the_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(mesh.door, "DEVICE_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(mesh.backend, "DEVICE_FOLDER", tmp_path / "none")
     monkeypatch.delenv("TT_METAL_SIMULATOR", raising=False)
-    assert not mesh.door.device_present()
-    assert mesh.door.device_module("auto").__name__ == "mesh.emulator"
+    assert not mesh.backend.device_present()
+    assert mesh.backend.device_module("auto").__name__ == "mesh.emulator"
 
 
 def test_with_a_device_auto_is_ttnn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     imported = []
-    monkeypatch.setattr(mesh.door, "DEVICE_FOLDER", tmp_path)
-    monkeypatch.setattr(mesh.door, "find_spec", lambda name: object())
-    monkeypatch.setattr(mesh.door, "_set_environment", lambda: None)
-    monkeypatch.setattr(mesh.door.importlib, "import_module", imported.append)
-    mesh.door.device_module("auto")
+    monkeypatch.setattr(mesh.backend, "DEVICE_FOLDER", tmp_path)
+    monkeypatch.setattr(mesh.backend, "find_spec", lambda name: object())
+    monkeypatch.setattr(mesh.backend, "_set_environment", lambda: None)
+    monkeypatch.setattr(mesh.backend.importlib, "import_module", imported.append)
+    mesh.backend.device_module("auto")
     assert imported == ["ttnn"]
 
 
 def test_ttnn_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ttnn", None)
-    monkeypatch.setattr(mesh.door, "_set_environment", lambda: None)
+    monkeypatch.setattr(mesh.backend, "_set_environment", lambda: None)
     with pytest.raises(Refused, match=r"set device_config\.backend to emulator"):
-        mesh.door.device_module("ttnn")
+        mesh.backend.device_module("ttnn")
 
 
 def test_the_emulator_needs_nothing_of_ttnn() -> None:

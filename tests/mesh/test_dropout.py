@@ -4,12 +4,12 @@ import hashlib
 
 import numpy as np
 import pytest
-from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import tensor
 
 SHAPE = (1, 1, 512, 64)
 

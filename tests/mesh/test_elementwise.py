@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 64), (1, 1, 1, 64), (64,), (2, 1, 32, 1), (3, 32, 64)])

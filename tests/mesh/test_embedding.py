@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 @pytest.mark.parametrize("table_shape", [(68, 48), (1, 1, 68, 48)])

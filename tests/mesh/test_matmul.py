@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 SHAPES = [
     ((2, 1, 16, 24), (1, 1, 24, 40)),

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulated import close, empty, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, empty, tensor
 
 Array = np.ndarray[Any, Any]
 

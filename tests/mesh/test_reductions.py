@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.transfer import download
+from tests.support.emulated import tensor
 
 
 def test_a_dimension_named_twice_is_refused(one_chip: Mesh) -> None:

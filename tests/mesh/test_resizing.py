@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
+from tests.support.emulated import tensor
 
 
 def test_nothing_to_do_gives_a_view(one_chip: Mesh) -> None:

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 def tables(length: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.emulator.rounding import is_bfloat16, round_to_bfloat16
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 def test_rounding_is_ml_dtypes_bit_for_bit(numbers: np.random.Generator) -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from emulated import close, tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
+from tests.support.emulated import close, tensor
 
 
 def test_softmax_and_its_gradient(one_chip: Mesh, numbers: np.random.Generator) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from emulated import tensor
 
 import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.transfer import download
+from tests.support.emulated import tensor
 
 
 def test_the_array_is_copied(one_chip: Mesh) -> None:

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from optimizer import events as ev
+from optimizer.core import events as ev
 from optimizer.engine import OptimizerEngine, Outlet
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.checkpoints import list_checkpoints, newest_checkpoint
 from services.checkpoints import write as writing
 from services.config import load_job
-from services.envelope import OptimizerBody
-from services.metrics import OptimizerMetrics
-from services.plan import PROTOCOL_VERSION
+from services.protocol.envelope import OptimizerBody
+from services.protocol.plan import PROTOCOL_VERSION
+from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import Layout
-from tests.cluster.bits import regression_config, write_config
+from tests.support.cluster.bits import regression_config, write_config
 
 LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 LIMIT_SECONDS = 30
@@ -319,7 +319,7 @@ def test_a_copy_that_there_is_no_memory_for_is_a_checkpoint_missed(
     async def scenario(talk: Aggregator) -> None:
         await talk.begin()
         with monkeypatch.context() as patch:
-            patch.setattr("optimizer.tensors.Tensors.copy", copy)
+            patch.setattr("optimizer.master_tensors.Tensors.copy", copy)
             await talk.step(0)
             assert "no room" in (await talk.said(pb.CheckpointMissed)).reason
         await talk.step(1)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.service import OptimizerService
-from services.metrics import OptimizerMetrics
-from services.tensors.wire import Message
+from services.runtime.metrics import OptimizerMetrics
+from services.tensors.chunk_messages import Message
 
 LIMIT_SECONDS = 30
 

@@ -7,9 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.errors import Refused
-from services.security import Security, split_address
-from services.timeline import TimelineOptions
-from tests.anything import is_told_in_one_line
+from services.instrumentation.timeline import TimelineOptions
+from services.transport.security import Security, split_address
+from tests.support.anything import is_told_in_one_line
 
 TEXTS = st.text(max_size=12) | st.text(alphabet="0123456789-:[].١²", max_size=12)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aggregator import events as ev
-from aggregator.core import AggregatorCore, Clock
+from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore, Clock
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
-from services.ladder import STANDARD_HEARTBEAT_SECONDS
-from services.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
-from services.tensors.tree import Node
+from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.tensors.reduction_tree import Node
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT

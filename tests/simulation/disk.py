@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.core import Record
-from aggregator.events import SaveJob
-from optimizer.job import is_void
+from aggregator.core.aggregator import Record
+from aggregator.core.events import SaveJob
+from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.checkpoints.prune import surplus_steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from services.ladder import STANDARD
+from services.timeouts import STANDARD
 from tests.simulation.network import Pipe
 
 if TYPE_CHECKING:

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from aggregator.core import AggregatorCore
-from aggregator.coverage import Coverage
-from aggregator.events import CloseWorker
-from aggregator.exclusions import Exclusions
-from aggregator.flow import WeightStore
-from aggregator.members import Version
-from aggregator.quorum import Quorum
-from aggregator.report import Report
-from aggregator.run import Run
-from aggregator.step import StepSum
-from aggregator.verification import Check
-from optimizer.core import OptimizerCore
-from optimizer.events import SaveGeneration, Snapshot
+from aggregator.core.aggregator import AggregatorCore
+from aggregator.core.events import CloseWorker
+from aggregator.core.job_report import Report
+from aggregator.core.membership.exclusions import Exclusions
+from aggregator.core.membership.members import Version
+from aggregator.core.membership.quorum import Quorum
+from aggregator.core.running_job import Run
+from aggregator.core.sums.chunk_router import WeightStore
+from aggregator.core.sums.coverage import Coverage
+from aggregator.core.sums.step_sum import StepSum
+from aggregator.core.verification.opinions import Check
+from optimizer.core.events import SaveGeneration, Snapshot
+from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
-from worker.core import WorkerCore
+from worker.core.worker import WorkerCore
 
 
 def counts_duplicates(patch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optimizer import events as ev
-from optimizer.core import OptimizerCore
+from optimizer.core import events as ev
+from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from tests.simulation import history

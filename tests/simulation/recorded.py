@@ -1,4 +1,4 @@
-"""The history of real daemons, from the records of their cores (`--record`, see services/record.py)."""
+"""The history of real daemons, from the records of their cores (`--record`, see services/runtime/recording.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aggregator import events as aggregator
-from optimizer import events as optimizer
+from aggregator.core import events as aggregator
+from optimizer.core import events as optimizer
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
-from services.record import decode
+from services.runtime.recording import decode
 from services.tensors.layout import Layout
-from services.tensors.tree import Node
+from services.tensors.reduction_tree import Node
 from tests.simulation.history import Committed, Covered, Event, Planned
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from services.plan import JobPlan
+from services.protocol.plan import JobPlan
 from tests.simulation.truth import SimulatedJob
 
 CHUNKS_IN_FLIGHT = 6

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import pytest
 
 from protos.tensors_pb2 import ChunkHeader, ChunkKind
-from services.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
+from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from tests.simulation import seeds
 from tests.simulation.history import HistoryWrong
 from tests.simulation.mistakes import forgets_orphans

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from protos.cluster_pb2 import BatchLoss
-from services.plan import JobPlan
+from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.tensors.tree import Node, children
+from services.tensors.reduction_tree import Node, children
 
 PARAMETER = "weight"
 """The only one of a job's layout."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from aggregator.events import Note
-from aggregator.failures import MOST_FAILURES
-from optimizer.events import Update
+from aggregator.core.events import Note
+from aggregator.core.leasing.failures import MOST_FAILURES
+from optimizer.core.events import Update
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
 from tests.simulation import history

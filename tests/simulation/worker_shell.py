@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
-from services.ladder import STANDARD
-from services.tensors.tree import Node
+from services.tensors.reduction_tree import Node
+from services.timeouts import STANDARD
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
 from tests.simulation.truth import PARAMETER, POISON, SICK, SimulatedJob, key_of, must, node_sum
-from worker import events as ev
-from worker.core import WorkerCore
+from worker.core import events as ev
+from worker.core.worker import WorkerCore
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

@@ -10,10 +10,10 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from aggregator.events import CancelAsked, Note, Submitted
-from optimizer.events import Update
+from aggregator.core.events import CancelAsked, Note, Submitted
+from optimizer.core.events import Update
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
-from services.ladder import STANDARD
+from services.timeouts import STANDARD
 from tests.simulation import history
 from tests.simulation.aggregator_shell import AggregatorShell
 from tests.simulation.disk import Disk

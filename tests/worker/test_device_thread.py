@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-import worker.device
+import worker.device_thread
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed
-from services.metrics import WorkerMetrics
-from services.tensors.wire import pack
-from worker import events as ev
-from worker.device import DeviceThread
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.chunk_messages import pack
+from worker.core import events as ev
+from worker.device_thread import DeviceThread
 from worker.meters import TRACK_MEMORY
 
 LIMIT_SECONDS = 30
@@ -63,7 +63,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Mesh]:
         meshes.append(open_mesh(*arguments, **settings))  # type: ignore[arg-type]
         return meshes[-1]
 
-    monkeypatch.setattr(worker.device, "open_mesh", note)
+    monkeypatch.setattr(worker.device_thread, "open_mesh", note)
     return meshes
 
 
@@ -134,7 +134,7 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh(
         assert go_on.wait(LIMIT_SECONDS)
         return 0.0
 
-    monkeypatch.setattr(worker.device.TrainingStep, "micro_batch", micro_batch)
+    monkeypatch.setattr(worker.device_thread.TrainingStep, "micro_batch", micro_batch)
     device = Device()
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
@@ -156,7 +156,7 @@ def test_a_step_that_fails_is_told_and_the_mesh_can_still_be_closed(
             "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
         )
 
-    monkeypatch.setattr(worker.device.TrainingStep, "micro_batch", micro_batch)
+    monkeypatch.setattr(worker.device_thread.TrainingStep, "micro_batch", micro_batch)
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
     device.give(_lease(2))
@@ -176,7 +176,7 @@ def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(
         raise Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.device, "open_mesh", refuse)
+        patched.setattr(worker.device_thread, "open_mesh", refuse)
         device.give(ev.Build("a", JOB))
         assert device.next() == ev.BuildFailed(
             "a", "device_config.mesh_shape: [1, 8] can't be opened: chips busy", unfit=True
@@ -194,7 +194,7 @@ def test_a_job_that_cannot_be_built_leaves_no_mesh_open(
         raise Failed("no such corpus")
 
     with monkeypatch.context() as patched:
-        patched.setattr(worker.device, "TrainingStep", refuse)
+        patched.setattr(worker.device_thread, "TrainingStep", refuse)
         device.give(ev.Build("a", JOB))
         assert device.next() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
     assert _is_closed(opened[0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import worker.device
+import worker.device_thread
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config import (
@@ -23,13 +23,13 @@ from services.config import (
     LinearRegressionConfig,
     LlamaConfig,
 )
-from services.metrics import WorkerMetrics
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.chunk_messages import pack
 from services.tensors.layout import chunk_count, chunk_range
-from services.tensors.wire import pack
-from worker import events as ev
-from worker.device import DeviceThread
-from worker.incoming import Inbox
-from worker.modules import Block, LlamaBlock
+from training.modules import Block, LlamaBlock
+from worker.core import events as ev
+from worker.device_thread import DeviceThread
+from worker.weight_loader import Inbox
 
 LIMIT_SECONDS = 30
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -112,7 +112,7 @@ def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     path.write_text(TEXT)
     data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
     monkeypatch.setattr(WatchedInbox, "waits", queue.Queue(), raising=False)
-    monkeypatch.setattr(worker.device, "Inbox", WatchedInbox)
+    monkeypatch.setattr(worker.device_thread, "Inbox", WatchedInbox)
     devices = []
 
     def make(**changes: Any) -> Device:
@@ -201,7 +201,7 @@ def test_what_a_lease_waited_is_not_its_computing(
     device.give(0, *range(device.chunks))
     device.give(1, 0)
     clock = [0.0]
-    monkeypatch.setattr(worker.device.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(worker.device_thread.time, "perf_counter", lambda: clock[0])
     device.perform(2, 1)
     until_waiting()
     clock[0] += 1000.0  # goes by while it waits, and at no other time
@@ -289,7 +289,7 @@ def test_a_captured_pass_waits_for_all_weights_first(
 def test_a_lease_that_waits_for_long_says_so(
     make_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker.device, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(worker.device_thread, "PATIENCE_SECONDS", 0.01)
     device = make_device()
     device.give(0, *range(device.chunks))
     device.give(1, 0, 1)

@@ -9,10 +9,10 @@ import socket
 import pytest
 
 from protos import cluster_pb2 as pb
-from services.metrics import WorkerMetrics
-from services.security import Security
-from services.streams import LinkClosed
-from tests.services.damaging import DamagingPeer
+from services.runtime.metrics import WorkerMetrics
+from services.transport.security import Security
+from services.transport.streams import LinkClosed
+from tests.support.damaging import DamagingPeer
 from worker.service import WorkerService, ladder_of
 
 LIMIT_SECONDS = 30.0
@@ -106,7 +106,7 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a frozen one does: its kernel answers. gRPC itself would wait 20 s for it."""
-    monkeypatch.setattr("services.control.HELLO_SECONDS", 0.5)
+    monkeypatch.setattr("services.transport.control_streams.HELLO_SECONDS", 0.5)
 
     async def scenario() -> None:
         welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))

@@ -12,21 +12,21 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.events import ChunkArrived
-from aggregator.shards.hold import Hold
+from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import order
-from optimizer import events as ev
+from aggregator.shards.session import Hold
+from optimizer.core import events as ev
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.config import JobConfig, load_job
-from services.metrics import AggregatorMetrics, OptimizerMetrics
-from services.streams import LinkClosed
+from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
+from services.tensors.chunk_messages import pack
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.tensors.wire import pack
-from tests.aggregator.shards.test_home import Home
-from tests.anything import message
-from tests.cluster.bits import regression_config, write_config
+from services.transport.streams import LinkClosed
+from tests.aggregator.shards.test_tensor_store import Home
+from tests.support.anything import message
+from tests.support.cluster.bits import regression_config, write_config
 
 LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 5,), True, "w", False)])
 ARRIVALS = 3

@@ -12,21 +12,21 @@ import pytest
 from google.protobuf.message import Message
 
 from aggregator.shards.copies import piece_of
-from aggregator.shards.hold import Hold
+from aggregator.shards.kernel_state import Part
 from aggregator.shards.link import ShardLink
-from aggregator.shards.part import Part
 from aggregator.shards.service import ShardService
-from optimizer.home import TensorsGone
+from aggregator.shards.session import Hold
+from optimizer.tensor_store import TensorsGone
 from protos import shards_pb2 as pb
 from services.config import load_job
 from services.errors import Failed
-from services.ladder import Ladder
-from services.metrics import AggregatorMetrics
-from services.security import Security
-from services.server import start_server
+from services.runtime.metrics import AggregatorMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
-from tests.cluster.bits import regression_config, write_config
+from services.timeouts import Ladder
+from services.transport.security import Security
+from services.transport.server import start_server
+from tests.support.cluster.bits import regression_config, write_config
 
 LIMIT_SECONDS = 60
 LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 5,), True, "w", False)])

@@ -16,14 +16,14 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config import load_job
-from services.metrics import AggregatorMetrics
-from services.plan import PROTOCOL_VERSION
-from services.security import Security
-from services.server import start_server
-from services.streams import INCARNATION_KEY, SESSION_KEY
+from services.protocol.plan import PROTOCOL_VERSION
+from services.runtime.metrics import AggregatorMetrics
+from services.tensors.chunk_messages import pack, serialize
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.tensors.wire import pack, serialize
-from tests.cluster.bits import regression_config, write_config
+from services.transport.security import Security
+from services.transport.server import start_server
+from services.transport.streams import INCARNATION_KEY, SESSION_KEY
+from tests.support.cluster.bits import regression_config, write_config
 
 LIMIT_SECONDS = 60
 LAYOUT = Layout.build([("w", (3 * CHUNK_ELEMENTS,), True, "w", False)])

@@ -7,14 +7,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from all_cases import CASES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numeric_case import Case
-from numeric_mesh import draw_operands, expected_of, hold, run
 
 import mesh.emulator as tt
 from mesh.device import Mesh
+from tests.support.numerics.all_cases import CASES
+from tests.support.numerics.numeric_case import Case
+from tests.support.numerics.numeric_mesh import draw_operands, expected_of, hold, run
 
 drawn_by_hypothesis = settings(
     max_examples=8,

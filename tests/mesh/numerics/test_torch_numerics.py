@@ -8,10 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from peer_exchange import hold_to_peer
+
+from tests.support.numerics.peer_exchange import hold_to_peer
 
 ROOT = Path(__file__).resolve().parents[3]
-HERE = Path(__file__).parent
+PEERS = ROOT / "tests" / "support" / "numerics"
 
 
 def torch_python() -> str | None:
@@ -32,9 +33,9 @@ GOLDEN = find_spec("torch") is not None and find_spec("ttnn") is not None
 )
 def test_as_pytorch_has_it(tmp_path: Path) -> None:
     assert PYTHON is not None
-    hold_to_peer(PYTHON, HERE / "torch_peer.py", tmp_path)
+    hold_to_peer(PYTHON, PEERS / "torch_peer.py", tmp_path)
 
 
 @pytest.mark.skipif(not GOLDEN, reason="ttnn's golden functions need PyTorch beside ttnn, in this Python")
 def test_as_golden_functions_have_it(tmp_path: Path) -> None:
-    hold_to_peer(sys.executable, HERE / "golden_peer.py", tmp_path)
+    hold_to_peer(sys.executable, PEERS / "golden_peer.py", tmp_path)

@@ -15,8 +15,8 @@ from services.checkpoints import read_checkpoint
 from services.checkpoints.hugging_face import open_hugging_face
 from services.config.pretrained import open_pretrained
 from services.errors import Refused
-from tests.anything import is_told_in_one_line
 from tests.services.checkpoints.test_damage import rewrite_state, write
+from tests.support.anything import is_told_in_one_line
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

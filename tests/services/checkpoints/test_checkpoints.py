@@ -19,7 +19,7 @@ from services.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from services.checkpoints.tensor_file import pieces
+from services.checkpoints.safetensors_file import pieces
 from services.errors import Refused
 from services.tensors.layout import Layout
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from services.config import load_job
 from services.config.load import job_from
-from services.config.problems import keys_of, shown
+from services.config.messages import keys_of, shown
 from services.config.schema import SECTIONS, AdamWSection, SGDSection
 from services.errors import Refused
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.config import JobConfig, LlamaConfig, load_job
 from services.config.load import job_from
-from services.config.places import SHIPPED_ROOT
+from services.config.paths import SHIPPED_ROOT
 
 CONFIGS = SHIPPED_ROOT / "configs"
 

@@ -17,7 +17,7 @@ from services.config import (
     WireConfig,
     load_job,
 )
-from services.plan import WireTypes, plan_of
+from services.protocol.plan import WireTypes, plan_of
 
 
 def test_defaults_are_those_of_tt_train(load: Callable) -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
-from services.streams import LinkClosed
-from services.tensors.same_host import MOST_PLACES, SHARED_MEMORY_KEY, AcceptedLink, OfferedLink
-from services.tensors.shared import MappedArray, NotShared
-from tests.anything import is_told_in_one_line, message
-from tests.services.tensors.test_same_host import array_of, confirm
-from tests.services.tensors.test_shared import memory
+from services.tensors.shared_memory import MappedArray, NotShared
+from services.transport.same_host import MOST_PLACES, SHARED_MEMORY_KEY, AcceptedLink, OfferedLink
+from services.transport.streams import LinkClosed
+from tests.services.tensors.test_shared_memory import memory
+from tests.services.transport.test_same_host import array_of, confirm
+from tests.support.anything import is_told_in_one_line, message
 
 NUMBERS = st.integers(-1, 70).map(str) | st.sampled_from([str(os.getpid()), "9" * 5000, "1_0", "x", ""])
 TOKENS = st.sampled_from(["00" * 32, "00", "zz" * 32, ""]) | st.text(max_size=8)

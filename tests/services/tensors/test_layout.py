@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.tensors.kernels import BLOCK_ELEMENTS
+from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import (
     CHUNK_ELEMENTS,
     MOST_ELEMENTS,

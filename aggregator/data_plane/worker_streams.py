@@ -1,0 +1,199 @@
+"""The workers' data streams: sums of their leases come up, and the newest weights go down, as the core decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from aggregator.core.events import ChunkArrived, ExchangeOpened
+from aggregator.worker_sessions import Sessions, WorkerSession
+from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
+from services.errors import Refused
+from services.instrumentation import timeline
+from services.runtime.metrics import AggregatorMetrics
+from services.tensors.chunk_messages import Message, TensorChunk, check, element_bytes
+from services.transport.data_streams import write_message
+from services.transport.newest_weights import NewestWeights
+from services.transport.same_host import AcceptedLink
+from services.transport.streams import INCARNATION_KEY, LinkClosed, until_first_ends
+
+log = logging.getLogger("tiermesh.aggregator")
+
+PLACES_AT_ONCE = 16
+"""Chunks of weights in shared memory that a worker is told of at once, few enough for it to begin with them."""
+GATHER_SECONDS = 0.002
+"""If no more come within this time, it is told of those that there are: they come over a network, not from a kernel."""
+
+
+class StreamCore(Protocol):
+    """What a data stream asks; `AggregatorCore` and a shard's core answer."""
+
+    def why_stale(self, session: int, header: ChunkHeader) -> str:
+        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+
+    def expected_elements(self, job: str) -> int | None:
+        """Elements of the job's layout; None: not known here."""
+
+    def wire_type(self, kind: ChunkKind) -> DType:
+        """How chunks of this kind travel."""
+
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
+
+
+class Exchange:
+    """Serves `tiermesh.Cluster/Exchange`.
+
+    Args:
+        core: says what is stale, and what each worker is to be sent.
+        newest: the weights.
+        sessions: of the workers that attend.
+        metrics: of this aggregator.
+        feed: gives the core an input, with the chunk that came if one did.
+        room: waits until few enough payloads wait for their sums, and sums for the optimizer, to take another.
+        shared_memory: whether payloads may stay in memory shared with a worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: StreamCore,
+        newest: NewestWeights,
+        sessions: Sessions,
+        metrics: AggregatorMetrics,
+        feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
+        room: Callable[[], Awaitable[None]],
+        shared_memory: bool,
+    ) -> None:
+        self._core = core
+        self._newest = newest
+        self._sessions = sessions
+        self._metrics = metrics
+        self._feed = feed
+        self._room = room
+        self._shared_memory = shared_memory
+
+    async def serve(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One worker's stream, to its end."""
+        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        session = self._sessions.of_incarnation(str(incarnation))
+        if session is None:
+            text = f"worker incarnation {incarnation!r} does not attend; open Attend first"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+            return
+        reason = "its data stream ended"
+        link: AcceptedLink | None = None
+        try:
+            link = AcceptedLink(
+                f"worker {session.name}",
+                context.invocation_metadata(),
+                enabled=self._shared_memory,
+                count=self._metrics.shared_memory,
+            )
+            self._newest.links.append(link)
+            await context.send_initial_metadata(link.metadata)
+            self._feed(ExchangeOpened(session.number), None)
+            await until_first_ends(
+                self._receive(session, context, link),
+                self._send(session, context, link),
+                session.mailbox.until_closed(),
+            )
+        except (Refused, ValueError) as refused:
+            reason = f"refused a chunk: {refused}"
+            log.warning("worker %s: %s", session.name, reason)
+            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
+        except LinkClosed as closed:
+            await context.abort(closed.code, str(closed))
+        finally:
+            session.mailbox.close(reason)
+            if link is not None:
+                self._newest.links.remove(link)
+                link.close()
+
+    async def _receive(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
+        said = ""
+        while isinstance(message := await context.read(), Message):
+            await self._room()  # first: what is not taken yet is still within its window
+            stale = self._chunks_arrived(session, link.deserialize(message))
+            if stale and stale != said:  # once, not for every chunk of a lease
+                log.info("worker %s: dropped a chunk %s", session.name, stale)
+                said = stale
+
+    def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> str:
+        """Take chunks of one message; why one of them is stale, if one is."""
+        stale = [self._chunk_arrived(session, chunk) for chunk in chunks]
+        taken = sum(len(chunk.payload) for chunk, why in zip(chunks, stale, strict=True) if not why)
+        if taken:
+            self._metrics.received(chunks[0].header.job, taken)
+        return max(stale)
+
+    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
+        """Take a chunk, or say why it is stale."""
+        stale = self._core.why_stale(session.number, chunk.header)
+        elements = self._core.expected_elements(chunk.header.job)
+        # Without elements it was sent before the layout is known here: the worker is asked for it again.
+        if not stale and elements is not None:
+            check(chunk, elements, self._core.wire_type(chunk.header.kind))
+            header = chunk.header
+            timeline.mark(
+                f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
+            )
+            self._feed(ChunkArrived(session.number, header, chunk.memory is not None), chunk)
+        return stale
+
+    async def _send(
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+    ) -> None:
+        headers: list[ChunkHeader] = []
+        while True:
+            session.wake.clear()
+            self._next_weights(session, headers, PLACES_AT_ONCE if link.shares else 1)
+            if not headers:
+                await session.wake.wait()
+                continue
+            if link.shares and not self._worth_a_message(headers) and await _woken(session):
+                continue
+            began = timeline.now()
+            await self._newest.send(
+                link, [header.index for header in headers], partial(write_message, context)
+            )
+            for header in headers:
+                timeline.add(
+                    f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
+                )
+                self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
+            headers.clear()
+
+    def _next_weights(self, session: WorkerSession, headers: list[ChunkHeader], most: int) -> None:
+        """Add what a worker is to be sent next."""
+        while len(headers) < most:
+            header = self._core.next_weights(session.number)
+            if header is None:
+                return
+            headers.append(header)
+
+    def _worth_a_message(self, headers: list[ChunkHeader]) -> bool:
+        """Whether there are many of them, or no more to come: in shared memory a message costs more than a chunk."""
+        elements = self._core.expected_elements(headers[-1].job)
+        return (
+            len(headers) == PLACES_AT_ONCE
+            or elements is None
+            or self._newest.is_last(headers[-1].index, elements)
+        )
+
+
+async def _woken(session: WorkerSession) -> bool:
+    """Whether there may be more weights to send, within the time that is waited for them."""
+    try:
+        await asyncio.wait_for(session.wake.wait(), GATHER_SECONDS)
+    except asyncio.TimeoutError:
+        return False
+    return True

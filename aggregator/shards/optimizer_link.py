@@ -1,0 +1,110 @@
+"""An aggregator's link to its own optimizer whose tensors are in shards: there while all shards are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aggregator.shards.group import Shards
+from optimizer.core.events import Ordered, TensorsLost
+from optimizer.engine import OptimizerEngine, Outlet
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.errors import Failed
+from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.protocol.plan import PROTOCOL_VERSION
+from services.transport.streams import until_first_ends
+
+
+class ShardedOptimizer:
+    """An `OptimizerLink`.
+
+    Args:
+        engine: decides; its tensors are in the shards.
+        shards: those.
+        name: of this aggregator.
+        epoch: of this aggregator.
+        connected: told the optimizer's name when it is there.
+        lost: told why it is not, whenever that has changed.
+        message: takes what it says.
+        weights: takes the header of each chunk of weights that the shards have.
+    """
+
+    def __init__(
+        self,
+        engine: OptimizerEngine,
+        shards: Shards,
+        *,
+        name: str,
+        epoch: int,
+        connected: Callable[[str], None],
+        lost: Callable[[str], None],
+        message: Callable[[OptimizerBody], None],
+        weights: Callable[[ChunkHeader], None],
+    ) -> None:
+        self._engine = engine
+        self._shards = shards
+        self._epoch = epoch
+        self._connected, self._lost, self._weights = connected, lost, weights
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._refused: asyncio.Future[None] = self._loop.create_future()
+        self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
+        self._outlet = Outlet(
+            say=lambda body: _later(self._loop, message, body),
+            refuse=lambda reason: self._refused.set_exception(Failed(reason)),
+            wake=self._wake.set,
+        )
+        shards.on_ready.append(self._shards_ready)
+        shards.on_lost.append(self._shards_lost)
+        shards.on_waiting.append(lost)
+
+    async def run(self) -> None:
+        """Keep the shards up, and hand on what weights they have.
+
+        Raises:
+            Deposed: a shard obeys a newer aggregator.
+        """
+        await until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
+
+    def _shards_ready(self) -> None:
+        self._engine.connect(self._hello, self._outlet)
+        self._connected(f"{self._engine.name}, tensors in {len(self._shards.links)} shards")
+
+    def _shards_lost(self, reason: str) -> None:
+        self._engine.feed(TensorsLost())
+        self._engine.disconnect(self._outlet)
+        self._lost(reason)
+
+    async def _take_weights(self) -> None:
+        while True:
+            self._wake.clear()
+            while (header := await self._engine.next_weights()) is not None:
+                self._weights(header)
+            await self._wake.wait()
+
+    def tell(self, body: OptimizerOrder) -> None:
+        """Send an order."""
+        _later(self._loop, self._order, body)
+
+    def _order(self, body: OptimizerOrder) -> None:
+        if self._shards.ready:
+            self._engine.feed(Ordered(self._epoch, body))
+            self._wake.set()
+
+    def finished(self, header: ChunkHeader) -> None:
+        """The sum of a chunk is finished, in its shard."""
+        _later(self._loop, self._engine.chunk, header, None)
+
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
+        """The file parts of a checkpoint."""
+        return self._engine.store.parts(request)
+
+
+def _later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
+    loop.call_soon(call, *arguments)
+
+
+async def _wait(future: asyncio.Future[None]) -> None:
+    await future

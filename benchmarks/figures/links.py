@@ -1,0 +1,79 @@
+"""links: figures on a real bottleneck, hosts of their own (benchmarks/harness/hosts.py) on links of 1 Gbit/s."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from benchmarks.figures import links_sharded, links_step
+from benchmarks.harness.hosts import GIGABIT, Hosts
+from benchmarks.harness.idle_cluster import IdleCluster
+from benchmarks.harness.link_meter import LinkMeter, phase_of, raw_share
+from benchmarks.harness.report import median, milliseconds, report
+
+WORKERS = 4
+ELEMENTS = 16 * 1024 * 1024
+TENSORS = 64
+ROUNDS = 9
+WARM_UP_STEPS = 3
+LEAST_SHARE = 0.92
+
+
+def run() -> bool:
+    """Report all of them."""
+    return aggregator_link() & links_sharded.run() & links_step.run()
+
+
+def aggregator_link() -> bool:
+    """How full the aggregator's link is: with gradients that come in, with weights that go out.
+
+    Four idle workers on hosts of their own have all gradients ready when they are let go at once. Time of the gradients
+    is from the first of their bytes on the aggregator's interface to the last, that of the weights likewise, as its
+    counters say (harness/link_meter.py); what is between the two, the rest of the sums, the COMMIT and the first
+    chunk's update, stands under the figures. A share is payload over what the link can carry in that time: headers
+    of Ethernet, IP and TCP leave 95.6 % at most.
+    """
+    names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
+    with ExitStack() as stack:
+        network = stack.enter_context(Hosts(names, GIGABIT))
+        hosts = network.by_name
+        raw = raw_share([(hosts[name], hosts["aggregator"]) for name in names[1:]], GIGABIT)
+        cluster = stack.enter_context(
+            IdleCluster(
+                "links",
+                workers=WORKERS,
+                elements=ELEMENTS,
+                tensors=TENSORS,
+                hosts=hosts,
+            )
+        )
+        cluster.gate.warm_up(WARM_UP_STEPS)
+        cluster.gate.until_ready()
+        dropped = network.dropped_packets()
+        payload_bytes = WORKERS * 4 * ELEMENTS
+        carried = payload_bytes / (network.bits_per_second / 8)
+        up, between, down, rounds = [], [], [], []
+        for _ in range(ROUNDS):
+            with LinkMeter(cluster.processes["aggregator"].pid) as meter:
+                rounds.append(cluster.gate.exchange())
+                cluster.gate.until_ready()
+            gradients = phase_of(((each.seconds, each.received) for each in meter.readings), payload_bytes)
+            weights = phase_of(
+                (
+                    (each.seconds, each.sent)
+                    for each in meter.readings
+                    if each.seconds >= gradients.last_seconds
+                ),
+                payload_bytes,
+            )
+            up.append(gradients.seconds)
+            between.append(weights.first_seconds - gradients.last_seconds)
+            down.append(weights.seconds)
+        dropped = network.dropped_packets() - dropped
+    details = (
+        f"{WORKERS} workers, {payload_bytes / 1e6:.0f} MB each way over {network.bits_per_second / 1e9:g} Gbit/s; "
+        f"plain sockets fill {raw:.1%} of that link",
+        f"gradients: {milliseconds(up)}; weights: {milliseconds(down)}; between them: {milliseconds(between)}",
+        f"rounds: {milliseconds(rounds)}; packets dropped by full ports: {dropped}",
+    )
+    reached = report("links_gradients_share", carried / median(up), LEAST_SHARE, *details, at_least=True)
+    return report("links_weights_share", carried / median(down), LEAST_SHARE, at_least=True) and reached

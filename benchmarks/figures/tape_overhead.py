@@ -1,0 +1,41 @@
+"""tape_overhead: host time of a training pass on the real ttnn, against that of the bare calls which it makes.
+
+On a mocked board (tests/support/contract/mocked_board.py), whose chips compute nothing: what is left is the host's
+work.
+"""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.harness.report import Skipped, median, report
+from services.errors import Failed
+from tests.support.contract import mocked_board
+
+BOUND = 1.5
+ROUNDS = 25
+DEVICES = {"n150": 1, "loudbox": 8}
+"""Of each board: on one chip calls are cheapest, so the tape shows most."""
+
+
+def run() -> bool:
+    """Measure on a single chip, and data parallel over a LoudBox's eight."""
+    if (why := mocked_board.missing()) is not None:
+        raise Skipped(why)
+    reached = [_measure(name, devices) for name, devices in DEVICES.items()]
+    return all(reached)
+
+
+def _measure(name: str, devices: int) -> bool:
+    done = mocked_board.run_on(name, "-m", "benchmarks.figures.tape_on_board", str(devices), str(ROUNDS))
+    if done.returncode:
+        raise Failed(f"the mocked board ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+    measured = json.loads(done.stdout.splitlines()[-1])
+    calls, tape, bare = measured["calls"], median(measured["tape"]), median(measured["bare"])
+    return report(
+        f"tape_overhead_{name}",
+        tape / bare,
+        BOUND,
+        f"through the tape: {1e6 * tape / calls:.1f} us a call ({1e3 * tape:.1f} ms for {calls})",
+        f"bare calls:       {1e6 * bare / calls:.1f} us a call ({1e3 * bare:.1f} ms), n = {ROUNDS}",
+    )

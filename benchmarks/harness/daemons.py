@@ -1,0 +1,288 @@
+"""A cluster of real daemons whose workers wait at a gate, and one job on it, stepped from here."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.harness.hosts import LOOPBACK, Host, inner_process
+from benchmarks.harness.setting import BUILD, ROOT
+from services.errors import Failed
+
+LIMIT_SECONDS = 60.0
+"""Of waits for a daemon."""
+_LOOK_SECONDS = 0.01
+
+Self = TypeVar("Self", bound="Daemons")
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the daemons are given to do.
+
+    Attributes:
+        config: file of its training config.
+        worker: script that the workers are: `tiermesh` as it is, but for a gate that it waits at.
+        settings: `key=value` on top of the config.
+        environment: that the script wants.
+    """
+
+    config: Path
+    worker: Path
+    settings: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Daemons(ABC):
+    """A context manager; leaves no process behind.
+
+    Args:
+        name: of its folder under build/, which is made anew.
+        job: that they do.
+        workers: of the cluster, and of the job.
+        tiers: 2 or 3.
+        options: of every daemon.
+        aggregator_options: of the aggregator alone.
+        hosts: where each daemon runs, by its name; those that it leaves out run here.
+        shards: of the aggregator, `shard-1` and on; 0: it holds the tensors itself.
+
+    Attributes:
+        idle_bytes: of memory that the aggregator had with all workers there and no job yet.
+        processes: the daemons by name; on a host of its own, what entered there (`inner_process`).
+    """
+
+    idle_bytes: int
+
+    def __init__(
+        self,
+        name: str,
+        job: Job,
+        *,
+        workers: int,
+        tiers: int = 2,
+        options: tuple[str, ...] = (),
+        aggregator_options: tuple[str, ...] = (),
+        hosts: Mapping[str, Host] | None = None,
+        shards: int = 0,
+    ) -> None:
+        self.folder = BUILD / name
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._job = job
+        self._workers = workers
+        self._tiers = tiers
+        self._options = options
+        self._aggregator_options = aggregator_options
+        self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}  # role and own options of each daemon
+        self._environment: dict[str, str] = {}
+        self._hosts = hosts or {}
+        self._shards = [f"shard-{number}" for number in range(1, shards + 1)]
+        self._exit = ExitStack()
+
+    @abstractmethod
+    def _open_gate(self, path: Path, stack: ExitStack) -> None:
+        """Listen at the Unix socket that the workers will connect to, until the stack unwinds."""
+
+    def __enter__(self: Self) -> Self:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        with ExitStack() as stack:
+            # The path of a Unix socket must be short.
+            short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-bench-")))
+            self._open_gate(short / "gate", stack)
+            stack.callback(self._kill)
+            self._environment = {
+                **{name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")},
+                **self._job.environment,
+                "TIERMESH_BENCH_GATE": str(short / "gate"),
+                "PYTHONPATH": str(ROOT),
+            }
+            link: tuple[str, ...] = ()
+            if self._tiers == 3:
+                self._start("optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer"))
+                link = ("--optimizer", self.address("optimizer"))
+            for shard in self._shards:
+                self._start("aggregator", shard, "--shard")
+            if self._shards:
+                link = ("--shards", ",".join(self.address(shard) for shard in self._shards))
+            link += self._aggregator_options
+            self._start("aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link)
+            for index in range(self._workers):
+                self._start("worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator"))
+            for index in range(self._workers):
+                self.address(f"worker-{index + 1}")
+            self.idle_bytes = self.memory_bytes("VmRSS")
+            self._submit()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    def address(self, name: str) -> str:
+        """`HOST:PORT` of a daemon's gRPC server."""
+        ready = self.folder / f"{name}.ready"
+        self.wait_written(name, ready)
+        return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
+
+    def wait_written(self, name: str, path: Path, limit_seconds: float = LIMIT_SECONDS) -> None:
+        """Wait for a file that a daemon writes; raises as `until` does."""
+        self.until(lambda: path.exists() or None, f"{path} of {name}", limit_seconds)
+
+    def until(
+        self, look: Callable[[], Found | None], what: str, limit_seconds: float = LIMIT_SECONDS
+    ) -> Found:
+        """What `look` returns as soon as that is something: what is in files, which tell nobody of themselves.
+
+        Raises:
+            Failed: a daemon that nobody has killed ended before, or it takes longer.
+        """
+        deadline = time.monotonic() + limit_seconds
+        while (found := look()) is None:
+            if time.monotonic() > deadline:
+                raise Failed(f"waited {limit_seconds:g} s for {what}; see {self.folder}")
+            ended = self._rest(_LOOK_SECONDS)
+            if ended and look() is None:
+                raise _ended(ended, what, self.folder)
+        return found
+
+    def until_moment(self, seconds: float, what: str) -> None:
+        """Wait for a moment, in Unix time, that is described so.
+
+        Raises:
+            Failed: a daemon that nobody has killed ended before.
+        """
+        if ended := self._rest(max(0.0, seconds - time.time())):
+            raise _ended(ended, what, self.folder)
+
+    def _rest(self, seconds: float) -> str:
+        """Let so much time go by, or less: until a daemon ends that nobody has killed, whose name it returns."""
+        with ExitStack() as stack:
+            ends = {}
+            for name, process in self.processes.items():
+                if process.returncode is None:
+                    end = os.pidfd_open(process.pid)
+                    stack.callback(os.close, end)
+                    ends[end] = name
+            readable, _, _ = select.select(ends, [], [], seconds)
+            return ends[readable[0]] if readable else ""
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU time that each daemon has used, in user code and in the kernel, by its own clock of nanoseconds."""
+        return {
+            name: time.clock_gettime(_cpu_clock(inner_process(process.pid)))
+            for name, process in self.processes.items()
+        }
+
+    def metric(self, name: str, metric: str) -> float:
+        """The sum of a daemon's samples of a metric; its `/metrics` must be on this machine."""
+        port = json.loads((self.folder / f"{name}.ready").read_text())["metrics_port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_SECONDS) as answer:
+            text = answer.read().decode()
+        families = text_string_to_metric_families(text)
+        return sum(sample.value for family in families for sample in family.samples if sample.name == metric)
+
+    def kill(self, name: str) -> float:
+        """kill -9 a daemon; returns when that was, in Unix time."""
+        process = self.processes[name]
+        seconds = time.time()
+        os.kill(inner_process(process.pid), signal.SIGKILL)
+        process.wait()
+        return seconds
+
+    def restart(self, name: str) -> None:
+        """Start a daemon that was killed again, on the port that its peers know."""
+        port = int(self.address(name).rpartition(":")[2])
+        former = self.processes[name]
+        assert former.stdin is not None
+        former.stdin.close()
+        (self.folder / f"{name}.ready").unlink()
+        role, arguments = self._arguments[name]
+        self._start(role, name, *arguments, port=port)
+
+    def memory_bytes(self, field: str) -> int:
+        """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
+        process = inner_process(self.processes["aggregator"].pid)
+        status = Path(f"/proc/{process}/status").read_text()
+        return 1024 * next(
+            int(line.split()[1]) for line in status.splitlines() if line.startswith(f"{field}:")
+        )
+
+    def _host(self, name: str) -> Host:
+        return self._hosts.get(name, LOOPBACK)
+
+    def _start(self, role: str, name: str, *arguments: str, port: int = 0) -> None:
+        self._arguments[name] = role, arguments
+        program = [str(self._job.worker)] if role == "worker" else ["-m", "cli.main"]
+        host = self._host(name)
+        command = [
+            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:{port}", "--metrics-listen",
+            "127.0.0.1:0", "--ready-file", str(self.folder / f"{name}.ready"), "--exit-with-parent",
+            *host.flags, *self._options, *arguments,
+        ]  # fmt: skip
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                host.command(command),
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _submit(self) -> None:
+        settings = (
+            f"multihost_config.num_workers={self._workers}", "training_config.max_steps=1000000", "eval_every=0",
+            "model_save_interval=0", *self._job.settings,
+        )  # fmt: skip
+        command = [sys.executable, "-m", "cli.main", "submit", str(self._job.config)]
+        command += ["--aggregator", self.address("aggregator")]
+        for setting in settings:
+            command += ["--set", setting]
+        done = subprocess.run(
+            self._host("aggregator").command(command),
+            cwd=ROOT,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Failed(f"tiermesh submit: {done.stderr.strip()}")
+
+    def _kill(self) -> None:
+        for process in self.processes.values():
+            if process.returncode is None:
+                os.kill(inner_process(process.pid), signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def _ended(name: str, what: str, folder: Path) -> Failed:
+    return Failed(f"{name} has ended, and {what} was waited for; see {folder / name}.log")
+
+
+def _cpu_clock(process: int) -> int:
+    """The id of a process's CPU clock, as clock_getcpuclockid(3) makes it on Linux."""
+    return (~process << 3) | 2

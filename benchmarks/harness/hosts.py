@@ -1,0 +1,298 @@
+"""Hosts of their own on one machine: namespaces of network and processes, a cable from each to a switch, shaped.
+
+Of two hosts neither sees the other's processes, so tensors stay in memory on a host, and take the wire between hosts.
+
+A cable is a veth pair between the host's namespace and the switch's, a bridge; each end's queue (tc's tbf) lets out
+what the link carries and no more, so both directions are shaped, and several senders to one host meet at its port, as
+at a real switch. Offloads stay on: tbf counts a packet that is to be segmented with the headers of all its segments, so
+what it lets out is what would be on the wire (Ethernet's 14-byte header included; preamble, checksum and gap are not).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from benchmarks.harness.report import Skipped
+from benchmarks.harness.setting import ROOT
+from services.errors import Failed
+
+GIGABIT = 1e9
+_PREFIX = "tiermesh-bench"
+_NETWORK = "10.77.0"
+_BURST_SECONDS = 0.004
+"""How much of the link's time a pause may save up for later; 500 KB at 1 Gbit/s."""
+_LEAST_BURST_BYTES = 128 * 1024
+"""The longest packet before it is segmented must pass."""
+_QUEUE_SECONDS = 0.05
+"""What a port's queue holds before it drops: a switch's buffer, 6 MB at 1 Gbit/s."""
+_COMMAND_SECONDS = 20.0
+_TCP = "/proc/sys/net/ipv4/tcp_congestion_control"
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+_FIRST_PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
+_ENTERING = ("nsenter", "unshare")
+_NOBODY = "02:00:00:00:00:01"
+"""An address that no port of the switch has."""
+
+Direction: TypeAlias = Literal["both", "from", "to"]
+"""What of a host's link is down: all, what the host sends, or what it is sent."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a process runs.
+
+    Attributes:
+        address: that others reach it at.
+        first_process: id of that which its namespaces are of, and end with; 0: the host is this machine itself.
+    """
+
+    address: str = "127.0.0.1"
+    first_process: int = 0
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What a daemon there must be told besides."""
+        return ("--insecure",) if self.first_process else ()
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command that runs it there; elsewhere than here, as the only child of the process that it starts."""
+        if not self.first_process:
+            return list(command)
+        return [
+            "nsenter",
+            f"--target={self.first_process}",
+            "--net",
+            "--pid",
+            "--mount",
+            "--wd",
+            "--",
+            *command,
+        ]
+
+
+LOOPBACK = Host()
+
+
+class Hosts:
+    """A context manager; leaves nothing behind, and removes what a former, killed run has left.
+
+    Args:
+        names: of the hosts.
+        bits_per_second: of each link, both ways.
+
+    Raises:
+        Skipped: this machine, or this user, can't have network namespaces with shaped links.
+
+    Attributes:
+        by_name: the hosts.
+        bits_per_second: of each link.
+    """
+
+    def __init__(self, names: Sequence[str], bits_per_second: float) -> None:
+        self.bits_per_second = bits_per_second
+        stamp = f"{_PREFIX}-{os.getpid()}-{started_ticks(os.getpid())}"
+        self._switch = f"{stamp}-switch"
+        self._spaces = {name: f"{stamp}-{name}" for name in names}
+        self._first: list[subprocess.Popen[str]] = []
+        self.by_name: dict[str, Host] = {}
+
+    def __enter__(self) -> Hosts:
+        if os.geteuid() != 0:
+            raise Skipped("network namespaces need root")
+        for tool, package in _TOOLS.items():
+            if shutil.which(tool) is None:
+                raise Skipped(f"no {tool} on the PATH: install {package}")
+        remove_stale()
+        try:
+            self._make()
+        except Failed as error:
+            self._remove()
+            raise Skipped(f"no network namespaces with shaped links here: {error}") from None
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def shape(self, bits_per_second: float) -> None:
+        """Give every link another rate.
+
+        Raises:
+            Failed: tc did not.
+        """
+        self.bits_per_second = bits_per_second
+        for number, space in enumerate(self._spaces.values(), 1):
+            _tc("replace", space, "eth0", bits_per_second)
+            _tc("replace", self._switch, f"port{number}", bits_per_second)
+
+    def cut(self, name: str, direction: Direction) -> None:
+        """Take a host's link down: packets are lost, and nobody is told.
+
+        Raises:
+            Failed: ip did not.
+        """
+        if direction == "both":
+            _run("ip", "-n", self._switch, "link", "set", self._port(name), "down")
+        for sender, receiver in self._ways(name, direction):
+            _run(*_neighbour("replace", sender, receiver), "lladdr", _NOBODY, "nud", "permanent")
+
+    def mend(self, name: str, direction: Direction) -> None:
+        """Bring a host's link up again, which was cut so.
+
+        Raises:
+            Failed: ip did not.
+        """
+        if direction == "both":
+            _run("ip", "-n", self._switch, "link", "set", self._port(name), "up")
+        for sender, receiver in self._ways(name, direction):
+            _run(*_neighbour("delete", sender, receiver))
+
+    def _ways(self, name: str, direction: Direction) -> list[tuple[str, str]]:
+        """Namespaces of senders, and addresses that they are to lose, for a link that is cut one way."""
+        others = [other for other in self._spaces if other != name]
+        if direction == "from":
+            return [(self._spaces[name], self.by_name[other].address) for other in others]
+        if direction == "to":
+            return [(self._spaces[other], self.by_name[name].address) for other in others]
+        return []
+
+    def _port(self, name: str) -> str:
+        return f"port{list(self._spaces).index(name) + 1}"
+
+    def dropped_packets(self) -> int:
+        """How many packets the ports' queues have dropped so far."""
+        count = 0
+        for namespace in (self._switch, *self._spaces.values()):
+            shown = _run("ip", "netns", "exec", namespace, "tc", "-s", "qdisc", "show")
+            count += sum(int(found) for found in re.findall(r"dropped (\d+)", shown))
+        return count
+
+    def _make(self) -> None:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge0", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge0", "up")
+        for number, (name, space) in enumerate(self._spaces.items(), 1):
+            port, address = self._port(name), f"{_NETWORK}.{number}"
+            _run("ip", "netns", "add", space)
+            _run("ip", "netns", "exec", space, "sh", "-c", f'echo "$0" > {_TCP}', congestion_control())
+            _run(
+                "ip", "-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch
+            )  # fmt: skip
+            _run("ip", "-n", space, "address", "add", f"{address}/24", "dev", "eth0")
+            _run("ip", "-n", self._switch, "link", "set", port, "master", "bridge0")
+            for namespace, device in ((space, "lo"), (space, "eth0"), (self._switch, port)):
+                _run("ip", "-n", namespace, "link", "set", device, "up")
+            _tc("add", space, "eth0", self.bits_per_second)
+            _tc("add", self._switch, port, self.bits_per_second)
+            self.by_name[name] = Host(address, self._start_first(space))
+
+    def _start_first(self, space: str) -> int:
+        """Start a process namespace in a network's; the id of its first process, which ends with this one."""
+        command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", space, *command, sys.executable, "-c", _FIRST_PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,  # Ctrl-C is for those who clean up
+        )
+        self._first.append(process)
+        assert process.stdout is not None and process.stderr is not None
+        if not process.stdout.readline():
+            words = process.stderr.read().strip().splitlines()
+            raise Failed(f"{' '.join(command)}: {words[-1] if words else 'no process namespace'}")
+        return inner_process(process.pid)
+
+    def _remove(self) -> None:
+        for process in self._first:
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(
+                    timeout=_COMMAND_SECONDS
+                )  # its input ends, so it does, and all others with it
+            process.kill()
+        for namespace in (*self._spaces.values(), self._switch):
+            with suppress(Failed):  # it was not made
+                _run("ip", "netns", "delete", namespace)
+
+
+def congestion_control() -> str:
+    """How TCP shares links between the connections of these hosts; without a word Linux's default, whatever is ours."""
+    return os.environ.get("TIERMESH_BENCH_TCP", "cubic")
+
+
+def inner_process(process: int) -> int:
+    """The id of what runs in a process started by `Host.command`: its own, or its child's if it only entered there."""
+    folder = Path(f"/proc/{process}")
+    if (folder / "comm").read_text().strip() not in _ENTERING:
+        return process
+    children = (folder / "task" / str(process) / "children").read_text().split()
+    return int(children[0]) if children else process
+
+
+def remove_stale() -> None:
+    """Remove the namespaces of runs that were killed: those whose process is no more."""
+    for name in _run("ip", "netns", "list").split():
+        found = re.match(rf"{_PREFIX}-(\d+)-(\d+)-", name)
+        if found and started_ticks(int(found[1])) != int(found[2]):
+            with suppress(Failed):  # another run was faster
+                _run("ip", "netns", "delete", name)
+
+
+def started_ticks(process: int) -> int:
+    """When a process was started, in clock ticks since boot: unique with its id; 0: there is none."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _neighbour(verb: str, space: str, address: str) -> list[str]:
+    return ["ip", "-n", space, "neighbour", verb, address, "dev", "eth0"]
+
+
+def _tc(verb: str, namespace: str, device: str, bits_per_second: float) -> None:
+    burst = max(_LEAST_BURST_BYTES, int(_BURST_SECONDS * bits_per_second / 8))
+    _run(
+        "ip", "netns", "exec", namespace, "tc", "qdisc", verb, "dev", device, "root", "tbf",
+        "rate", f"{bits_per_second:.0f}bit", "burst", f"{burst}b", "latency", f"{1e3 * _QUEUE_SECONDS:g}ms",
+    )  # fmt: skip
+
+
+def _run(*command: str) -> str:
+    """The command's output.
+
+    Raises:
+        Failed: it failed; with its last words.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{' '.join(command)}: not done within {_COMMAND_SECONDS:g} s") from None
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        raise Failed(f"{' '.join(command)}: {words[-1] if words else f'exit code {done.returncode}'}")
+    return done.stdout

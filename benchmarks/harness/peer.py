@@ -1,0 +1,66 @@
+"""The peer's interpreter: an environment of its own with PyTorch, which Tiermesh itself never needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.report import Skipped
+from benchmarks.harness.setting import BUILD
+
+PACKAGES = ("torch==2.13.0", "numpy", "safetensors")
+PYTHON = "python3.11"
+SCRIPTS = Path(__file__).parents[1] / "peers"
+_INSTALL_SECONDS = 900
+
+
+@cache
+def peer_python() -> str:
+    """The interpreter: `TIERMESH_PEER_PYTHON`, or of a virtual environment that is made under build/ once.
+
+    Raises:
+        Skipped: there is none, and none can be made here.
+    """
+    given = os.environ.get("TIERMESH_PEER_PYTHON")
+    python = Path(given) if given else BUILD / "torch" / "bin" / "python"
+    if not given and not _has_torch(python):
+        _install(python)
+    if not _has_torch(python):
+        raise Skipped(f"the peer is absent: {python} can't import torch, numpy and safetensors")
+    return str(python)
+
+
+def _has_torch(python: Path) -> bool:
+    if not python.is_file():
+        return False
+    command = [str(python), "-c", "import numpy, safetensors, torch"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _install(python: Path) -> None:
+    creator = shutil.which(PYTHON)
+    if creator is None:
+        raise Skipped(f"the peer is absent: no {PYTHON} to install PyTorch for; or set TIERMESH_PEER_PYTHON")
+    print(f"    installing {', '.join(PACKAGES)} into {python.parents[1]} (once)", flush=True)
+    commands = (
+        [creator, "-m", "venv", "--clear", str(python.parents[1])],
+        [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES],
+    )
+    for command in commands:
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_INSTALL_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Skipped(f"the peer is absent: {' '.join(command[1:3])} failed: {error}") from None
+
+
+def peer_command(mode: str, setting: dict[str, Any], script: str = "nanogpt.py") -> list[str]:
+    """The command that runs a script of peers/ in a mode (the scripts tell of them)."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    path = BUILD / f"peer-{mode}.json"
+    path.write_text(json.dumps(setting))
+    return [peer_python(), str(SCRIPTS / script), mode, str(path)]

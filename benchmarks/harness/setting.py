@@ -1,0 +1,91 @@
+"""The setting that figures share: nanoGPT's for a CPU, on Shakespeare's characters; and nanollama3's beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.report import Skipped
+from mesh.device import Mesh, open_mesh
+from services.config import GPT2Config, JobConfig, LlamaConfig, load_job
+from training.parameter_placement import axes_of
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "training_configs" / "nanogpt_shakespeare_char_cpu.yaml"
+BUILD = ROOT / "build" / "bench"
+CORPUS = "shakespeare.txt"
+
+
+def data_dir() -> Path:
+    """The folder that has the corpus.
+
+    Raises:
+        Skipped: it is in none of the places.
+    """
+    given = os.environ.get("TIERMESH_DATA")
+    places = [Path(given)] if given else []
+    places += [ROOT / "data", ROOT.parent / "shared" / "data"]
+    for place in places:
+        if (place / CORPUS).is_file():
+            return place.resolve()
+    raise Skipped(f"no {CORPUS}: put it into data/, or name its folder by TIERMESH_DATA")
+
+
+def load_setting(*overrides: str) -> JobConfig:
+    """The setting's job."""
+    os.environ["TIERMESH_DATA"] = str(data_dir())
+    return load_job(CONFIG, overrides)[0]
+
+
+def load_nanollama(*overrides: str) -> JobConfig:
+    """nanollama3 with a vocabulary of 32,000, of which the corpus has but its characters; 4 sequences of 256."""
+    config = load_setting(
+        "model_config=model_configs/nanollama3.yaml", "batch_size=4", "validation_batch_size=4", *overrides
+    )
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": 32_000})})
+
+
+def language_model(config: JobConfig) -> GPT2Config:
+    """The job's model."""
+    assert isinstance(config.model, GPT2Config)
+    return config.model
+
+
+def mesh_of(config: JobConfig) -> Mesh:
+    """The job's mesh, opened; to be closed by the caller."""
+    device = config.device
+    return open_mesh(
+        device.mesh_shape,
+        backend="emulator",
+        dtype=device.dtype,
+        axes=axes_of(device),
+        threads=device.threads,
+    )
+
+
+def peer_model(config: JobConfig, vocabulary: int) -> dict[str, Any]:
+    """The model's sizes as its peer is told them."""
+    if isinstance(config.model, LlamaConfig):
+        llama = config.model
+        return {
+            "vocabulary": vocabulary,
+            "tokens": llama.max_sequence_length,
+            "width": llama.embedding_dim,
+            "heads": llama.num_heads,
+            "groups": llama.num_groups,
+            "hidden": llama.feed_forward_width,
+            "blocks": llama.num_blocks,
+            "theta": llama.theta,
+            "tied": llama.weight_tying,
+        }
+    model = language_model(config)
+    return {
+        "vocabulary": vocabulary,
+        "tokens": model.max_sequence_length,
+        "width": model.embedding_dim,
+        "heads": model.num_heads,
+        "blocks": model.num_blocks,
+        "bias": model.bias,
+        "tied": model.weight_tying,
+    }

@@ -1,0 +1,186 @@
+"""Draws a step of a timeline as SVG: a row for each activity of each daemon, a bar for as long as it lasted.
+
+python -m cli.step_picture FOLDER     merges the files that daemons wrote to --timeline FOLDER into
+                                             FOLDER/merged/timeline.json, and draws a step as FOLDER/merged/step.svg
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+from cli.step_trace import WAITS, StepTrace, side_by_side
+from services.errors import Refused
+
+LEFT, RIGHT, TOP, ROW, BAR, WIDTH = 210, 20, 58, 20, 13, 1200
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#f58518",
+    WAITS: "#e45756",
+    "weights onto the mesh": "#72b7b2",
+    "gradients up": "#eeca3b",
+    "weights down": "#54a24b",
+    "sums to the optimizer": "#b5a01b",
+    "weights from the optimizer": "#3c7a37",
+    "merge": "#b279a2",
+    "stage": "#9d755d",
+    "measure": "#bab0ac",
+    "update": "#79706e",
+}
+
+
+@dataclass
+class Row:
+    """A row of the picture.
+
+    Attributes:
+        title: beside it.
+        bars: what, begin, end and a word for whoever points at it.
+        heads: whether it is the first of its daemon.
+    """
+
+    title: str
+    bars: list[tuple[str, float, float, str]] = field(default_factory=list)
+    heads: bool = False
+
+
+def draw(trace: StepTrace, step: int) -> str:
+    """The picture of a step: from its first forward pass to the end of the next step's.
+
+    Args:
+        trace: that has all of the step.
+        step: one of `trace.steps`.
+    """
+    begin = min(_starts(trace, step, "forward"))
+    end = max(stop for worker in trace.workers for _, stop in trace.passes(worker, "forward", step + 1))
+    rows = list(_rows(trace, begin, end))
+    height = TOP + ROW * len(rows) + 30
+    scale = (WIDTH - LEFT - RIGHT) / (end - begin)
+    picture = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
+        'font-size="11">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{LEFT}" y="16" font-size="13">Step {step}, and the forward pass of step {step + 1}</text>',
+        *_legend(),
+    ]
+    for tick in _ticks(end - begin):
+        x = LEFT + scale * tick
+        picture.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{height - 26}" stroke="#dddddd"/>')
+        picture.append(f'<text x="{x:.1f}" y="{height - 12}" text-anchor="middle">{1e3 * tick:g} ms</text>')
+    for number, row in enumerate(rows):
+        y = TOP + ROW * number
+        if row.heads:
+            picture.append(f'<line x1="0" y1="{y}" x2="{WIDTH}" y2="{y}" stroke="#999999"/>')
+        picture.append(f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.title)}</text>')
+        for name, start, stop, word in row.bars:
+            x = LEFT + scale * (max(start, begin) - begin)
+            width = max(0.5, scale * (min(stop, end) - max(start, begin)))
+            picture.append(
+                f'<rect x="{x:.2f}" y="{y + 3}" width="{width:.2f}" height="{BAR}" fill="{COLOURS[name]}" '
+                f'stroke="white" stroke-width="0.3"><title>{escape(word)}</title></rect>'
+            )
+    for event in trace.events:
+        if event.name == "COMMIT" and begin <= event.start <= end:
+            x = LEFT + scale * (event.start - begin)
+            picture.append(
+                f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 26}" stroke="black" '
+                'stroke-dasharray="3,2"/>'
+            )
+            picture.append(
+                f'<text x="{x:.1f}" y="{TOP - 6}" text-anchor="middle">COMMIT of step {event.step}</text>'
+            )
+    return "\n".join([*picture, "</svg>", ""])
+
+
+def write(folder: Path, into: Path) -> StepTrace:
+    """Merge a folder's timelines and draw the step in their middle, as `timeline.json` and `step.svg` of `into`.
+
+    Raises:
+        Refused: the folder has no timelines, or none of a whole step.
+    """
+    trace = StepTrace(folder)
+    if not trace.steps:
+        raise Refused(f"{folder}: no whole step in the timelines; record more (--timeline-steps)")
+    into.mkdir(parents=True, exist_ok=True)
+    (into / "timeline.json").write_text(json.dumps(trace.merged(), separators=(",", ":")))
+    (into / "step.svg").write_text(draw(trace, trace.steps[len(trace.steps) // 2]))
+    return trace
+
+
+def _starts(trace: StepTrace, step: int, name: str) -> list[float]:
+    return [start for worker in trace.workers for start, _ in trace.passes(worker, name, step)]
+
+
+def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
+    """The rows, without those that would be empty."""
+    rows: dict[tuple[str, str], Row] = {}
+
+    def put(daemon: str, title: str, name: str, start: float, stop: float, word: str) -> None:
+        if stop >= begin and start <= end:
+            row = rows.setdefault((daemon, title), Row(f"{daemon}: {title}"))
+            row.bars.append((name, start, stop, f"{word}, {1e3 * (stop - start):.2f} ms"))
+
+    for worker in trace.workers:
+        for title in ("computing", "weights onto the mesh", "gradients up", "weights down"):
+            rows[worker, title] = Row(f"{worker}: {title}")
+    others = [name for name in trace.files if name not in trace.workers]
+    for event in trace.events:
+        word = ", ".join([event.name, *(f"{key} {value}" for key, value in event.args.items())])
+        if event.name in ("forward", "backward", WAITS):
+            put(event.process, "computing", event.name, event.start, event.stop, word)
+        elif event.name in COLOURS:
+            put(event.process, event.name, event.name, event.start, event.stop, word)
+        elif (event.lane, event.name) == ("to optimizer", "send"):
+            title = "sums to the optimizer"
+            put(event.process, title, title, event.start, event.stop, word)
+    for each in side_by_side(trace.transfers):
+        title = "gradients up" if each.up else "weights down"
+        put(each.worker, title, title, each.start, each.stop, f"chunk {each.chunk} of step {each.step}")
+    for daemon in (*trace.workers, *others):
+        first = True
+        for (of, _), row in rows.items():
+            if of == daemon and row.bars:
+                row.heads, first = first, False
+                yield row
+
+
+def _legend() -> Iterator[str]:
+    x = LEFT
+    for name in ("forward", "backward", WAITS):
+        yield f'<rect x="{x}" y="24" width="10" height="10" fill="{COLOURS[name]}"/>'
+        yield f'<text x="{x + 14}" y="33">{name}</text>'
+        x += 30 + 6 * len(name)
+
+
+def _ticks(seconds: float) -> list[float]:
+    """Round moments, ten at the most."""
+    step = next(
+        unit * 10**power for power in range(-5, 5) for unit in (1, 2, 5) if seconds / (unit * 10**power) <= 10
+    )
+    return [step * number for number in range(int(seconds / step) + 1)]
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    try:
+        trace = write(folder, folder / "merged")
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    for name, up in (("gradients, by the backward pass", True), ("weights, by the next forward pass", False)):
+        hidden = trace.hidden(up=up)
+        print(f"hidden of {name}: {hidden.share:.0%} of {1e3 * hidden.transfer:.1f} ms")
+    print(f"steps {trace.steps[0]} to {trace.steps[-1]}; {folder / 'merged' / 'timeline.json'}, step.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

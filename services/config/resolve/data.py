@@ -1,0 +1,151 @@
+"""Corpus and tokenizer of a job: found, held to be of use, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from services.config.corpus import PYTHON_REFERENCE, builtin_text, scan
+from services.config.messages import shown, shown_path
+from services.config.models import RegressionConfig
+from services.config.paths import find_data
+from services.config.records import DataConfig, PretrainedConfig
+from services.config.resolve.model import ResolvedModel
+from services.config.schema import TrainingSection
+from services.errors import Refused
+
+_TOKENIZER_FILE = "tokenizer.json"
+_TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
+
+
+def resolve_data(
+    training: TrainingSection,
+    resolved: ResolvedModel,
+    folder: Path,
+    notices: list[str],
+) -> DataConfig | None:
+    """Corpus and tokenizer, found and hashed; None for a model that makes its data.
+
+    Args:
+        training: the section.
+        resolved: the model, and the checkpoint that it starts from.
+        folder: of the config, for relative paths.
+        notices: gets a line for each setting that is without effect.
+
+    Raises:
+        Refused: a file is missing, unreadable, too short, or of another kind.
+    """
+    model, pretrained = resolved.model, resolved.pretrained
+    if isinstance(model, RegressionConfig):
+        for key in sorted(training.model_fields_set & {"data_path", "tokenizer_type", "tokenizer_path"}):
+            notices.append(
+                f"training_config.{key}: without effect: {model.model_type} makes its data from the seed"
+            )
+        return None
+    path, sha256, characters = _corpus(training.data_path, folder)
+    if training.tokenizer_type == "char" and pretrained is None:
+        _hold_length(training.data_path, characters, model.max_sequence_length)
+        if training.tokenizer_path:
+            notices.append("training_config.tokenizer_path: without effect with tokenizer_type char")
+        return DataConfig(path=path, sha256=sha256)
+    named = training.tokenizer_path
+    if pretrained is not None and (training.tokenizer_type == "char" or not named):
+        # Ids mean what they meant in training: characters of this corpus would be numbered afresh.
+        named = _stored_tokenizer(pretrained)
+        if "tokenizer_type" in training.model_fields_set and training.tokenizer_type == "char":
+            notices.append(
+                "training_config.tokenizer_type: char is without effect with a model_path: its tokenizer is taken"
+            )
+    tokenizer_path, tokenizer_sha256, tokens = _tokenizer(named, folder)
+    size = getattr(model, "vocab_size", None)
+    if size is not None and tokens > size:
+        raise Refused(
+            f"training_config.tokenizer_path: {shown_path(tokenizer_path)} has {tokens} tokens, expected at most the "
+            f"{size} of the checkpoint; give the checkpoint's own tokenizer"
+        )
+    return DataConfig(
+        path=path,
+        sha256=sha256,
+        tokenizer_type="bpe",
+        tokenizer_path=tokenizer_path,
+        tokenizer_sha256=tokenizer_sha256,
+    )
+
+
+def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
+    path = Path(pretrained.path) / _TOKENIZER_FILE
+    if not path.is_file():
+        raise Refused(
+            f"training_config.tokenizer_path: none given, and the checkpoint has no {shown_path(path)}; "
+            "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
+        )
+    return str(path)
+
+
+def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
+    """Absolute path (or name of a built-in text), sha256, characters."""
+    field = "training_config.data_path"
+    if text.startswith("builtin:"):
+        if text != PYTHON_REFERENCE:
+            raise Refused(f"{field}: {shown(text)} given, expected a path or {PYTHON_REFERENCE}; correct it")
+        content = builtin_text()
+        return text, hashlib.sha256(content.encode()).hexdigest(), len(content)
+    if Path(text).suffix in _TOKEN_ID_SUFFIXES:
+        raise Refused(
+            f"{field}: {shown(text)} is not built yet (a file of token ids); give the text as a .txt, "
+            "with tokenizer_type and tokenizer_path"
+        )
+    path = find_data(text, field=field, folder=folder)
+    return str(path), *scan(path, field)
+
+
+def _hold_length(data_path: str, characters: int, window: int) -> None:
+    """Hold the corpus to be long enough for one training window and one held-out prediction."""
+    training = int(0.9 * characters)
+    if training < window + 1 or characters - training < 2:
+        raise Refused(
+            f"training_config.data_path: {shown(data_path)} has {characters} characters, expected at least "
+            f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
+            "transformer_config.max_sequence_length"
+        )
+
+
+def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
+    """Absolute path, sha256 and number of tokens of the `tokenizer.json` that a path names, itself or its folder."""
+    field = "training_config.tokenizer_path"
+    if not text:
+        raise Refused(
+            f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; give its path"
+        )
+    if Path(text).suffix != ".json":
+        text = f"{text}/{_TOKENIZER_FILE}"
+    path = find_data(text, field=field, folder=folder)
+    try:
+        content = path.read_bytes()
+        parsed = json.loads(content)
+    except OSError as error:
+        raise Refused(
+            f"{field}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+        ) from None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict) or "model" not in parsed:
+        raise Refused(
+            f"{field}: {shown_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
+            "correct the path"
+        )
+    return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)
+
+
+def _count_tokens(parsed: dict[str, Any]) -> int:
+    """One more than the largest id; 0 where this can't tell, and the worker will."""
+    model, added = parsed["model"], parsed.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    if isinstance(vocabulary, list):  # of a Unigram model: pairs of token and score
+        ids.append(len(vocabulary) - 1)
+    if isinstance(added, list):
+        ids += [token.get("id") for token in added if isinstance(token, dict)]
+    return max((id_ for id_ in ids if isinstance(id_, int)), default=-1) + 1

@@ -1,0 +1,84 @@
+"""From `device_config`, in either form of a mesh, to the mesh of each worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.config.device import AxisName, DeviceConfig
+from services.config.messages import shown
+from services.config.resolve.section import validate
+from services.config.schema import DeviceSection
+from services.errors import Refused
+
+_LONGEST_AXIS = 1024
+_STRATEGY_OF = {
+    "ddp": "enable_ddp",
+    "dp": "enable_ddp",
+    "data": "enable_ddp",
+    "fsdp": "enable_fsdp",
+    "tp": "enable_tp",
+}
+"""What the named form of a mesh calls an axis, and the flag that the name stands for."""
+
+
+def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
+    """The mesh that `device_config` asks for, and a line for each setting that is without effect.
+
+    Args:
+        value: the section as read. Its mesh is `[rows, columns]`, or `[[rows, columns], [name, name]]`.
+
+    Raises:
+        Refused: for the first thing that is wrong.
+    """
+    section = validate(value, "device_config", DeviceSection)
+    (rows, columns), names = _mesh(section.mesh_shape)
+    flags = {
+        "enable_ddp": section.enable_ddp,
+        "enable_fsdp": section.enable_fsdp,
+        "enable_tp": section.enable_tp,
+    }
+    axis_order: tuple[AxisName, AxisName] = ("data", "tensor")
+    if names:
+        for name, length in zip(names, (rows, columns), strict=True):
+            flags[_STRATEGY_OF[name]] |= length > 1
+        first, second = (_axis_name(name) for name in names)
+        if rows > 1 and columns > 1:
+            axis_order = (first, second)
+    device = DeviceConfig(
+        mesh_shape=(rows, columns),
+        **flags,
+        axis_order=axis_order,
+        backend=section.backend,
+        dtype=section.dtype,
+        threads=section.threads,
+        trace=section.trace,
+    )
+    notices = []
+    if device.threads > 1 and device.backend == "ttnn":
+        notices.append(
+            f"device_config.threads: {device.threads} is without effect with backend ttnn: a device has its own"
+        )
+    return device, notices
+
+
+def _mesh(shape: list[Any]) -> tuple[tuple[int, int], list[str]]:
+    """(rows, columns), and the names of the axes if they have any."""
+    given, names = shape, []
+    if len(shape) == 2 and isinstance(shape[0], list) and isinstance(shape[1], list):
+        shape, names = shape
+        if len(names) != 2 or any(not isinstance(name, str) or name not in _STRATEGY_OF for name in names):
+            raise Refused(
+                f"device_config.mesh_shape: axes {shown(names)} given, expected two names of "
+                f'{", ".join(_STRATEGY_OF)}; write for example mesh_shape: [[2, 4], ["fsdp", "tp"]]'
+            )
+    lengths = [length for length in shape if type(length) is int and 1 <= length <= _LONGEST_AXIS]
+    if len(shape) != 2 or len(lengths) != 2:
+        raise Refused(
+            f"device_config.mesh_shape: {shown(given)} given, expected [rows, columns], each from 1 to "
+            f"{_LONGEST_AXIS}; write for example mesh_shape: [1, 8]"
+        )
+    return (lengths[0], lengths[1]), names
+
+
+def _axis_name(name: str) -> AxisName:
+    return "tensor" if name == "tp" else "data"

@@ -1,0 +1,122 @@
+"""From the sections that people write to the complete job: defaults filled in, files found and hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.messages import refusal
+from services.config.records import SamplingConfig
+from services.config.resolve.data import resolve_data
+from services.config.resolve.device import resolve_device
+from services.config.resolve.model import resolve_model
+from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
+from services.config.resolve.section import validate
+from services.config.resolve.unsupported import notices_of, refuse_what_is_not_built
+from services.config.schema import EvalSection, MultihostSection, SchedulerSection, TrainingSection
+from services.errors import Refused
+
+
+def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[str]]:
+    """The complete job that sections ask for.
+
+    Args:
+        sections: by name (`schema.SECTIONS`), includes read and overrides applied.
+        folder: of the config, for relative paths of data.
+
+    Returns:
+        The job, and a line for each setting that is without effect.
+
+    Raises:
+        Refused: for the first thing that is wrong, or not built yet.
+    """
+    refuse_what_is_not_built(sections)
+    training = validate(sections.get("training_config"), "training_config", TrainingSection)
+    scheduler = validate(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
+    try:
+        resolved = resolve_model(sections, training, folder)
+        device, device_notices = resolve_device(sections.get("device_config"))
+        notices = [
+            *notices_of(sections, device),
+            *resolved.notices,
+            *device_notices,
+            *schedule_notices(training, scheduler),
+        ]
+        workers = _num_workers(sections.get("multihost_config"), notices)
+        steps = _steps(training)
+        job = JobConfig(
+            name=training.project_name,
+            seed=training.seed,
+            steps=steps,
+            batch_size=training.batch_size,
+            validation_batch_size=training.validation_batch_size or _validation_batch_size(training, device),
+            num_workers=workers,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            evaluate_every=training.eval_every,
+            checkpoint_every=training.model_save_interval,
+            checkpoint=training.checkpoint,
+            model=resolved.model,
+            pretrained=resolved.pretrained,
+            device=device,
+            optimizer=resolve_optimizer(training),
+            schedule=resolve_schedule(training, scheduler, steps),
+            clip_grad_norm=training.clip_grad_norm_max_norm if training.use_clip_grad_norm else None,
+            data=resolve_data(training, resolved, folder, notices),
+            sampling=_sampling(sections.get("eval_config")),
+            wire_dtype=training.wire_dtype,
+            exact=training.exact,
+            min_workers=training.min_workers,
+            on_non_finite=training.on_non_finite,
+            verify_fraction=training.verify_fraction,
+            on_faulty=training.on_faulty,
+        )
+    except ValidationError as error:  # rules across fields, which the sections alone can't hold
+        raise refusal(error, "", JobConfig) from None
+    return job, notices
+
+
+def _steps(training: TrainingSection) -> int:
+    given = training.model_fields_set & {"steps", "max_steps"}
+    if len(given) == 2 and training.steps != training.max_steps:
+        raise Refused(
+            f"training_config.steps: {training.steps} given beside max_steps: {training.max_steps}, "
+            "expected one of them; remove steps"
+        )
+    return training.steps or training.max_steps
+
+
+def _validation_batch_size(training: TrainingSection, device: DeviceConfig) -> int:
+    """tt-train's half of the batch, rounded down to what the devices can share."""
+    split = device.data_parallel_size
+    return max(training.batch_size // 2 // split, 1) * split
+
+
+def _num_workers(value: Any, notices: list[str]) -> int:
+    multihost = validate(value, "multihost_config", MultihostSection)
+    workers = 1 if multihost.num_workers is None else multihost.num_workers
+    if not multihost.enabled:
+        if workers > 1:
+            notices.append(
+                f"multihost_config.num_workers: {workers} is without effect: multihost_config.enabled is false"
+            )
+        return 1
+    if workers == 0:
+        raise Refused(
+            "multihost_config.num_workers: 0 given, expected at least 1; write for example num_workers: 2"
+        )
+    return workers
+
+
+def _sampling(value: Any) -> SamplingConfig:
+    section = validate(value, "eval_config", EvalSection)
+    return SamplingConfig(
+        repetition_penalty=section.repetition_penalty,
+        temperature=section.temperature,
+        top_k=max(section.top_k, 0),
+        top_p=section.top_p,
+    )

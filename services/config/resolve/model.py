@@ -1,0 +1,294 @@
+"""Which model a job's sections ask for, and its config with tt-train's defaults filled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.config.messages import dotted, nearest, refusal, shown, shown_path
+from services.config.models import (
+    CustomConfig,
+    GPT2Config,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    RegressionConfig,
+    RopeScaling,
+    TransformerConfig,
+)
+from services.config.records import PretrainedConfig
+from services.config.resolve.section import validate
+from services.config.schema import (
+    MODEL_SECTIONS,
+    CustomSection,
+    LinearRegressionSection,
+    MLPSection,
+    RopeScalingSection,
+    TrainingSection,
+    TransformerSection,
+)
+from services.errors import Refused
+
+_SECTION_OF = {
+    "gpt2": "transformer_config",
+    "llama": "transformer_config",
+    "linear_regression": "linear_regression_config",
+    "mlp": "mlp_config",
+}
+"""Where the settings of each model stand; those of one's own model stand in `transformer_config`."""
+
+_LLAMA_ONLY = ("intermediate_dim", "theta", "num_groups", "rope_scaling")
+_DEEPEST_OPTION = 20
+_GPT2_ONLY = ("positional_embedding_type", "bias", "activation")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A job's model.
+
+    Attributes:
+        model: its config.
+        pretrained: the checkpoint that it starts from, None for the job's seed.
+        notices: a line for each of its settings that is without effect.
+    """
+
+    model: TransformerConfig | RegressionConfig
+    pretrained: PretrainedConfig | None = None
+    notices: list[str] = field(default_factory=list)
+
+
+def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder: Path) -> ResolvedModel:
+    """The model that sections ask for.
+
+    Args:
+        sections: by name, as read.
+        training: the one of them that may name the model.
+        folder: of the config, for a relative `model_path`.
+
+    Raises:
+        Refused: for the first thing that is wrong.
+    """
+    given = [key for key in MODEL_SECTIONS if sections.get(key) is not None]
+    if len(given) > 1:
+        raise Refused(f"{given[1]}: given beside {given[0]}, expected one model; remove one of them")
+    name = _name(sections, training, given)
+    if name == "linear_regression":
+        regression = validate(
+            sections.get("linear_regression_config"), "linear_regression_config", LinearRegressionSection
+        )
+        return ResolvedModel(LinearRegressionConfig(**regression.model_dump()))
+    if name == "mlp":
+        mlp = validate(sections.get("mlp_config"), "mlp_config", MLPSection)
+        return ResolvedModel(MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}))
+    if name is not None and ":" in name:
+        return ResolvedModel(_custom(sections.get("transformer_config"), name))
+    section = validate(sections.get("transformer_config"), "transformer_config", TransformerSection)
+    if section.model_path:
+        return _pretrained(section, name, section.model_path, folder)
+    notices = _notices(name or "gpt2", section)
+    if section.vocab_size is not None:
+        notices.append(
+            f"transformer_config.vocab_size: {section.vocab_size} is without effect here: the vocabulary is as large "
+            "as the tokenizer's"
+        )
+    if not given and name != "llama":
+        notices.append(
+            "training_config.model_config: not given; tt-train's default GPT-2 is trained "
+            "(6 blocks, 6 heads, 384 dimensions, 128 tokens)"
+        )
+    return ResolvedModel(_llama(section) if name == "llama" else _gpt2(section), notices=notices)
+
+
+def _pretrained(
+    section: TransformerSection, name: str | None, model_path: str, folder: Path
+) -> ResolvedModel:
+    """The checkpoint's model, whose sizes the job may repeat, but not change."""
+    # numpy and safetensors: loaded by jobs that need them, and in a daemon only after BLAS is set up.
+    from services.config.pretrained import (
+        find_folder,
+        hash_files,
+        hold_tensors,
+        naming_field,
+        open_pretrained,
+    )
+
+    path = find_folder(model_path, folder)
+    with naming_field():
+        stored, opened = open_pretrained(path)
+    place = shown_path(opened.path)
+    if name is not None and name != stored.model_type:
+        raise Refused(
+            f"transformer_config.model_type: {shown(name)} given, but the checkpoint {place} is a "
+            f"{stored.model_type}; remove model_type or give another model_path"
+        )
+    changes: dict[str, Any] = {"runner_type": section.runner_type}
+    for key in type(stored).model_fields.keys() & section.model_fields_set - {"model_type", "runner_type"}:
+        if getattr(section, key) is None:
+            continue
+        value, has = _asked(section, key), getattr(stored, key)
+        if key == "intermediate_dim" and isinstance(stored, LlamaConfig):
+            has = stored.feed_forward_width
+        if key == "dropout_prob" or (key == "max_sequence_length" and value <= has):
+            changes[key] = value
+        elif value != has:
+            raise Refused(
+                f"transformer_config.{key}: {shown(value)} given, but the checkpoint {place} has {shown(has)}; "
+                "remove it or give another model_path"
+            )
+    with naming_field():
+        hold_tensors(stored, opened)
+        pretrained = hash_files(opened)
+    model = type(stored).model_validate(stored.model_dump() | changes)
+    return ResolvedModel(model, pretrained, _notices(stored.model_type, section))
+
+
+def _asked(section: TransformerSection, key: str) -> Any:
+    """A given setting in the words of a model's config."""
+    if key == "weight_tying":
+        return section.weight_tying in ("enabled", True)
+    return _rope_scaling(section.rope_scaling) if key == "rope_scaling" else getattr(section, key)
+
+
+def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str | None:
+    """`model_type`, from the training section, the model's own, or which section is there; None if none says it."""
+    transformer = sections.get("transformer_config")
+    inner = transformer.get("model_type") if isinstance(transformer, Mapping) else None
+    if inner is not None and not isinstance(inner, str):
+        raise Refused(
+            f"transformer_config.model_type: {shown(inner)} given, expected a text; write for example model_type: gpt2"
+        )
+    outer = training.model_type
+    for where, name in (("training_config", outer), ("transformer_config", inner)):
+        if name and ":" not in name and name not in _SECTION_OF:
+            near = nearest(name, _SECTION_OF)
+            raise Refused(
+                f"{where}.model_type: {shown(name)} given, expected one of: {', '.join(_SECTION_OF)}, or one's own "
+                f"as package.module:Factory; {f'did you mean {near}?' if near else 'correct it'}"
+            )
+    if outer and inner and outer != inner:
+        raise Refused(
+            f"training_config.model_type: {shown(outer)} given with transformer_config.model_type {shown(inner)}, "
+            "expected the same; remove one of them"
+        )
+    name = outer or inner
+    if name is None:
+        return next((name for name in ("linear_regression", "mlp") if _SECTION_OF[name] in given), None)
+    expected = _SECTION_OF.get(name, "transformer_config")
+    if given and given[0] != expected:
+        where = "training_config" if outer else "transformer_config"
+        raise Refused(
+            f"{where}.model_type: {shown(name)} given with a {given[0]}, expected a {expected}; "
+            "correct one or remove it"
+        )
+    return name
+
+
+def _gpt2(section: TransformerSection) -> GPT2Config:
+    return GPT2Config(
+        num_heads=section.num_heads,
+        embedding_dim=section.embedding_dim,
+        num_blocks=section.num_blocks,
+        max_sequence_length=section.max_sequence_length,
+        dropout_prob=section.dropout_prob,
+        weight_tying=section.weight_tying in ("enabled", True),
+        positional_embedding_type=section.positional_embedding_type,
+        bias=section.bias,
+        activation=section.activation,
+        runner_type=section.runner_type,
+    )
+
+
+def _llama(section: TransformerSection) -> LlamaConfig:
+    given: dict[str, Any] = {"num_groups": section.num_groups, "theta": section.theta}
+    return LlamaConfig(
+        num_heads=section.num_heads,
+        embedding_dim=section.embedding_dim,
+        intermediate_dim=section.intermediate_dim,
+        num_blocks=section.num_blocks,
+        max_sequence_length=section.max_sequence_length,
+        dropout_prob=section.dropout_prob,
+        rope_scaling=_rope_scaling(section.rope_scaling),
+        weight_tying=section.weight_tying in ("enabled", True),
+        runner_type=section.runner_type,
+        **{key: value for key, value in given.items() if value is not None},
+    )
+
+
+def _rope_scaling(value: dict[Any, Any] | None) -> RopeScaling | None:
+    where = "transformer_config.rope_scaling"
+    section = validate(value, where, RopeScalingSection)
+    factor, context = section.scaling_factor, section.original_context_length
+    if not factor and not context:
+        return None
+    if not factor or not context:
+        missing = "original_context_length" if factor else "scaling_factor"
+        raise Refused(
+            f"{where}.{missing}: missing, expected beside the other settings; Llama 3.1 has scaling_factor: 8.0 "
+            "and original_context_length: 8192"
+        )
+    return RopeScaling(
+        scaling_factor=factor,
+        original_context_length=context,
+        **{
+            key: value
+            for key in ("high_freq_factor", "low_freq_factor")
+            if (value := getattr(section, key)) is not None
+        },
+    )
+
+
+def _custom(value: Any, name: str) -> CustomConfig:
+    where = "transformer_config"
+    if isinstance(value, Mapping):
+        for key, option in value.items():
+            if not isinstance(key, str) or not _is_plain(option):
+                raise Refused(
+                    f"{dotted(where, key)}: {shown(option)} given, expected a name and plain values (texts, finite "
+                    "numbers, true or false, lists and mappings of them), which the factory gets; write it so"
+                )
+    section = validate(
+        {"model_type": name, **value} if isinstance(value, Mapping) else value, where, CustomSection
+    )
+    if section.model_path:
+        raise Refused(
+            f"{where}.model_path: {shown(section.model_path)} given with model_type {shown(name)}, expected none, "
+            "as only gpt2 and llama start from a checkpoint; remove it"
+        )
+    try:
+        return CustomConfig(
+            model_type=name,
+            max_sequence_length=section.max_sequence_length,
+            runner_type=section.runner_type,
+            options=dict(section.model_extra or {}),
+        )
+    except ValidationError as error:
+        raise refusal(error, where, CustomConfig) from None
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether JSON can hold it; YAML's anchors can make a value that holds itself, which it can't."""
+    if depth > _DEEPEST_OPTION:
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner, depth + 1) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(_is_plain(inner, depth + 1) for inner in value)
+    return (
+        value is None
+        or isinstance(value, (bool, int, str))
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+
+
+def _notices(name: str, section: TransformerSection) -> list[str]:
+    keys, owner = (_LLAMA_ONLY, "a GPT-2") if name == "gpt2" else (_GPT2_ONLY, "a Llama")
+    return [
+        f"transformer_config.{key}: {shown(getattr(section, key))} is without effect here: {owner} has no such setting"
+        for key in keys
+        if key in section.model_fields_set and getattr(section, key) not in (None, False, {})
+    ]

@@ -1,0 +1,98 @@
+"""YAML files as plain values, or one line that says what is wrong with them and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.config.messages import one_line, shown, shown_path
+from services.errors import Refused
+
+_LARGEST_BYTES = 1 << 20
+"""A config is some kilobytes; what is larger is another file given by mistake."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which `3e-4` is a number, as C++ and YAML 1.2 have it, and no key may stand twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """The mapping of a node (ConstructorError for a key that stands twice)."""
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {shown(key.value)} stands twice", key.start_mark
+                )
+            seen.add(name)
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value that a YAML text has.
+
+    Args:
+        text: one YAML document.
+        source: names it in the error: a path, or the override that it came from.
+
+    Raises:
+        Refused: if it is not YAML; the line says where.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise Refused(
+            f"{source}: {place}{one_line(error.problem or 'not YAML')}; correct that place"
+        ) from None
+    except (
+        Exception
+    ) as error:  # PyYAML's constructors let others out: an impossible date, a number of 5,000 digits
+        raise Refused(f"{source}: not YAML ({one_line(str(error))[:200]}); correct it") from None
+
+
+def read_document(path: Path, field: str = "") -> dict[Any, Any]:
+    """The mapping that a YAML file holds.
+
+    Args:
+        path: of the file.
+        field: dotted name of the field that named the file; empty for a file named on the command line.
+
+    Raises:
+        Refused: if it can't be read, isn't YAML, or holds no mapping.
+    """
+    source = f"{field}: {shown_path(path)}" if field else shown_path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+    except FileNotFoundError:
+        raise Refused(f"{source}: no such file, expected a YAML file; correct the path") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Refused(f"{source}: can't be read ({reason}), expected a YAML file; correct the path") from None
+    if len(content) > _LARGEST_BYTES:
+        raise Refused(f"{source}: larger than 1 MiB, expected a YAML config; correct the path")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise Refused(
+            f"{source}: not UTF-8 at byte {error.start}, expected a YAML file; correct it"
+        ) from None
+    document = parse_yaml(text, source)
+    if not isinstance(document, dict):
+        raise Refused(
+            f"{source}: holds {shown(document)}, expected a mapping with a section like training_config; correct it"
+        )
+    return document

@@ -1,0 +1,314 @@
+"""Metrics of the roles for Prometheus: base units, labels `job` and `role`, none per step or parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, cached_property
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+
+from services.transport.security import Security, split_address
+from services.transport.server import refuse_port_in_use
+
+_LABELS = ("job", "role")
+_SHARED_MEMORY_LINKS = "Peers that tensors are exchanged with through shared memory"
+_SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+def start_metrics(listen: str, registry: CollectorRegistry, security: Security) -> int:
+    """Serve `registry` as `/metrics` on `HOST:PORT` from a thread of its own, with TLS where the role has it.
+
+    Returns:
+        The port, chosen by the system where 0 was asked for.
+
+    Raises:
+        Refused: the address is wrong, in use, or not allowed without TLS.
+    """
+    host, port = split_address("metrics address", listen)
+    security.check_listen(listen)
+    refuse_port_in_use("metrics address", host, port)
+    with_tls = security.cert is not None
+    server, _ = start_http_server(
+        port,
+        host,
+        registry,
+        certfile=str(security.cert) if with_tls else None,
+        keyfile=str(security.key) if with_tls else None,
+        client_cafile=str(security.ca) if with_tls and security.ca else None,
+        client_auth_required=with_tls and security.ca is not None,
+    )
+    return int(server.server_port)
+
+
+class _RoleMetrics:
+    """What the metrics of all roles have in common.
+
+    Attributes:
+        registry: that the metrics are in; two roles of one process share it.
+    """
+
+    role = ""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or _new_registry()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+
+    def _payload(self, name: str, text: str) -> Callable[[str], Counter]:
+        """A counter for each job, of what is counted with every chunk: to find it by labels costs more than that."""
+        counter = self._counter(name, text)
+        return cache(lambda job: counter.labels(job, self.role))
+
+    def _unlabelled(self, name: str, text: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return Histogram(
+            f"tiermesh_{name}_seconds", text, _LABELS, registry=self.registry, buckets=_SECONDS_BUCKETS
+        )
+
+
+class WorkerMetrics(_RoleMetrics):
+    """Metrics of a worker."""
+
+    role = "worker"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._micro_batches = self._counter(
+            "micro_batches", "Micro-batches computed: forward and backward pass"
+        )
+        self._tokens = self._counter("tokens", "Tokens trained on")
+        self._compute = self._counter("compute_seconds", "Time in forward and backward passes")
+        self._waited = self._counter(
+            "waited_for_weights_seconds", "Time in leases until the weights they needed next were on the mesh"
+        )
+        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
+        self._step = self._gauge("weights_step", "Step of the complete weights held")
+        self._samples_rate = self._gauge("samples_per_second", "Samples trained on, over the newest leases")
+        self._tokens_rate = self._gauge("tokens_per_second", "Tokens trained on, over the newest leases")
+        self._device_memory = self._gauge(
+            "device_memory_bytes",
+            "Of each chip, taken by the job at the end of a phase of its first iteration",
+            "phase",
+        )
+        self._device_peak = self._gauge(
+            "device_memory_peak_bytes",
+            "Of each chip, the most that the job took up to the end of a phase",
+            "phase",
+        )
+        self._host_memory = self._gauge(
+            "host_memory_bytes",
+            "Resident size of the process at the end of a phase of the first iteration",
+            "phase",
+        )
+        self._connected = self._unlabelled("aggregator_connected", "1 while the aggregator answers, else 0")
+        self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
+        self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
+        self._fit.set(1)
+
+    def fit(self, fit: bool) -> None:
+        """Set whether the mesh of the job could be opened."""
+        self._fit.set(float(fit))
+
+    def computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
+        """Count micro-batches whose passes took `seconds` together."""
+        self._micro_batches.labels(job, self.role).inc(micro_batches)
+        self._tokens.labels(job, self.role).inc(tokens)
+        self._compute.labels(job, self.role).inc(seconds)
+
+    def waited_for_weights(self, job: str, seconds: float) -> None:
+        """Count the time in a lease that is not of its passes: until weights had come and were loaded."""
+        self._waited.labels(job, self.role).inc(seconds)
+
+    def performance(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
+        """Set how fast the worker trains, all of its time counted."""
+        self._samples_rate.labels(job, self.role).set(samples_per_second)
+        self._tokens_rate.labels(job, self.role).set(tokens_per_second)
+
+    def memory(self, job: str, phase: str, *, device: int, device_peak: int, host: int) -> None:
+        """Set the memory of a phase of the first iteration, in bytes; the device's is of each chip."""
+        self._device_memory.labels(job, self.role, phase).set(device)
+        self._device_peak.labels(job, self.role, phase).set(device_peak)
+        self._host_memory.labels(job, self.role, phase).set(host)
+
+    def sent(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that left."""
+        self._bytes_sent(job).inc(payload_bytes)
+
+    def received(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that arrived."""
+        self._bytes_received(job).inc(payload_bytes)
+
+    def holds(self, job: str, step: int) -> None:
+        """Set the step of the weights that are complete on the mesh."""
+        self._step.labels(job, self.role).set(step)
+
+    def connected(self, connected: bool) -> None:
+        """Set whether the aggregator answers."""
+        self._connected.set(float(connected))
+
+    def shared_memory(self, change: int) -> None:
+        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        self._shared.inc(change)
+
+
+class AggregatorMetrics(_RoleMetrics):
+    """Metrics of an aggregator."""
+
+    role = "aggregator"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._step = self._gauge("step", "Updates so far")
+        self._loss = self._gauge("loss", "Mean loss of the newest step, nats")
+        self._validation_loss = self._gauge("validation_loss", "Newest loss over the held-out split, nats")
+        self._step_seconds = self._seconds("step", "One step, from its first lease to its last new weights")
+        self._commits = self._counter("commits", "Steps decided, applied or skipped", "outcome")
+        self._verifications = self._counter(
+            "verifications",
+            "Micro-batches computed twice: passed, faulty, undecided or abandoned",
+            "outcome",
+        )
+        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
+        self._workers = self._unlabelled("workers_connected", "Workers attending")
+        self._shards = self._unlabelled("shards_connected", "Shards that answer; 0 without shards")
+        self._wait = Gauge(
+            "tiermesh_wait_seconds",
+            "How long what a peer owes the running job is waited for",
+            ("role", "peer"),
+            registry=self.registry,
+        )
+        self._queue = self._unlabelled("queue_length", "Jobs queued or running")
+        self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
+        self._leader = self._unlabelled("leader", "1 while this aggregator leads, 0 while it stands by")
+        self._standbys = self._unlabelled("standbys", "Aggregators that stand by for this one")
+        self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
+
+    def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
+        """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""
+        self._step.labels(job, self.role).set(step)
+        self._loss.labels(job, self.role).set(loss)
+        if seconds is not None:
+            self._step_seconds.labels(job, self.role).observe(seconds)
+
+    def committed(self, job: str, *, applied: bool) -> None:
+        """Count a decided step."""
+        self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
+
+    def verified(self, job: str, outcome: str) -> None:
+        """Count a micro-batch that was to be computed twice."""
+        self._verifications.labels(job, self.role, outcome).inc()
+
+    def evaluated(self, job: str, loss: float) -> None:
+        """Set the newest validation loss."""
+        self._validation_loss.labels(job, self.role).set(loss)
+
+    def sent(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that left, to workers and optimizer."""
+        self._bytes_sent(job).inc(payload_bytes)
+
+    def received(self, job: str, payload_bytes: int) -> None:
+        """Count tensor payload that arrived, from workers and optimizer."""
+        self._bytes_received(job).inc(payload_bytes)
+
+    def waits(self, seconds_of: Mapping[str, float]) -> None:
+        """Set how long each peer that owes something is waited for; others vanish."""
+        self._wait.clear()
+        for peer, seconds in seconds_of.items():
+            self._wait.labels(self.role, peer).set(seconds)
+
+    def workers_connected(self, count: int) -> None:
+        """Set the number of workers attending."""
+        self._workers.set(count)
+
+    def shards_connected(self, count: int) -> None:
+        """Set the number of shards that answer."""
+        self._shards.set(count)
+
+    def queue_length(self, count: int) -> None:
+        """Set the number of jobs queued or running."""
+        self._queue.set(count)
+
+    def epoch(self, epoch: int) -> None:
+        """Set the epoch."""
+        self._epoch.set(epoch)
+
+    def leads(self, leads: bool) -> None:
+        """Set whether this aggregator leads; who does not has neither workers nor standbys."""
+        self._leader.set(float(leads))
+        self._workers.set(0)
+        self._standbys.set(0)
+
+    def standbys(self, count: int) -> None:
+        """Set how many stand by."""
+        self._standbys.set(count)
+
+    @cached_property
+    def of_optimizer(self) -> OptimizerMetrics:
+        """Those of the optimizer that runs inside, in the same registry."""
+        return OptimizerMetrics(self.registry)
+
+    def shared_memory(self, change: int) -> None:
+        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        self._shared.inc(change)
+
+
+class OptimizerMetrics(_RoleMetrics):
+    """Metrics of an optimizer; in 2-tier in the aggregator's registry, as role `optimizer` all the same."""
+
+    role = "optimizer"
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__(registry)
+        self._updates = self._counter("updates", "Updates of the master weights")
+        self._update_seconds = self._seconds("update", "One update of all master weights")
+        self._grad_norm = self._gauge("grad_norm", "Global norm of the newest mean gradient, before clipping")
+        self._learning_rate = self._gauge("learning_rate", "Learning rate of the newest update")
+        self._checkpoint_seconds = self._seconds("checkpoint", "Writing one checkpoint")
+        self._checkpoint_failures = self._counter(
+            "checkpoint_failures", "Checkpoints that could not be written"
+        )
+        self._checkpoint_bytes = self._gauge("checkpoint_bytes", "Size of the newest checkpoint")
+        self._checkpoint_time = self._gauge(
+            "checkpoint_timestamp_seconds", "Unix time of the newest checkpoint"
+        )
+
+    def updated(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
+        """Record an update."""
+        self._updates.labels(job, self.role).inc()
+        self._update_seconds.labels(job, self.role).observe(seconds)
+        self._grad_norm.labels(job, self.role).set(grad_norm)
+        self._learning_rate.labels(job, self.role).set(learning_rate)
+
+    def checkpointed(self, job: str, *, seconds: float, size_bytes: int) -> None:
+        """Record a complete checkpoint."""
+        self._checkpoint_seconds.labels(job, self.role).observe(seconds)
+        self._checkpoint_bytes.labels(job, self.role).set(size_bytes)
+        self._checkpoint_time.labels(job, self.role).set_to_current_time()
+
+    def checkpoint_failed(self, job: str) -> None:
+        """Count a checkpoint that could not be written."""
+        self._checkpoint_failures.labels(job, self.role).inc()
+
+
+def _new_registry() -> CollectorRegistry:
+    """A registry with what every process has: memory, CPU time, open files, Python's version."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    return registry

@@ -1,0 +1,194 @@
+"""Headers of gRPC over HTTP/2: packed by HPACK, held to the rules, turned into metadata and statuses and back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import string
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote, unquote
+
+import grpc
+from hpack import Decoder, Encoder, HPACKError
+
+from services.transport.http2.frames import ErrorCode, ProtocolError
+
+HEADER_LIST_BYTES = 32 * 1024
+"""Longest headers accepted, counted as RFC 9113 does: names, values, 32 bytes each."""
+LONGEST_DETAILS_BYTES = 4096
+"""Of a status's text on the wire; gRPC's own limit for all trailers is 8 KiB."""
+CONTENT_TYPE = "application/grpc"
+
+Value = str | bytes
+"""Of metadata: bytes for keys that end in -bin."""
+Metadata = Sequence[tuple[str, Value]]
+Headers = list[tuple[str, str]]
+
+_TABLE_BYTES = 4096
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+_NAME_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~")
+_OF_CONNECTIONS = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
+_RESERVED = frozenset({"te", "content-type", "user-agent"})
+_BY_HTTP_STATUS = {
+    "400": grpc.StatusCode.INTERNAL,
+    "401": grpc.StatusCode.UNAUTHENTICATED,
+    "403": grpc.StatusCode.PERMISSION_DENIED,
+    "404": grpc.StatusCode.UNIMPLEMENTED,
+    "429": grpc.StatusCode.UNAVAILABLE,
+    "502": grpc.StatusCode.UNAVAILABLE,
+    "503": grpc.StatusCode.UNAVAILABLE,
+    "504": grpc.StatusCode.UNAVAILABLE,
+}
+_BY_RESET: dict[int, grpc.StatusCode] = {
+    ErrorCode.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
+    ErrorCode.CANCEL: grpc.StatusCode.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: grpc.StatusCode.PERMISSION_DENIED,
+}
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class HeaderCodec:
+    """HPACK of one connection: both directions' state."""
+
+    def __init__(self) -> None:
+        self._encoder = Encoder()
+        self._decoder = Decoder(max_header_list_size=HEADER_LIST_BYTES)
+
+    def limit_table(self, size_bytes: int) -> None:
+        """The peer keeps a dynamic table of that size at most."""
+        self._encoder.header_table_size = min(size_bytes, _TABLE_BYTES)
+
+    def encode(self, headers: Headers) -> bytes:
+        """A header block."""
+        return self._encoder.encode(headers)
+
+    def decode(self, block: bytes) -> Headers:
+        """The headers of a block, names before values as they came.
+
+        Raises:
+            ProtocolError: it is damaged, too long, or breaks a rule of RFC 9113, section 8.2.
+        """
+        try:
+            fields = [(bytes(field[0]), bytes(field[1])) for field in self._decoder.decode(block, raw=True)]
+        except HPACKError as error:
+            text = f"a header block of {len(block)} bytes can't be read: {error}"
+            raise ProtocolError(text, ErrorCode.COMPRESSION_ERROR) from None
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
+        pseudo = True
+        for name, value in headers:
+            plain = not name.startswith(":")
+            if plain:
+                pseudo = False
+            if (
+                not name.removeprefix(":")
+                or not _NAME_CHARACTERS.issuperset(name.removeprefix(":"))
+                or not (plain or pseudo)
+                or name in _OF_CONNECTIONS
+                or any(character in value for character in "\0\r\n")
+            ):
+                raise ProtocolError(f"header {name[:40]!r}: not allowed there, or not with this value")
+        return headers
+
+
+def request_headers(scheme: str, authority: str, path: str, metadata: Metadata) -> Headers:
+    """Of a call.
+
+    Raises:
+        ValueError: metadata that can't be sent.
+    """
+    return [
+        (":method", "POST"),
+        (":scheme", scheme),
+        (":path", path),
+        (":authority", authority),
+        ("te", "trailers"),
+        ("content-type", CONTENT_TYPE),
+        ("user-agent", "tiermesh"),
+        *_to_headers(metadata),
+    ]
+
+
+def response_headers(metadata: Metadata) -> Headers:
+    """Of an answer."""
+    return [(":status", "200"), ("content-type", CONTENT_TYPE), *_to_headers(metadata)]
+
+
+def status_headers(code: grpc.StatusCode, details: str) -> Headers:
+    """Trailers."""
+    headers = [("grpc-status", str(code.value[0]))]
+    if details:
+        text = quote(details, safe=_PRINTABLE)
+        if len(text) > LONGEST_DETAILS_BYTES:
+            text = text[:LONGEST_DETAILS_BYTES]
+            text = text[: len(text) - 2] + text[-2:].partition("%")[0] + "..."
+        headers.append(("grpc-message", text))
+    return headers
+
+
+def metadata_of(headers: Headers) -> tuple[tuple[str, Value], ...]:
+    """What of headers is metadata: all but HTTP's and gRPC's own.
+
+    Raises:
+        ProtocolError: a binary value that isn't base64.
+    """
+    metadata: list[tuple[str, Value]] = []
+    for name, value in headers:
+        if name.startswith((":", "grpc-")) or name in ("te", "content-type"):
+            continue
+        if not name.endswith("-bin"):
+            metadata.append((name, value))
+            continue
+        for part in value.split(","):
+            try:
+                metadata.append(
+                    (name, base64.b64decode(part.strip() + "=" * (-len(part.strip()) % 4), validate=True))
+                )
+            except (binascii.Error, ValueError):
+                raise ProtocolError(f"header {name[:40]!r}: its value is no base64") from None
+    return tuple(metadata)
+
+
+def status_of(headers: Headers) -> tuple[grpc.StatusCode, str]:
+    """The status that trailers tell, and its text."""
+    found = dict(headers)
+    number, text = found.get("grpc-status"), unquote(found.get("grpc-message", ""), errors="replace")
+    if number is None:
+        return grpc.StatusCode.INTERNAL, "the peer ended the stream without a grpc-status"
+    if not number.isascii() or not number.isdigit() or int(number[:9]) not in _BY_NUMBER:
+        return grpc.StatusCode.UNKNOWN, text or f"the peer ended the stream with grpc-status {number[:20]!r}"
+    return _BY_NUMBER[int(number[:9])], text
+
+
+def http_refusal(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
+    """What an answer means that is no gRPC; None: it is gRPC."""
+    found = dict(headers)
+    status, kind = found.get(":status", ""), found.get("content-type", "")
+    if status != "200":
+        return _BY_HTTP_STATUS.get(
+            status, grpc.StatusCode.UNKNOWN
+        ), f"the peer answers with HTTP status {status[:20]!r}"
+    if not kind.startswith(CONTENT_TYPE):
+        text = f"the peer answers with content-type {kind[:40]!r}, expected {CONTENT_TYPE}"
+        return grpc.StatusCode.UNKNOWN, text
+    return None
+
+
+def status_of_reset(code: int) -> grpc.StatusCode:
+    """The gRPC status that a RST_STREAM stands for."""
+    return _BY_RESET.get(code, grpc.StatusCode.INTERNAL)
+
+
+def _to_headers(metadata: Iterable[tuple[str, Value]]) -> Headers:
+    headers = []
+    for key, value in metadata:
+        if not key or not _NAME_CHARACTERS.issuperset(key) or key.startswith("grpc-") or key in _RESERVED:
+            raise ValueError(f"metadata key {key!r}: not a lower-case name that is free for use")
+        if key.endswith("-bin"):
+            raw = value.encode() if isinstance(value, str) else value
+            headers.append((key, base64.b64encode(raw).decode().rstrip("=")))
+        elif isinstance(value, bytes) or not all(" " <= character <= "~" for character in value):
+            raise ValueError(f"metadata {key}: {value!r} is no printable ASCII; take a key that ends in -bin")
+        else:
+            headers.append((key, value))
+    return headers

@@ -1,0 +1,219 @@
+"""Takes an HTTP/2 connection's bytes apart: frames are handed on whole, but those of DATA go where they belong at once.
+
+What is received says itself where it goes: `FrameParser.get_buffer` gives the message's own memory while a big DATA
+frame comes in, so that the kernel's copy is the only one; else a small buffer.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Protocol
+
+from services.transport.http2.frames import (
+    FRAME_HEADER_BYTES,
+    PREFACE,
+    ErrorCode,
+    Flags,
+    FrameType,
+    ProtocolError,
+    read_frame_header,
+)
+
+CONTROL_FRAME_BYTES = 32 * 1024
+"""Longest payload of a frame that is handed on whole."""
+
+_BUFFER_BYTES = FRAME_HEADER_BYTES + CONTROL_FRAME_BYTES
+_DIRECT_BYTES = 16 * 1024
+"""What is left of a frame goes to its message directly from so many bytes on: below it, a call for each costs more."""
+
+
+class Sink(Protocol):
+    """Where the bytes of a stream's DATA go."""
+
+    def room(self) -> memoryview | None:
+        """Memory to receive into; None: none for now, what comes is to be fed."""
+
+    def advance(self, count: int) -> None:
+        """So many bytes were received into `room`."""
+
+    def feed(self, piece: memoryview) -> None:
+        """Bytes that came elsewhere; they are only lent."""
+
+
+class FrameReceiver(Protocol):
+    """What becomes of the frames. Everything may raise ProtocolError."""
+
+    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        """A frame of a known kind other than DATA."""
+
+    def data_begins(self, stream: int, length: int) -> Sink | None:
+        """A DATA frame's header has come; its payload, padding included, is `length` bytes. None: they are dropped."""
+
+    def data_ends(self, stream: int, end_stream: bool) -> None:
+        """All of a DATA frame has come."""
+
+
+class _Part(Enum):
+    PREFACE = auto()
+    HEADER = auto()
+    CONTROL = auto()
+    PAD_LENGTH = auto()
+    DATA = auto()
+    SKIP = auto()
+
+
+class FrameParser:
+    """The receiving half of a connection.
+
+    Args:
+        receiver: of the frames.
+        expect_preface: whether the peer is a client, which sends the preface first.
+    """
+
+    def __init__(self, receiver: FrameReceiver, *, expect_preface: bool) -> None:
+        self._receiver = receiver
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = self._stop = 0  # of what the buffer holds
+        self._part = _Part.PREFACE if expect_preface else _Part.HEADER
+        self._kind = self._flags = self._stream = 0
+        self._left = 0  # bytes of the frame, without its padding, still to come
+        self._padding = 0
+        self._sink: Sink | None = None
+        self._direct: memoryview | None = None
+        self._in_block = 0  # the stream whose CONTINUATION must come next
+        self._first = True
+
+    def get_buffer(self) -> memoryview:
+        """Where to receive; never empty."""
+        self._direct = self._directly()
+        if self._direct is not None:
+            return self._direct
+        held = self._stop - self._start
+        if self._start:
+            self._buffer[:held] = bytes(self._buffer[self._start : self._stop])
+            self._start, self._stop = 0, held
+        return self._buffer[held:]
+
+    def received(self, count: int) -> None:
+        """So many bytes came into what `get_buffer` gave.
+
+        Raises:
+            ProtocolError: by them the peer broke the rules.
+        """
+        if self._direct is not None:
+            assert self._sink is not None
+            self._direct = None
+            self._left -= count
+            self._sink.advance(count)
+            if not self._left:
+                self._data_complete()
+                self._parse()
+            return
+        self._stop += count
+        self._parse()
+
+    def _directly(self) -> memoryview | None:
+        if self._part is not _Part.DATA or self._sink is None or self._left < _DIRECT_BYTES:
+            return None
+        room = self._sink.room()
+        if room is None or len(room) < _DIRECT_BYTES:
+            return None
+        return room[: self._left]
+
+    def _parse(self) -> None:
+        while self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Take the next part out of the buffer; False: more has to come first."""
+        held = self._stop - self._start
+        match self._part:
+            case _Part.HEADER:
+                if held < FRAME_HEADER_BYTES:
+                    return False
+                self._begin(self._take(FRAME_HEADER_BYTES))
+            case _Part.DATA | _Part.SKIP:
+                piece = self._take(min(held, self._left))
+                self._left -= len(piece)
+                if self._part is _Part.DATA and self._sink is not None and piece:
+                    self._sink.feed(piece)
+                if self._left:
+                    return False
+                if self._part is _Part.DATA:
+                    self._data_complete()
+                else:
+                    self._part = _Part.HEADER
+            case _Part.CONTROL:
+                if held < self._left:
+                    return False
+                payload = bytes(self._take(self._left))
+                self._part = _Part.HEADER
+                self._receiver.frame(self._kind, self._flags, self._stream, payload)
+            case _Part.PAD_LENGTH:
+                if not held:
+                    return False
+                self._padding = self._take(1)[0]
+                self._left -= 1 + self._padding
+                if self._left < 0:
+                    raise ProtocolError(f"DATA: {self._padding} bytes of padding in a shorter frame")
+                self._part = _Part.DATA
+            case _Part.PREFACE:
+                if bytes(self._buffer[self._start : self._stop][: len(PREFACE)]) != PREFACE[:held]:
+                    raise ProtocolError(
+                        "what came first is not HTTP/2's preface; is the peer a gRPC client of this security?"
+                    )
+                if held < len(PREFACE):
+                    return False
+                self._take(len(PREFACE))
+                self._part = _Part.HEADER
+        return True
+
+    def _take(self, count: int) -> memoryview:
+        start, self._start = self._start, self._start + count
+        return self._buffer[start : self._start]
+
+    def _begin(self, header: memoryview) -> None:
+        self._kind, self._flags, self._stream, self._left = read_frame_header(header)
+        kind, flags, stream, length = self._kind, self._flags, self._stream, self._left
+        if self._first and (kind != FrameType.SETTINGS or flags & Flags.ACK):
+            raise ProtocolError(f"{_name(kind)} came first, expected SETTINGS; does the peer speak HTTP/2?")
+        self._first = False
+        if (self._in_block and (kind != FrameType.CONTINUATION or stream != self._in_block)) or (
+            not self._in_block and kind == FrameType.CONTINUATION
+        ):
+            raise ProtocolError(
+                f"{_name(kind)} of stream {stream}: "
+                + (
+                    f"expected the CONTINUATION of stream {self._in_block}"
+                    if self._in_block
+                    else "no headers to continue"
+                )
+            )
+        if kind == FrameType.DATA:
+            if not stream:
+                raise ProtocolError("DATA of stream 0")
+            if flags & Flags.PADDED and not length:
+                raise ProtocolError("DATA: padded, but empty", ErrorCode.FRAME_SIZE_ERROR)
+            self._padding = 0
+            self._sink = self._receiver.data_begins(stream, length)
+            self._part = _Part.PAD_LENGTH if flags & Flags.PADDED else _Part.DATA
+        elif kind not in FrameType._value2member_map_ or kind == FrameType.PRIORITY:
+            self._part = _Part.SKIP
+        elif length > CONTROL_FRAME_BYTES:
+            text = f"{_name(kind)} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
+            raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
+        else:
+            self._part = _Part.CONTROL
+            if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
+                self._in_block = 0 if flags & Flags.END_HEADERS else stream
+
+    def _data_complete(self) -> None:
+        if self._padding:
+            self._part, self._left, self._padding, self._sink = _Part.DATA, self._padding, 0, None
+            return
+        self._part, self._sink = _Part.HEADER, None
+        self._receiver.data_ends(self._stream, bool(self._flags & Flags.END_STREAM))
+
+
+def _name(kind: int) -> str:
+    return FrameType(kind).name if kind in FrameType._value2member_map_ else f"frame of kind {kind}"

@@ -1,0 +1,332 @@
+"""Finds out, when a data stream opens, whether its ends see each other's memory; if so, payloads stay where they lie.
+
+Whoever connects shows a page of memory: its metadata says where (process id, descriptor) and a token that the page
+holds. The server opens it through /proc, which the kernel allows to processes of the same user alone that see each
+other, holds the token against it, and answers with a second token, known from inside the page alone, and with a page of
+its own. When the caller has seen that one too, it writes the token from there into its own page. From then on each end
+refers to arrays of its process (shared.py) in place of payloads. Anything else, and payloads stay in the messages.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import mmap
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
+from services.errors import Refused
+from services.protocol.checksums import Damaged, seal, verify
+from services.tensors import chunk_messages as wire
+from services.tensors.chunk_messages import Message, TensorChunk, element_bytes
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared_memory import MappedArray, NotShared, SharedArray, make_memory, open_memory
+from services.transport.streams import LinkClosed
+
+log = logging.getLogger("tiermesh")
+
+SHARED_MEMORY_KEY = "tiermesh-shared-memory"
+"""gRPC metadata of a data stream: the caller's offer, and in the initial metadata the answer to it."""
+MOST_PLACES = 64
+"""Chunks that one message may refer to."""
+MAPPED_ARRAYS = 16
+"""Of a peer, the newest ones stay mapped."""
+
+_PAGE_BYTES = 4096
+_TOKEN_BYTES = 32
+_SHOWN, _ANSWER, _SEEN = (
+    slice(start, start + _TOKEN_BYTES) for start in range(0, 3 * _TOKEN_BYTES, _TOKEN_BYTES)
+)
+_DECLINED = "no"
+_NOTHING = np.empty(0, np.uint8)
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class TensorLink:
+    """Tensors of one data stream: in memory that both ends see, or in the messages.
+
+    Args:
+        peer: for the log.
+        count: called with 1 when payloads begin to stay in memory, with -1 when that is over.
+    """
+
+    def __init__(self, peer: str, count: Callable[[int], None]) -> None:
+        self._peer = peer
+        self._count = count
+        self._process = 0  # of the peer, if its memory may be seen here
+        self._page: mmap.mmap | None = None  # that the caller shows
+        self._descriptor = -1  # of the page that this end shows
+        self._arrays: dict[int, MappedArray | None] = {}  # by identity
+        self._counted = False
+        self._checked = False  # the message before had a checksum
+
+    @property
+    def shares(self) -> bool:
+        """Whether the peer sees this process's memory, so that `refer` may be used."""
+        return False
+
+    def refer(self, header: ChunkHeader, array: SharedArray, sequence: int, indices: Sequence[int]) -> bytes:
+        """The bytes of a `Chunk` message for chunks that lie in their places, marked with `sequence`.
+
+        Args:
+            header: of the first of them; the others are alike but for index, offset and elements. What is told of
+                micro-batches is chunk 0's.
+            array: of this process.
+            sequence: the mark.
+            indices: of at most `MOST_PLACES` chunks.
+        """
+        places = SharedPlaces(
+            identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
+        )
+        chunk = Chunk(header=header, shared=places)
+        seal(chunk.shared, chunk.header.SerializeToString())
+        return chunk.SerializeToString()
+
+    def deserialize(self, message: Message) -> list[TensorChunk]:
+        """The chunks of a message; payloads are views of the message or of the peer's memory.
+
+        A peer whose messages have checksums has them in all: one without is what is left of a longer one.
+
+        Raises:
+            ValueError: the bytes are no `Chunk`.
+            Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
+        """
+        chunk = wire.deserialize(message)
+        places, checked = None, chunk.checked
+        if len(chunk.payload) == 0:
+            parsed = Chunk.FromString(bytes(message))
+            if parsed.HasField("shared"):
+                places, checked = parsed.shared, _verify(parsed)
+        if self._checked and not checked:
+            raise Refused(
+                f"chunk {chunk.header.index}: expected a crc32c of its header, as those before it had one: it was "
+                "damaged"
+            )
+        self._checked = checked
+        return [chunk] if places is None else self._find(chunk.header, places)
+
+    def _find(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
+        if not self._process:
+            raise Refused(f"chunk {first.index}: shared memory: none was agreed on; send the payload")
+        if not 1 <= len(places.indices) <= MOST_PLACES:
+            raise Refused(
+                f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MOST_PLACES}"
+            )
+        array = self._array(places)
+        size = element_bytes(first.dtype)
+        found = []
+        for index in places.indices:
+            header = ChunkHeader()
+            header.CopyFrom(first)
+            payload = array.place(index) if array is not None else _NOTHING
+            header.index, header.offset, header.elements = index, index * CHUNK_ELEMENTS, payload.size // size
+            if index:
+                del header.losses[:], header.non_finite[:]
+            found.append(TensorChunk(header, payload.data, array, places.sequence))
+        return found
+
+    def _array(self, places: SharedPlaces) -> MappedArray | None:
+        """The array, mapped; None: it can't be. Of a job that is over it may be gone, and nobody wants it."""
+        if places.identity in self._arrays:
+            return self._arrays[places.identity]
+        array = None
+        try:
+            array = MappedArray(self._process, places.descriptor, places.identity)
+        except (OSError, NotShared) as error:
+            log.warning("tensors of %s: an array of its memory can't be seen here (%s)", self._peer, error)
+        if len(self._arrays) == MAPPED_ARRAYS:
+            del self._arrays[next(iter(self._arrays))]
+        self._arrays[places.identity] = array
+        return array
+
+    def _begin(self) -> None:
+        self._counted = True
+        self._count(1)
+        log.info("tensors of %s through shared memory", self._peer)
+
+    def close(self) -> None:
+        """The stream is over: let go of the peer's memory; what is still viewed of it stays."""
+        if self._counted:
+            self._counted = False
+            self._count(-1)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._process = 0
+        self._arrays.clear()
+
+
+class OfferedLink(TensorLink):
+    """The caller's end. It shows its memory, and says so in `metadata`.
+
+    Args:
+        peer: for the log.
+        enabled: whether memory is to be shared at all.
+        count: see `TensorLink`.
+    """
+
+    def __init__(self, peer: str, *, enabled: bool, count: Callable[[int], None]) -> None:
+        super().__init__(peer, count)
+        self.metadata: Metadata = ()
+        self._seen_by_peer = False
+        if not enabled:
+            log.info("tensors of %s over gRPC: shared memory is switched off", peer)
+            return
+        try:
+            self._descriptor = make_memory(_PAGE_BYTES)
+        except OSError as error:  # full or forbidden; not Linux
+            log.warning("tensors of %s over gRPC: no shared memory can be made here (%s)", peer, error)
+            return
+        self._page = mmap.mmap(self._descriptor, _PAGE_BYTES)
+        self._page[_SHOWN], self._page[_ANSWER] = (secrets.token_bytes(_TOKEN_BYTES) for _ in range(2))
+        self.metadata = ((SHARED_MEMORY_KEY, f"{os.getpid()} {self._descriptor} {self._page[_SHOWN].hex()}"),)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the server has seen this process's memory."""
+        return self._seen_by_peer
+
+    async def confirm(self, call: Any) -> None:
+        """Take the server's answer from a call's initial metadata.
+
+        Raises:
+            LinkClosed: the server claims to see memory that it has not seen.
+        """
+        if self._page is not None:
+            answer = _value(await call.initial_metadata() or ())
+            if answer is None or answer == _DECLINED:
+                said = (
+                    "it does not see this process's memory"
+                    if answer
+                    else "it does not answer the offer of memory"
+                )
+                log.info("tensors of %s over gRPC: %s", self._peer, said)
+                self.close()
+            else:
+                self._take(answer)
+
+    def _take(self, answer: str) -> None:
+        assert self._page is not None
+        try:
+            token, process, descriptor = answer.split(" ")
+            numbers = int(process), int(descriptor)
+        except ValueError:
+            token, numbers = "", (0, 0)
+        if not hmac.compare_digest(token.encode(), self._page[_ANSWER].hex().encode()):
+            raise LinkClosed("shared memory: the peer says that it sees memory which it does not")
+        self._seen_by_peer = True
+        self._begin()
+        try:
+            page = _open_page(*numbers)
+        except (OSError, NotShared) as error:
+            log.info("tensors from %s over gRPC: its memory can't be seen here (%s)", self._peer, error)
+            return
+        self._process = numbers[0]
+        self._page[_SEEN] = page[_SHOWN]
+
+    def close(self) -> None:
+        """The stream is over."""
+        super().close()
+        self._seen_by_peer = False
+
+
+class AcceptedLink(TensorLink):
+    """The server's end. It opens the page that the call's metadata offers, if it may; `metadata` is the answer.
+
+    Args:
+        peer: for the log.
+        invocation_metadata: of the call.
+        enabled: whether memory may be shared at all.
+        count: see `TensorLink`.
+
+    Raises:
+        Refused: the offer is not understood.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        invocation_metadata: Iterable[tuple[str, Any]] | None,
+        *,
+        enabled: bool,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        super().__init__(peer, count)
+        self.metadata: Metadata = ((SHARED_MEMORY_KEY, _DECLINED),)
+        self._own_token = secrets.token_bytes(_TOKEN_BYTES)
+        offer = _value(invocation_metadata or ())
+        if offer is None:
+            log.info("tensors of %s over gRPC: it offers no shared memory", peer)
+            return
+        process, descriptor, token = _parse(offer)
+        if not enabled:
+            log.info("tensors of %s over gRPC: shared memory is switched off", peer)
+            return
+        try:
+            page = _open_page(process, descriptor)
+            if not hmac.compare_digest(page[_SHOWN], token):
+                raise NotShared("another process's memory")
+            self._descriptor = make_memory(_PAGE_BYTES)
+            os.pwrite(self._descriptor, self._own_token, 0)
+        except (OSError, NotShared) as error:
+            log.info("tensors of %s over gRPC: its memory can't be seen here (%s)", peer, error)
+            return
+        self._page, self._process = page, process
+        self.metadata = ((SHARED_MEMORY_KEY, f"{page[_ANSWER].hex()} {os.getpid()} {self._descriptor}"),)
+        self._begin()
+
+    @property
+    def shares(self) -> bool:
+        """Whether the caller has seen this process's memory: it says so in its page."""
+        return self._page is not None and self._page[_SEEN] == self._own_token
+
+    def close(self) -> None:
+        """The stream is over."""
+        super().close()
+        self._page = None
+
+
+def _verify(referring: Chunk) -> bool:
+    """Hold a reference to memory against its checksum, if it has one, which is taken out of it; whether it had."""
+    places = referring.shared
+    try:
+        return verify(places, referring.header.SerializeToString() + places.SerializeToString())
+    except Damaged as damaged:
+        raise Refused(
+            f"chunk {referring.header.index}: shared memory: reference with {damaged}: it was damaged"
+        ) from None
+
+
+def _open_page(process: int, descriptor: int) -> mmap.mmap:
+    opened = open_memory(process, descriptor, os.O_RDWR)
+    try:
+        if os.fstat(opened).st_size != _PAGE_BYTES:
+            raise NotShared("memory of another size")
+        return mmap.mmap(opened, _PAGE_BYTES)
+    finally:
+        os.close(opened)
+
+
+def _value(metadata: Iterable[tuple[str, Any]]) -> str | None:
+    return next((str(value) for key, value in metadata if key == SHARED_MEMORY_KEY), None)
+
+
+def _parse(offer: str) -> tuple[int, int, bytes]:
+    parts = offer.split(" ")
+    try:
+        process, descriptor = (int(part) for part in parts[:-1] if part.isascii() and part.isdigit())
+        token = bytes.fromhex(parts[-1])
+        if len(parts) != 3 or len(token) != _TOKEN_BYTES:
+            raise ValueError
+    except ValueError:
+        raise Refused(
+            f"metadata {SHARED_MEMORY_KEY}: {offer[:100]!r}, expected a process id, a descriptor and a token; leave "
+            "it out to send payloads in the messages"
+        ) from None
+    return process, descriptor, token

@@ -1,0 +1,166 @@
+"""gRPC servers and channels of the roles, set up alike: health, reflection, message limits, keepalive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.errors import Refused
+from services.timeouts import STANDARD
+from services.transport.parsed_requests import Requests
+from services.transport.security import Security, join_address, split_address
+
+MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
+"""Longest message sent or received, header included."""
+
+KEEPALIVE_SECONDS = STANDARD.ping
+"""A connection without traffic is pinged this often."""
+
+KEEPALIVE_TIMEOUT_SECONDS = STANDARD.broken - STANDARD.ping
+"""A connection whose ping isn't answered for this long is dead."""
+
+# Every other option stays at gRPC's default: none measured faster.
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
+    ("grpc.keepalive_time_ms", int(KEEPALIVE_SECONDS * 1000)),
+    ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_SECONDS * 1000)),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
+    # Below the clients' ping interval: a server's default of five minutes ends their connections
+    # (too_many_pings).
+    ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
+    # Two processes on one port would each get some of the calls.
+    ("grpc.so_reuseport", 0),
+)
+
+_CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
+    # Roles reach each other directly: a proxy for web traffic would break loopback.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+)
+
+
+class RoleServer:
+    """A running gRPC server.
+
+    Attributes:
+        port: that it listens on; the one chosen where port 0 was asked for.
+    """
+
+    def __init__(
+        self, server: grpc.aio.Server, checks: health.aio.HealthServicer, names: Sequence[str], port: int
+    ) -> None:
+        self.port = port
+        self._server = server
+        self._checks = checks
+        self._names = ("", *names)
+        self._updates: set[asyncio.Task[None]] = set()
+
+    def set_serving(self, serving: bool) -> None:
+        """Tell health checks whether the role can do its work; calls are served either way."""
+        kinds = health_pb2.HealthCheckResponse
+        status = kinds.SERVING if serving else kinds.NOT_SERVING
+        for name in self._names:
+            update = asyncio.get_running_loop().create_task(self._checks.set(name, status))
+            self._updates.add(update)
+            update.add_done_callback(self._updates.discard)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new calls, let the open ones end for at most `grace_seconds`, then cancel them."""
+        await self._checks.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+
+async def start_server(
+    listen: str,
+    security: Security,
+    handlers: Sequence[grpc.GenericRpcHandler],
+    service_names: Sequence[str],
+) -> RoleServer:
+    """Serve `handlers`, gRPC health and reflection on `HOST:PORT`; health checks hear NOT_SERVING until told.
+
+    Args:
+        listen: `HOST:PORT`; port 0 takes any free one.
+        security: certificates, and whether a listen address beyond loopback may go without.
+        handlers: of the role's services.
+        service_names: full names of those services, as in the .proto files, for health and reflection.
+
+    Raises:
+        Refused: the address is wrong, in use, or not allowed without TLS.
+    """
+    host, port = split_address("listen address", listen)
+    security.check_listen(listen)
+    credentials = security.server_credentials()
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server.add_generic_rpc_handlers(tuple(Requests(each) for each in handlers))
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection(
+        (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    refuse_port_in_use("listen address", host, port)
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(join_address(host, port))
+        else:
+            bound = server.add_secure_port(join_address(host, port), credentials)
+    except RuntimeError as error:
+        raise Refused(f"listen address {listen}: can't be bound ({error}); choose another") from None
+    role_server = RoleServer(server, checks, service_names, bound)
+    role_server.set_serving(False)
+    await server.start()
+    return role_server
+
+
+def open_channel(address: str, security: Security, *, own_connection: bool = False) -> grpc.aio.Channel:
+    """A channel to `HOST:PORT`; it connects with the first call.
+
+    Args:
+        address: of the peer.
+        security: certificates to show and to believe; plain text without any.
+        own_connection: take a TCP connection of its own. Otherwise all channels of this process to one
+            address share one, where control messages would queue behind tensors.
+
+    Raises:
+        Refused: the address is no `HOST:PORT`.
+    """
+    host, port = split_address("address", address)
+    options = (
+        (*_CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1)) if own_connection else _CHANNEL_OPTIONS
+    )
+    credentials = security.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(join_address(host, port), options=options)
+    return grpc.aio.secure_channel(join_address(host, port), credentials, options=options)
+
+
+def refuse_port_in_use(what: str, host: str, port: int) -> None:
+    """Try to bind `host`:`port` and say why that can't be, since gRPC's own error doesn't tell.
+
+    Raises:
+        Refused: in use, not an address of this host, not permitted.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        text = error.strerror or os.strerror(error.errno or 0)
+        raise Refused(
+            f"{what} {join_address(host, port)}: {text.lower()}; choose another address or port, or "
+            "port 0 for any free one"
+        ) from None

@@ -1,0 +1,70 @@
+"""Held-out batches are leased once each, and summed in index order whoever evaluated them."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.core.leasing.evaluation import Evaluation
+from protos.cluster_pb2 import BatchLoss
+
+
+def results(first: int, count: int) -> list[BatchLoss]:
+    return [
+        BatchLoss(index=index, sum=0.1 * 3**index, tokens=5 + index) for index in range(first, first + count)
+    ]
+
+
+@given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_the_loss_does_not_hang_on_who_evaluates_when(batches: int, story: list[tuple[int, bool]]) -> None:
+    evaluation = Evaluation(batches)
+    told = results(0, batches)
+    everybody = [(session, True) for _ in range(batches) for session in range(4)]
+    for lease, (session, lives) in enumerate(story + everybody, 1):
+        if not lives:
+            evaluation.abandon(session)
+        elif evaluation.busy(session):
+            granted = next(each for each in evaluation.leases.values() if each.session == session)
+            assert evaluation.finish(granted.lease, results(granted.first, granted.count))
+        else:
+            evaluation.grant(lease, session, 4, 0.0)
+    while evaluation.leases:
+        granted = next(iter(evaluation.leases.values()))
+        evaluation.finish(granted.lease, results(granted.first, granted.count))
+    assert evaluation.complete
+    expected = math.fsum(each.sum for each in told) / sum(each.tokens for each in told)
+    assert evaluation.loss == expected
+    assert evaluation.grant(999, 1, 1, 0.0) is None
+
+
+def test_an_unknown_lease_changes_nothing() -> None:
+    evaluation = Evaluation(2)
+    assert not evaluation.finish(9, results(0, 2))
+    assert not evaluation.complete
+
+
+def test_results_outside_a_lease_are_not_taken() -> None:
+    evaluation = Evaluation(8)
+    granted = evaluation.grant(1, 1, 1, 0.0)
+    assert granted is not None and (granted.first, granted.count) == (0, 2)
+    evaluation.finish(1, results(0, 8))
+    assert not evaluation.complete
+
+
+def test_a_lease_that_gave_too_little_is_granted_again() -> None:
+    evaluation = Evaluation(2)
+    evaluation.grant(1, 1, 1, 0.0)
+    evaluation.finish(1, [])
+    granted = evaluation.grant(2, 2, 1, 0.0)
+    assert granted is not None and granted.first == 0
+
+
+def test_a_stalled_lease_can_be_released() -> None:
+    evaluation = Evaluation(1)
+    granted = evaluation.grant(1, 1, 1, 10.0)
+    assert granted is not None
+    evaluation.release(granted)
+    assert not evaluation.busy(1)
+    assert evaluation.grant(2, 2, 1, 12.0) is not None

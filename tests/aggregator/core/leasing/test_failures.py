@@ -1,0 +1,101 @@
+"""Work that fails on one worker is its own affair, what fails on two the job's."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.core import events as ev
+from aggregator.core.leasing.failures import Failures, Work
+from aggregator.core.membership.members import Version
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import FAILED, RUNNING
+from tests.support.dialogues.aggregator import Dialogue, training
+
+
+def work(first: int, count: int, step: int = 5, phase: str = "train") -> Work:
+    return Work(phase, Version(1, step), range(first, first + count))
+
+
+def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
+    failures = Failures()
+    assert failures.add("w1", work(0, 4), "index 70000") == ""
+    assert failures.add("w1", work(0, 2), "index 70000") == "", "the same worker again"
+    assert failures.add("w2", work(1, 2), "no row 70000") == (
+        "micro-batches 1-2 of step 5 failed on two workers; w1: index 70000; w2: no row 70000"
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [work(4, 4), work(0, 4, step=6), work(0, 4, phase="evaluate"), Work("train", None, range(4))]
+)
+def test_other_work_is_another_matter(other: Work) -> None:
+    failures = Failures()
+    failures.add("w1", work(0, 4), "out of memory")
+    assert failures.add("w2", other, "out of memory") == ""
+
+
+def test_what_somebody_could_do_was_the_workers_fault() -> None:
+    failures = Failures()
+    failures.add("w1", work(0, 4), "out of memory")
+    failures.add("w1", work(4, 2), "out of memory")
+    failures.done(work(0, 1))
+    assert failures.add("w2", work(0, 4), "out of memory") == ""
+    assert failures.add("w2", work(5, 1), "no memory") == (
+        "micro-batch 5 of step 5 failed on two workers; w1: out of memory; w2: no memory"
+    )
+
+
+def test_a_phase_says_what_could_not_be_done() -> None:
+    assert str(work(3, 1, phase="evaluate")) == "batch 3 of step 5"
+    assert str(Work("initialise", None, range(1))) == "the making of the initial weights"
+
+
+# ---- in a job ----
+
+
+def fails(talk: Dialogue, session: int, reason: str) -> list[str]:
+    return talk.says(session, pb.Unable(job="a", lease=talk.leases[session], reason=reason))
+
+
+def test_a_job_that_fails_on_two_workers_ends_and_refuses_neither() -> None:
+    talk = training(1, 2, 3)
+    talk.computed(1)
+    fails(talk, 2, "token 70000")
+    assert talk.job().state == RUNNING
+    assert "save a failed" in fails(talk, 1, "token 70000 of 65000")
+    assert talk.job().state == FAILED
+    assert talk.job().detail == (
+        "micro-batch 2 of step 0 failed on two workers; w2: token 70000; w1: token 70000 of 65000"
+    )
+
+
+def test_a_lease_that_another_worker_could_do_fails_no_job() -> None:
+    talk = training(1, 2)
+    talk.computed(1)
+    assert "1 <- train 2 of 1.0" in fails(talk, 2, "out of memory")
+    talk.computed(1)
+    talk.give(ev.WorkerLost(2, "gone"))
+    assert talk.job().state == RUNNING
+    fails(talk, 1, "out of memory")
+    assert talk.job().state == RUNNING, "the other one was to blame for its half"
+
+
+@pytest.mark.parametrize(("phase", "what"), [("initialise", "initial weights"), ("evaluate", "batch 0 of")])
+def test_other_phases_end_too(phase: str, what: str) -> None:
+    if phase == "initialise":
+        talk = Dialogue()
+        talk.submit()
+        talk.optimizer()
+        talk.stands(0, 0, state=pb.Standing.EMPTY)
+        talk.joins(1)
+        talk.joins(2)
+    else:
+        talk = training(1, 2, step=4)
+        for index in (1, 2):
+            talk.evaluated(2, 1, 4, (index, 1.0))
+    for _ in range(3):
+        assert talk.job().state == RUNNING
+        fails(talk, 1, "no")
+    fails(talk, 2, "no")
+    assert talk.job().state == FAILED
+    assert what in talk.job().detail and talk.job().detail.endswith("failed on two workers; w1: no; w2: no")

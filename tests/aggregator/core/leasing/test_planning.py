@@ -1,0 +1,84 @@
+"""Plans cover what is to be computed, once; everybody is used; the faster get more."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregator.core.leasing.planning import MAX_NODES_PER_WORKER, assign, plan, split_largest
+from services.tensors.reduction_tree import Node, is_node
+
+
+def leaves(nodes: list[Node]) -> list[int]:
+    return sorted(index for node in nodes for index in range(node.first, node.stop))
+
+
+speeds = st.dictionaries(st.integers(1, 50), st.floats(0.01, 100), min_size=1, max_size=6)
+
+
+@given(st.integers(1, 40), speeds)
+def test_a_plan_covers_every_micro_batch_once_with_nodes_of_the_tree(
+    count: int, speeds: dict[int, float]
+) -> None:
+    root = Node(0, count)
+    owners = plan([root], speeds)
+    assert leaves(list(owners)) == list(range(count))
+    assert all(is_node(root, node) for node in owners)
+    assert set(owners.values()) <= set(speeds)
+    assert len(owners) <= max(1, MAX_NODES_PER_WORKER * len(speeds))
+
+
+@given(st.integers(1, 6), st.integers(1, 60))
+def test_no_worker_has_much_more_than_its_share(workers: int, count: int) -> None:
+    owners = plan([Node(0, count)], dict.fromkeys(range(workers), 1.0))
+    loads = [sum(node.count for node in owners if owners[node] == worker) for worker in range(workers)]
+    assert max(loads) <= 1.5 * -(-count // workers)
+
+
+@pytest.mark.parametrize(("workers", "count"), [(2, 2), (2, 7), (3, 3), (3, 7), (4, 4), (4, 7), (4, 16)])
+def test_all_workers_are_used(workers: int, count: int) -> None:
+    owners = plan([Node(0, count)], dict.fromkeys(range(workers), 1.0))
+    assert len(set(owners.values())) == workers
+
+
+def test_a_worker_that_could_not_shorten_the_step_is_spared() -> None:
+    assert len(set(plan([Node(0, 4)], dict.fromkeys(range(3), 1.0)).values())) == 2
+    assert len(set(plan([Node(0, 3)], dict.fromkeys(range(3), 1.0)).values())) == 3
+
+
+def test_the_faster_worker_gets_more() -> None:
+    owners = plan([Node(0, 8)], {1: 1.0, 2: 3.0})
+    load = {worker: sum(node.count for node in owners if owners[node] == worker) for worker in (1, 2)}
+    assert load == {1: 2, 2: 6}
+
+
+def test_a_worker_much_too_slow_gets_nothing() -> None:
+    assert set(plan([Node(0, 2)], {1: 0.001, 2: 10.0}).values()) == {2}
+
+
+def test_a_plan_does_not_hang_on_the_order_of_workers() -> None:
+    assert plan([Node(0, 7)], {1: 1.0, 2: 2.0, 3: 1.5}) == plan([Node(0, 7)], {3: 1.5, 2: 2.0, 1: 1.0})
+
+
+def test_orphans_stay_within_their_nodes() -> None:
+    orphans = [Node(4, 2), Node(6, 1)]
+    owners = plan(orphans, {1: 1.0, 2: 1.0, 3: 1.0})
+    assert leaves(list(owners)) == [4, 5, 6]
+    assert all(any(orphan.contains(node) for orphan in orphans) for node in owners)
+
+
+def test_who_has_other_work_to_do_first_gets_less() -> None:
+    owners = plan([Node(0, 8)], {1: 1.0, 2: 1.0}, {2: 4.0})
+    load = {worker: sum(node.count for node in owners if owners[node] == worker) for worker in (1, 2)}
+    assert load == {1: 6, 2: 2}
+
+
+def test_the_largest_node_is_split_first() -> None:
+    assert split_largest([Node(0, 4), Node(4, 3)]) == [Node(0, 2), Node(2, 2), Node(4, 3)]
+    assert split_largest([Node(0, 1), Node(1, 1)]) is None
+
+
+def test_assignment_takes_the_worker_that_would_finish_first() -> None:
+    seconds, owners = assign([Node(0, 2), Node(2, 1)], {1: 1.0, 2: 1.0})
+    assert (seconds, owners) == (2.0, {Node(0, 2): 1, Node(2, 1): 2})

@@ -1,0 +1,15 @@
+"""Chunks leave the aggregator in the type of their kind: finished sums in float32, weights as the job says."""
+
+from __future__ import annotations
+
+from aggregator.core.events import Outbox
+from aggregator.core.membership.members import Version
+from aggregator.core.sums.chunk_router import Flow
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS
+from services.protocol.plan import WireTypes
+
+
+def test_a_finished_sum_is_float32_whatever_gradients_came_in() -> None:
+    flow = Flow("job", 1, WireTypes(gradients=BFLOAT16, weights=FLOAT16), Outbox())
+    assert flow.header(Version(1, 3), 0, 100, GRADIENT).dtype == FLOAT32
+    assert flow.header(Version(1, 3), 0, 100, WEIGHTS).dtype == FLOAT16

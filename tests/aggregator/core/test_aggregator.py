@@ -1,0 +1,168 @@
+"""Dialogues with the aggregator's core: who is let in, and the queue. Each line is one effect; sessions are 1, 2, 3."""
+
+from __future__ import annotations
+
+import pytest
+
+from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import CANCELLED, QUEUED, RUNNING
+from tests.support.dialogues.aggregator import Dialogue, training
+
+# ---- who is let in ----
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"protocol": 9}, "worker w1 speaks protocol 9, this aggregator 2; install the same version"),
+        ({"role": "optimizer"}, "w1 says that it is a 'optimizer'; only workers attend an aggregator"),
+        ({"epoch_seen": 4}, "worker w1 has obeyed epoch 4, this aggregator is of epoch 3"),
+        ({"shard_index": 1, "shard_count": 2}, "worker w1 asks for shard 1 of 2; expected 0 of 1"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused_by_name(words: dict[str, object], reason: str) -> None:
+    (line,) = Dialogue().hello(1, **words)
+    assert line.startswith(f"1 closed: {reason}")
+
+
+def test_two_workers_of_one_name() -> None:
+    talk = Dialogue()
+    assert talk.hello(1, "box", incarnation="one") == ["1 <- welcome"]
+    talk.now += 2.0
+    (line,) = talk.hello(2, "box", incarnation="two")
+    assert line == (
+        "2 closed: a worker named box is connected already (heard 2.0 s ago); give this one another --name"
+    )
+    talk.now += 20.0
+    assert talk.hello(3, "box", incarnation="two")[-1] == "3 <- welcome", "the first one is silent for long"
+
+
+def test_a_worker_that_comes_back_takes_the_place_of_its_old_connection() -> None:
+    talk = training(1)
+    assert talk.hello(2, "w1", incarnation="i1") == [
+        "1 closed: replaced by a newer connection of the same worker",
+        "2 <- welcome",
+        "2 <- join",
+    ]
+    assert talk.chunk(1, 1, 0, 0) == [], "the old connection is nobody's now"
+
+
+def test_a_silent_worker_is_taken_for_dead() -> None:
+    talk = training(1, 2)
+    talk.computed(1)
+    assert talk.later(16.0, 1) == [
+        "2 closed: silent for 16.0 s",
+        "1 <- window 1",
+        "1 <- train 2-3 of 1.0",
+    ]
+
+
+def test_a_dead_worker_is_seen_within_three_heartbeats() -> None:
+    """Of 5 s: it dies at 100; looks every quarter heartbeat, the other one's signs every half."""
+    talk = training(1, 2)
+    while not any("2 closed" in line for line in talk.later(1.25, 1)):
+        assert talk.now < 115.0
+    assert 112.5 < talk.now < 115.0, "and not before it had time for five signs of life"
+
+
+def test_what_was_said_while_the_aggregator_was_frozen_counts_as_said_in_time() -> None:
+    talk = training(1, 2)
+    for _ in range(3):
+        talk.later(1.25, 1, 2)
+    assert talk.later(60.0) == [], "its first look after a pause: all words of the workers wait to be read"
+    assert talk.later(1.25, 1) == []
+    for _ in range(9):
+        assert talk.later(1.25, 1) == []
+    assert talk.later(1.25, 1)[0].startswith("2 closed: silent for 13."), "the dead one is seen all the same"
+
+
+def test_the_first_words_after_a_pause_excuse_the_other_workers_too() -> None:
+    talk = training(1, 2)
+    talk.later(1.25, 1, 2)
+    assert talk.later(60.0, 1) == [], "the words of one are read before the first look"
+
+
+def test_words_for_another_epoch_are_not_heard() -> None:
+    talk = training(1)
+    computed = pb.Computed(job="a", lease=talk.leases[1], seconds=1.0)
+    talk.says(1, computed, epoch=2)
+    assert talk.core.run is not None and talk.core.run.granted.sum is not None
+    assert talk.core.run.granted.sum.busy(1)
+
+
+# ---- the queue ----
+
+
+def test_jobs_run_one_after_the_other_in_order() -> None:
+    talk = training(1)
+    assert talk.submit("b") == ["save b queued"]
+    assert talk.submit("c") == ["save c queued"]
+    lines = talk.give(ev.CancelAsked("a"))
+    assert lines == [
+        "save a cancelled",
+        "1 <- leave: cancelled by request",
+        "optimizer <- Close",
+        "drop all",
+        "save b running",
+        "1 <- join",
+        "optimizer <- Open",
+    ]
+    assert [talk.job(job).state for job in "abc"] == [CANCELLED, RUNNING, QUEUED]
+    assert talk.chunk(1, 1, 0, 0) == [], "of the job that is over"
+
+
+def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
+    talk = training(1)
+    talk.submit("b")
+    talk.checkpoint(1, 0)
+    talk.give(ev.CancelAsked("a"))
+    ended_seconds = talk.job().ended_seconds
+    talk.now += 1
+    assert talk.checkpoint(1, 2) == ["save a cancelled"]
+    job = talk.saved["a"].job
+    assert (job.checkpoint, job.checkpoint_step, job.model_sha256) == ("a/2", 2, "sha2")
+    assert (job.detail, job.ended_seconds) == ("cancelled by request", ended_seconds)
+    assert talk.notes[-1] == "checkpoint of step 2: a/2"
+    assert talk.checkpoint(1, 2) == talk.checkpoint(1, 1) == [], "no newer one"
+    assert talk.checkpoint(1, 3, "no such job") == []
+    talk.submit("c")
+    assert talk.checkpoint(1, 3, "c") == [], "it has not begun"
+
+
+def test_a_queued_job_is_cancelled_where_it_waits() -> None:
+    talk = training(1)
+    talk.submit("b")
+    assert talk.give(ev.CancelAsked("b")) == ["save b cancelled"]
+    assert talk.give(ev.CancelAsked("b")) == [], "it has ended"
+    assert talk.give(ev.CancelAsked("no such job")) == []
+    assert talk.job("a").state == RUNNING
+
+
+def test_a_restart_goes_on_with_what_ran_before_what_waited() -> None:
+    before = Dialogue()
+    before.submit("a")
+    before.submit("b")
+    before.give(ev.CancelAsked("a"))
+    before.submit("c")
+    talk = Dialogue(epoch=4, records=[before.saved[job] for job in "acb"])
+    assert talk.give(ev.Ticked()) == ["save b running"]
+    assert talk.core.status(talk.now).running_job == "b"
+
+
+def test_what_a_job_waits_for_is_said() -> None:
+    talk = Dialogue()
+    assert talk.core.waits_for(talk.now) == ""
+    talk.submit()
+    assert talk.core.waits_for(talk.now) == "the optimizer: not connected yet"
+    talk.optimizer()
+    assert talk.core.waits_for(talk.now) == "the optimizer's answer"
+    talk.stands(1, 0)
+    assert talk.core.waits_for(talk.now) == "workers: none is connected"
+    talk.hello(1)
+    assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (connected)"
+    talk.give(ev.ExchangeOpened(1))
+    talk.ready(1)
+    assert talk.core.waits_for(talk.now) == "train of step 0; 0 of 1 workers hold its weights"
+    talk.give(ev.OptimizerLost("opt:1: refused"))
+    assert talk.core.waits_for(talk.now) == "the optimizer: opt:1: refused"

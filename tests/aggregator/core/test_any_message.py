@@ -1,0 +1,167 @@
+"""Whatever a worker or an optimizer says, in any state: the aggregator's core heeds it or not, and goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.core import events as ev
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.protocol.envelope import seal
+from tests.support.anything import message
+from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
+
+EPOCH, CHUNKS = 3, 3
+MOST_EFFECTS = 60
+"""Of one input, for the few workers, chunks and micro-batches of these jobs."""
+
+LEASES = st.integers(1, 8).map(lambda number: (EPOCH << 32) + number)
+LAYOUTS = st.sampled_from([layout_of(chunks).dumps() for chunks in (1, CHUNKS)])
+SUMS = st.sampled_from([1.0, -1.0, 1e308, math.inf, -math.inf, math.nan])
+LIKELY = {
+    "job": st.just("a"),
+    "epoch": st.just(EPOCH),
+    "generation": st.just(1),
+    "step": st.integers(0, 4),
+    "lease": LEASES,
+    "first": st.integers(0, 3),
+    "count": st.integers(1, 4),
+    "index": st.integers(0, CHUNKS - 1),
+    "layout_json": LAYOUTS,
+    "layout_hash": st.just(layout_of(CHUNKS).hash),
+    "fingerprint": st.just(FINGERPRINT),
+    "protocol": st.just(1),
+    "role": st.just("worker"),
+    "shard_index": st.just(0),
+    "shard_count": st.just(1),
+    "epoch_seen": st.just(0),
+    "evaluation_batches": st.integers(0, 4),
+    "checksums": st.lists(
+        st.builds(pb.Checksum, micro_batch=st.integers(0, 3), crc32c=st.integers(0, 1)), max_size=4
+    ),
+    "losses": st.lists(
+        st.builds(pb.BatchLoss, index=st.integers(0, 3), sum=SUMS, tokens=st.integers(0, 5)), max_size=4
+    ),
+}
+SESSIONS = st.integers(1, 4)
+
+
+def said(*kinds: Any) -> st.SearchStrategy[Any]:
+    return st.one_of([message(kind, **LIKELY) for kind in kinds])
+
+
+def headers() -> st.SearchStrategy[ChunkHeader]:
+    """Of chunks that passed the check of the data streams, which holds the index against the layout."""
+    losses = st.lists(SUMS, max_size=4)
+    return message(ChunkHeader, **{**LIKELY, "losses": losses}).filter(lambda header: header.index < CHUNKS)
+
+
+OF_WORKERS = said(
+    pb.Ready, pb.Description, pb.Holding, pb.Computed, pb.Evaluated, pb.Unable, pb.Heartbeat, pb.Hello
+)
+OF_OPTIMIZERS = said(pb.Standing, pb.Commit, pb.CheckpointWritten, pb.Unable, pb.Heartbeat, pb.Hello)
+INPUTS = st.one_of(
+    st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), OF_WORKERS),
+    st.builds(ev.FromOptimizer, OF_OPTIMIZERS),
+    st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
+    st.builds(ev.WeightsArrived, headers()),
+    st.builds(ev.WorkerConnected, SESSIONS, said(pb.Hello)),
+    st.builds(ev.ExchangeOpened, SESSIONS),
+    st.builds(ev.WorkerLost, SESSIONS, st.just("gone")),
+    st.sampled_from([ev.Ticked(), ev.OptimizerConnected("opt"), ev.OptimizerLost("gone")]),
+)
+
+
+def connected() -> Dialogue:
+    talk = Dialogue(epoch=EPOCH, chunks=CHUNKS)
+    talk.submit()
+    talk.optimizer()
+    talk.hello(1)
+    talk.give(ev.ExchangeOpened(1))
+    return talk
+
+
+def initialising() -> Dialogue:
+    talk = connected()
+    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    talk.ready(1)
+    return talk
+
+
+STATES: dict[str, Callable[[], Dialogue]] = {
+    "idle": lambda: Dialogue(epoch=EPOCH, chunks=CHUNKS),
+    "connected": connected,
+    "initialising": initialising,
+    "training": lambda: training(1, 2, chunks=CHUNKS),
+    "checking": lambda: training(1, 2, chunks=CHUNKS, verify_fraction=1.0),
+    "evaluating": lambda: training(1, step=4, chunks=CHUNKS),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@settings(max_examples=120, deadline=None)
+@given(inputs=st.lists(st.tuples(INPUTS, st.sampled_from([0.0, 0.1, 20.0, 700.0])), min_size=1, max_size=12))
+def test_nothing_that_peers_say_stops_the_aggregator(
+    state: str, inputs: list[tuple[ev.Input, float]]
+) -> None:
+    talk = STATES[state]()
+    for event, seconds in inputs:
+        talk.now += seconds
+        effects = talk.core.handle(event, talk.clock)
+        assert len(effects) <= MOST_EFFECTS
+        for effect in effects:
+            match effect:
+                case ev.ToWorker():
+                    seal(pb.WorkerCommand, EPOCH, effect.body).SerializeToString()
+                case ev.ToOptimizer():
+                    seal(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
+        for session in list(talk.core.members):
+            sent = sum(1 for _ in iter(partial(talk.core.next_weights, session), None))
+            assert sent <= CHUNKS
+        talk.core.status(talk.now).SerializeToString()
+    assert len(talk.core.members) <= 4
+
+
+def test_losses_that_have_no_sum_are_not_a_number() -> None:
+    talk = training(1, step=4)
+    assert talk.job().phase == "evaluate"
+    for index, loss in enumerate((math.inf, -math.inf, 1.0)):
+        talk.evaluated(1, 1, 4, (index, loss))
+    assert math.isnan(talk.job().validation_loss)
+    talk = training(1)
+    talk.chunk(1, 1, 0, 0, losses=(1e308, 1e308, 1e308, 1.0))
+    talk.commits(1, 0)
+    assert math.isnan(talk.job().loss)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
+def test_a_speed_that_makes_no_sense_is_not_measured(seconds: float) -> None:
+    talk = training(1)
+    talk.computed(1, seconds)
+    assert talk.core.members[1].speed == 0.0
+
+
+def test_held_out_data_without_end_are_refused() -> None:
+    talk = connected()
+    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    body = pb.Ready(job="a", evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
+    line = talk.says(1, body)[0]
+    assert (
+        line == "1 <- leave: 4294967295 batches of held-out data, expected at most 1048576; raise batch_size"
+    )
+
+
+def test_an_optimizer_beyond_the_end_of_the_job_fails_it() -> None:
+    talk = training(1)
+    lines = talk.stands(2, (1 << 64) - 1)
+    assert lines[:2] == [
+        "save a failed",
+        "1 <- leave: the optimizer stands at step 18446744073709551615, the job has 4 steps",
+    ]

@@ -1,0 +1,101 @@
+"""Who may lead, as time decides it: whatever is late, a leader has stopped before a standby takes over."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.core.succession import Sight, Standbys, Succession
+from services.timeouts import STANDARD, Ladder
+
+LADDER = STANDARD
+
+
+def sight(
+    beat: int, *, epoch: int = 1, takeover_seconds: float = LADDER.takeover, known: bool = True
+) -> Sight:
+    return Sight(epoch, beat, "a", takeover_seconds, known)
+
+
+def test_a_leader_that_beats_is_left_alone_and_one_that_does_not_is_succeeded() -> None:
+    succession = Succession(10.0)
+    assert not any(succession.is_due(sight(beat, takeover_seconds=9.0), float(beat)) for beat in range(100))
+    assert not succession.is_due(sight(99, takeover_seconds=9.0), 109.0)
+    assert succession.is_due(sight(99, takeover_seconds=9.0), 109.1)
+    assert succession.silent_seconds(109.1) > 10.0
+
+
+def test_the_leader_s_own_time_counts_if_it_is_longer() -> None:
+    succession = Succession(1.0)
+    assert not succession.is_due(sight(1, takeover_seconds=30.0), 0.0)
+    assert not succession.is_due(sight(1, takeover_seconds=30.0), 29.0)
+    assert succession.is_due(sight(1, takeover_seconds=30.0), 30.1)
+
+
+def test_nobody_and_a_leader_that_resigned_are_not_waited_for() -> None:
+    assert Succession(10.0).is_due(Sight(0, 0, "", 0.0, False), 0.0)
+    assert Succession(10.0).is_due(sight(7, takeover_seconds=0.0), 0.0)
+
+
+def test_a_newer_leader_is_given_the_same_time() -> None:
+    succession = Succession(10.0)
+    succession.is_due(sight(5), 0.0)
+    assert not succession.is_due(sight(5, epoch=2), 1000.0)
+    assert succession.is_due(sight(5, epoch=2), 1000.0 + LADDER.takeover + 1)
+
+
+def test_whom_the_leader_had_forgotten_counts_anew() -> None:
+    """It was frozen; the leader beats only for those that it knows of."""
+    succession = Succession(10.0)
+    succession.is_due(sight(5), 0.0)
+    assert not succession.is_due(sight(5, known=False), 1000.0)
+    assert succession.is_due(sight(5), 1000.0 + LADDER.takeover + 1)
+
+
+DELAYS = st.one_of(st.floats(0.0, 2.0), st.floats(0.0, 60.0))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    heartbeat=st.sampled_from([0.5, 5.0]),
+    beats=st.lists(st.tuples(DELAYS, DELAYS), max_size=20),
+    looks=st.lists(DELAYS, min_size=30, max_size=60),
+)
+def test_a_leader_has_stopped_before_a_standby_takes_over(
+    heartbeat: float, beats: list[tuple[float, float]], looks: list[float]
+) -> None:
+    """A beat begins after a pause, and is on the storage after another; a leader acts up to `lapse` after the beginning
+    of the newest that is. Times in heartbeats; the standby's clock has another zero."""
+    ladder = Ladder.of(heartbeat)
+    now, led, written = 0.0, 0.0, [(0.0, 0.0)]  # of each beat: when it was on the storage, when it had begun
+    for pause, duration in beats:
+        began = now + pause * heartbeat
+        if began > led + ladder.lapse:
+            break  # it has stopped
+        now = began + duration * heartbeat
+        written.append((now, began))
+        if now > led + ladder.lapse:
+            break  # it had stopped while this beat was on its way
+        led = began
+    succession = Succession(ladder.takeover)
+    at = 0.0
+    for pause in looks:
+        at += pause * heartbeat
+        seen = [began for there, began in written if there <= at]
+        if succession.is_due(sight(len(seen), takeover_seconds=ladder.takeover), at + 12345.0):
+            assert at > seen[-1] + ladder.lapse
+            return
+
+
+def test_standbys_are_known_while_they_look() -> None:
+    standbys = Standbys(forget_seconds=10.0)
+    assert not standbys
+    assert standbys.saw({"b": 0}, 0.0) == []
+    assert standbys
+    assert standbys.saw({"b": 1, "c": 0}, 5.0) == []
+    assert standbys.silent_seconds(6.0) == {"b": 1.0, "c": 1.0}
+    assert standbys.saw({"b": 2, "c": 0}, 15.5) == ["c"]
+    assert standbys.saw({"b": 3}, 16.0) == []
+    assert list(standbys.silent_seconds(16.0)) == ["b"]
+    assert standbys.saw({}, 17.0) == []
+    assert not standbys

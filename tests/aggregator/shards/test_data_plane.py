@@ -1,0 +1,252 @@
+"""Effects on payloads reach the shard that holds them, in order; whatever the core does not have kept is discarded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from aggregator.core import events as ev
+from aggregator.shards.data_plane import Lanes
+from aggregator.shards.group import Shards
+from aggregator.shards.messages import InOrder, opened, order, report, to_effect, to_order
+from aggregator.worker_sessions import Sessions
+from protos import cluster_pb2 as cluster
+from protos import shards_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.reduction_tree import Node
+from services.timeouts import Ladder
+from services.transport.security import Security
+from services.transport.streams import LinkClosed
+
+ROOT, LEFT, RIGHT = Node(0, 2), Node(0, 1), Node(1, 1)
+
+
+def line(body: Message) -> str:
+    """An order on one line."""
+    match body:
+        case pb.KeepSum():
+            return f"keep arrival {body.arrival}"
+        case pb.DiscardChunk():
+            return f"discard arrival {body.arrival}"
+        case pb.SendUpTo():
+            return f"send {body.session} {body.generation}.{body.step} up to {body.limit}"
+        case pb.MergeSums() | pb.FinishSum() | pb.DropSum():
+            return f"{type(body).__name__} #{body.chunk}"
+    return type(body).__name__
+
+
+class Core:
+    """Answers as a test says."""
+
+    def __init__(self) -> None:
+        self.stale = ""
+        self.weights: dict[int, list[ChunkHeader]] = {}
+
+    def why_stale(self, session: int, header: ChunkHeader) -> str:
+        return self.stale
+
+    def expected_elements(self, job: str) -> int | None:
+        return 4 * CHUNK_ELEMENTS
+
+    def next_weights(self, session: int) -> ChunkHeader | None:
+        queue = self.weights.get(session)
+        return queue.pop(0) if queue else None
+
+
+class Dialogue:
+    """Lanes over shards that are all up and only take orders."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.told: list[tuple[int, str]] = []
+        self.fed: list[ev.ExchangeOpened | ev.ChunkArrived] = []
+        self.finished: list[int] = []
+        self.core = Core()
+        self.sessions = Sessions(1)
+        self.shards = Shards(
+            [f"host-{index}:7073" for index in range(shards)],
+            Security(),
+            name="agg",
+            incarnation="i",
+            epoch=1,
+            ladder=Ladder.of(1.0),
+        )
+        for link in self.shards.links:
+            index = link.stripe.index
+            vars(link)["order"] = lambda body, index=index: self.told.append((index, line(body)))
+        self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumEffect]] = lambda event: ()
+        self.lanes = Lanes(
+            self.shards,
+            core=self.core,  # type: ignore[arg-type]  # of it, all that lanes ask
+            sessions=self.sessions,
+            feed=self._feed,
+            finished=lambda header: self.finished.append(header.index),
+        )
+        self.lanes.submit([ev.DropAll()], None)
+        self.orders()
+
+    def _feed(self, event: ev.ExchangeOpened | ev.ChunkArrived) -> None:
+        self.fed.append(event)
+        if isinstance(event, ev.ChunkArrived) and (effects := self.decide(event)):
+            self.lanes.submit(effects, None)
+
+    def report(self, shard: int, body: Any) -> None:
+        """A shard says something."""
+        self.shards.takers[type(body)](self.shards.links[shard], body)
+
+    def arrive(self, shard: int, arrival: int, chunk: int) -> None:
+        self.report(shard, pb.ArrivedChunk(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
+
+    def orders(self) -> list[tuple[int, str]]:
+        """What the shards were told since the last time."""
+        told, self.told = self.told, []
+        return told
+
+
+def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
+    async def run() -> None:
+        result = scenario(Dialogue(shards))
+        if result is not None:
+            await result
+
+    asyncio.run(run())
+
+
+def test_a_payload_is_kept_merged_and_finished_where_it_is() -> None:
+    def scenario(talk: Dialogue) -> None:
+        talk.decide = lambda event: (
+            ev.Keep(3, RIGHT),
+            ev.Merge(3, LEFT, RIGHT, ROOT),
+            ev.Forward(ChunkHeader(index=3), ROOT),
+        )
+        talk.arrive(1, 5, chunk=3)
+        assert talk.orders() == [(1, "keep arrival 5"), (1, "MergeSums #3"), (1, "FinishSum #3")]
+        assert talk.finished == [3]
+
+    with_dialogue(scenario)
+
+
+def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
+    def scenario(talk: Dialogue) -> None:
+        talk.arrive(0, 1, chunk=0)
+        assert talk.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
+        talk.core.stale = "of another step"
+        talk.arrive(0, 2, chunk=2)
+        talk.core.stale = ""
+        for arrival, chunk in ((3, 1), (4, 99)):  # another shard's, and no chunk of this layout
+            talk.arrive(0, arrival, chunk)
+        assert len(talk.fed) == 1, "the core is not told of what it would drop"
+        assert talk.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
+
+    with_dialogue(scenario)
+
+
+def test_sums_that_were_lost_with_a_shard_are_not_asked_for() -> None:
+    def scenario(talk: Dialogue) -> None:
+        for call in talk.shards.on_lost:
+            call("shard 0 of 2: gone")
+        talk.decide = lambda event: (ev.Keep(0, RIGHT), ev.Merge(0, LEFT, RIGHT, ROOT))
+        talk.arrive(0, 1, chunk=0)
+        assert talk.orders() == [(0, "discard arrival 1")], "the core believes in LEFT, which nobody has"
+        talk.lanes.submit([ev.DropAll()], None)
+        talk.decide = lambda event: (ev.Keep(0, RIGHT),)
+        talk.arrive(0, 2, chunk=0)
+        assert talk.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep arrival 2")]
+
+    with_dialogue(scenario)
+
+
+def test_a_worker_exchanges_once_it_does_so_with_all_shards() -> None:
+    def scenario(talk: Dialogue) -> None:
+        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        talk.lanes.attends(session)
+        assert talk.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
+        talk.report(1, pb.WorkerExchanges(session=session.number))
+        assert talk.fed == []
+        talk.report(0, pb.WorkerExchanges(session=session.number))
+        assert talk.fed == [ev.ExchangeOpened(session.number)]
+        welcome = cluster.Welcome()
+        talk.lanes.invite(session.number, welcome)
+        assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
+        talk.lanes.left(session, "it stops")
+        assert talk.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
+
+    with_dialogue(scenario)
+
+
+def test_a_worker_that_one_shard_lost_starts_over() -> None:
+    async def scenario(talk: Dialogue) -> None:
+        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        talk.lanes.attends(session)
+        talk.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
+        with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
+            await session.mailbox.until_closed()
+
+    with_dialogue(scenario)
+
+
+def test_weights_are_sent_by_the_shards_that_have_them() -> None:
+    async def scenario(talk: Dialogue) -> None:
+        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        talk.lanes.attends(session)
+        talk.orders()
+
+        def due(step: int, *chunks: int) -> None:
+            headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
+            talk.core.weights[session.number] = headers
+            talk.lanes.wake()
+            talk.lanes.wake()
+
+        due(4, 0, 1, 2)
+        assert talk.orders() == [], "once in a turn of the event loop"
+        await asyncio.sleep(0)
+        assert talk.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
+        due(4, 3)
+        await asyncio.sleep(0)
+        assert talk.orders() == [(1, "send 1 1.4 up to 2")], "no word to a shard for which nothing changes"
+        due(5, 0)
+        await asyncio.sleep(0)
+        assert talk.orders() == [(0, "send 1 1.5 up to 1")]
+
+    with_dialogue(scenario)
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        ev.Drop(3, LEFT),
+        ev.Merge(3, LEFT, RIGHT, ROOT),
+        ev.Forward(ChunkHeader(index=3), ROOT),
+        ev.DropAll(),
+    ],
+)
+def test_effects_travel_as_they_are(
+    effect: ev.Drop | ev.Merge | ev.Forward | ev.DropAll,
+) -> None:
+    body = opened(pb.ShardOrder.FromString(order(to_order(effect)).SerializeToString()))
+    assert body is not None
+    assert to_effect(body) == effect
+
+
+def test_an_envelope_of_a_newer_version_is_passed_over() -> None:
+    assert opened(pb.ShardOrder()) is None
+    assert opened(report(cluster.Heartbeat())) == cluster.Heartbeat()
+    assert to_effect(pb.DropPart()) is None
+
+
+def test_a_message_that_comes_again_is_passed_over_and_one_that_is_missing_ends_the_stream() -> None:
+    in_order = InOrder()
+    assert [in_order.is_new(number) for number in (1, 2, 2, 1, 0, 3)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(LinkClosed, match="message 5 came, expected 4"):
+        in_order.is_new(5)

@@ -1,0 +1,185 @@
+"""Shards together: there when all are, lost with one, and who is waited for is told whenever that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import grpc
+import pytest
+
+from aggregator.shards.group import Shards
+from aggregator.shards.messages import report
+from aggregator.shards.service import ShardService
+from protos import cluster_pb2 as cluster
+from protos import shards_pb2 as pb
+from services.runtime.metrics import AggregatorMetrics
+from services.timeouts import Ladder
+from services.transport.security import Security
+from services.transport.server import RoleServer, start_server
+from services.transport.streams import Backoff
+from tests.support.damaging import DamagingPeer
+
+LIMIT_SECONDS = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Hosts:
+    """Shard processes that are not processes, each at an address that outlives it."""
+
+    def __init__(self) -> None:
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self._running: dict[int, tuple[ShardService, RoleServer]] = {}
+
+    async def start(self, index: int) -> None:
+        service = ShardService(name=f"s{index}", metrics=AggregatorMetrics())
+        await service.start()
+        names = service.service_names
+        server = await start_server(self.addresses[index], Security(), service.handlers(), names)
+        self._running[index] = service, server
+
+    async def stop(self, index: int) -> None:
+        service, server = self._running.pop(index)
+        await service.stop()
+        await server.stop(0)
+
+    async def stop_all(self) -> None:
+        for index in list(self._running):
+            await self.stop(index)
+
+
+class Told:
+    """What shards tell, awaited."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        shards.on_ready.append(lambda: self._lines.put_nowait("ready"))
+        shards.on_lost.append(lambda why: self._lines.put_nowait(f"lost {why}"))
+        shards.on_waiting.append(lambda why: self._lines.put_nowait(f"waiting {why}"))
+
+    async def until(self, *parts: str) -> str:
+        """The next line that has all these parts."""
+        while True:
+            line = await self._lines.get()
+            if all(part in line for part in parts):
+                return line
+
+
+def with_shards(scenario: Callable[[Hosts, Shards, Told], Awaitable[None]]) -> None:
+    async def run() -> None:
+        hosts = Hosts()
+        shards = Shards(
+            hosts.addresses, Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(0.2)
+        )
+        told = Told(shards)
+        running = asyncio.ensure_future(shards.run())
+        try:
+            await scenario(hosts, shards, told)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await hosts.stop_all()
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+
+
+def test_all_must_be_there_and_the_one_that_is_not_is_named() -> None:
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        assert "shard 0 of 2" in await told.until("waiting")
+        await hosts.start(0)
+        assert hosts.addresses[1] in await told.until("waiting", "shard 1 of 2")
+        assert "shard 1 of 2" in shards.why_not_ready()
+        first, second = shards.status()
+        assert (first.name, first.detail) == ("s0", "")
+        assert (second.name, bool(second.detail)) == ("", True)
+        await hosts.start(1)
+        await told.until("ready")
+        assert (shards.ready, shards.why_not_ready()) == (True, "")
+
+    with_shards(scenario)
+
+
+def test_all_start_over_when_one_is_lost() -> None:
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        await hosts.start(0)
+        await hosts.start(1)
+        await told.until("ready")
+        await hosts.stop(1)
+        await told.until("lost", "shard 1 of 2")
+        assert not shards.ready
+        await hosts.start(1)
+        await told.until("ready")
+
+    with_shards(scenario)
+
+
+def test_an_aggregator_is_no_shard() -> None:
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        handlers: list[grpc.GenericRpcHandler] = []
+        server = await start_server(hosts.addresses[0], Security(), handlers, ())
+        await told.until("waiting", "shard 0", "it is no shard; start it with `tiermesh aggregator --shard`")
+        await server.stop(0)
+
+    with_shards(scenario)
+
+
+def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    enough = asyncio.Event()
+
+    class Hasty(Backoff):
+        async def wait(self) -> None:
+            waits.append(self.next_seconds())
+            if len(waits) == 24:
+                enough.set()
+            await asyncio.sleep(0)
+
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        await enough.wait()
+
+    monkeypatch.setattr("aggregator.shards.link.Backoff", Hasty)
+    with_shards(scenario)
+    assert max(waits) <= Ladder.of(0.2).retry
+
+
+def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
+    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+        await told.until("waiting")
+        shards.order_all(cluster.Heartbeat())
+        await hosts.start(0)
+        await hosts.start(1)
+        await told.until("ready")
+        heard = [link.heard_seconds for link in shards.links]
+        while [link.heard_seconds for link in shards.links] == heard:
+            await asyncio.sleep(0.05)  # they answer heartbeats
+
+    with_shards(scenario)
+
+
+def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() -> None:
+    async def scenario() -> None:
+        hello, beat = (
+            pb.ShardReports(epoch=3, reports=[report(body)])
+            for body in (cluster.Hello(name="s"), cluster.Heartbeat())
+        )
+        peer = DamagingPeer("tiermesh.Shard", hello, beat)
+        async with peer.serving():
+            shards = Shards(
+                [peer.address], Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(5.0)
+            )
+            told = Told(shards)
+            running = asyncio.ensure_future(shards.run())
+            await told.until("lost shard 0 of 1", "Attend: message 2, of ")
+            await peer.again.wait()
+            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -1,0 +1,94 @@
+"""A queue whose rows say anything is read, or refused in one line; it is never read as something else."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from aggregator.storage.job_queue import LAST_EPOCH, Queue
+from protos.jobs_pb2 import Job
+from services.errors import TiermeshError
+from tests.support.anything import is_told_in_one_line
+
+COLUMNS = st.sampled_from(["job", "spec_json", "fingerprint_json", "epoch"])
+VALUES = (
+    st.binary(max_size=12)
+    | st.text(max_size=12)
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)  # SQLite's NULL, which no column takes
+    | st.sampled_from(["[]", '{"a": 1}', '{"a": "b"}', "[" * 100_000, LAST_EPOCH, "x" * 10_000])
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(column=COLUMNS, value=VALUES)
+@example("job", 5)
+@example("fingerprint_json", "[" * 100_000)
+@example("epoch", LAST_EPOCH)
+@example("epoch", b"x")
+def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: str, value: Any) -> None:
+    path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"
+    path.unlink(missing_ok=True)
+    with Queue(path) as queue:
+        queue.raise_epoch()
+        queue.save(Job(id="a"), "{}", {"backend": "emulator"})
+    with sqlite3.connect(path) as connection:
+        table = "cluster" if column == "epoch" else "jobs"
+        connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+    connection.close()
+    try:
+        with Queue(path) as queue:
+            assert 0 < queue.raise_epoch() <= LAST_EPOCH
+            ((job, spec_json, fingerprint),) = queue.jobs()
+    except TiermeshError as error:
+        assert is_told_in_one_line(error)
+        return
+    assert isinstance(job, Job)
+    assert isinstance(spec_json, str)
+    assert all(isinstance(each, str) for each in fingerprint.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    column=st.sampled_from(["leader.name", "beat", "takeover_seconds", "standbys.name", "looks"]),
+    value=VALUES,
+)
+@example("beat", (1 << 63) - 1)
+@example("takeover_seconds", float("inf"))
+@example("takeover_seconds", -1.0)
+def test_any_value_in_what_leader_and_standbys_say(
+    tmp_path_factory: pytest.TempPathFactory, column: str, value: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"
+    path.unlink(missing_ok=True)
+    with Queue(path) as leader, Queue(path) as standby:
+        leader.raise_epoch("a", 25.0)
+        standby.look("b")
+        table = "standbys" if column in ("standbys.name", "looks") else "leader"
+        leader._connection.execute(f"UPDATE {table} SET {column.rpartition('.')[2]} = ?", (value,))
+        try:
+            leader.standbys()
+            leader.beat()
+            sight = standby.look("b")
+            assert standby.take_over(sight, "b", 25.0) == 2
+        except TiermeshError as error:
+            assert is_told_in_one_line(error)
+            return
+        assert isinstance(sight.leader, str)
+        assert 0 <= sight.takeover_seconds < float("inf")
+
+
+def test_a_queue_without_an_epoch_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with Queue(path):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM cluster")
+    connection.close()
+    with Queue(path) as queue, pytest.raises(TiermeshError, match="damaged or no queue at all"):
+        queue.raise_epoch()

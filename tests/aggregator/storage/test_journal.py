@@ -1,0 +1,62 @@
+"""The journal: what was written is read, whatever else the file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.storage.journal import BACKLOG_EVENTS, Journal
+from protos.jobs_pb2 import Job, JobEvent
+
+
+def journal_with(folder: Path, between: bytes) -> Journal:
+    """Two events of job a, and these bytes between them."""
+    path = folder / "a.jsonl"
+    path.unlink(missing_ok=True)
+    journal = Journal(folder)
+    journal.publish(JobEvent(job=Job(id="a"), seconds=1.5, kind="state", text="first"))
+    with path.open("ab") as file:
+        file.write(between)
+    journal.publish(JobEvent(job=Job(id="a"), seconds=2.5, kind="state", text="second"))
+    return journal
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"seconds": 1.0, "te',
+        b"5",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"seconds": "x", "text": 1}',
+        b"\xff\0",
+        b"[" * 9999,
+    ],
+)
+def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    assert [each.text for each in journal_with(tmp_path, line + b"\n").read("a")] == ["first", "second"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(damage=st.binary(max_size=40))
+def test_any_bytes_leave_the_events_before_them(
+    tmp_path_factory: pytest.TempPathFactory, damage: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "journal"
+    assert journal_with(folder, damage).read("a")[0].text == "first"
+
+
+def test_those_who_watch_are_told_the_end_however_far_they_lag(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal.subscription("a") as lagging, journal.subscription("b") as idle:
+        for number in range(BACKLOG_EVENTS + 1):
+            journal.publish(JobEvent(job=Job(id="a"), kind="step", text=str(number)))
+        journal.close()
+        events = [lagging.get_nowait() for _ in range(lagging.qsize())]
+        assert events[-1] is None and None not in events[:-1]
+        assert events[-2] is not None and events[-2].text == str(BACKLOG_EVENTS)
+        assert idle.get_nowait() is None

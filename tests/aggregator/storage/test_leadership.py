@@ -1,0 +1,215 @@
+"""What keeps an aggregator leading, on storage that answers, hangs, fails, or is another's by now."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aggregator.core.succession import Deposed
+from aggregator.storage.job_queue import Queue
+from aggregator.storage.leadership import Lead
+from services.errors import Failed
+from services.timeouts import Ladder
+
+LADDER = Ladder.of(0.5)
+LIMIT_SECONDS = 30.0
+
+
+@contextmanager
+def leading(path: Path) -> Iterator[Queue]:
+    with Queue(path, LADDER.lock) as queue:
+        queue.raise_epoch("a", LADDER.takeover)
+        yield queue
+
+
+async def until_it_ends(lead: Lead) -> Exception:
+    try:
+        await asyncio.wait_for(lead.run(), LIMIT_SECONDS)
+    except Exception as error:
+        return error
+    raise AssertionError("it ended well")
+
+
+def end_of(lead: Lead) -> Exception:
+    return asyncio.run(until_it_ends(lead))
+
+
+def test_it_beats_for_those_that_stand_by_and_ends_when_one_takes_over(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+
+    async def scenario(queue: Queue, other: Queue) -> Exception:
+        lead = Lead(queue, LADDER)
+        ending = asyncio.ensure_future(until_it_ends(lead))
+        first = other.look("b")
+        assert (first.epoch, first.leader, first.known) == (1, "a", False)
+        while other.look("b").beat < first.beat + 3:
+            assert not ending.done()
+            await asyncio.sleep(LADDER.tick)  # as a standby does
+        assert list(lead.standbys.silent_seconds(time.monotonic())) == ["b"]
+        other.raise_epoch("b")
+        return await ending
+
+    with leading(path) as queue, Queue(path) as other:
+        error = asyncio.run(scenario(queue, other))
+    assert isinstance(error, Deposed)
+    assert "epoch 2 has taken over from epoch 1" in str(error)
+
+
+def test_with_no_standby_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with leading(path) as queue:
+        content = path.read_bytes()
+        lead = Lead(queue, LADDER)
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(asyncio.wait_for(lead.run(), 5 * LADDER.tick))
+        assert path.read_bytes() == content
+
+
+def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "queue.sqlite"
+    with leading(path) as queue, Queue(path) as other:
+        other.look("b")
+        lead = Lead(queue, LADDER)
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)  # it knows of b
+        lead._led_seconds = time.monotonic()
+        began = time.monotonic()
+        blocker = sqlite3.connect(path, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        error = end_of(lead)
+        assert time.monotonic() - began > LADDER.lapse
+        blocker.close()
+    assert isinstance(error, Deposed)
+    assert "locked by another process" in str(error) and "this one leads no longer" in str(error)
+    assert [record.getMessage() for record in caplog.records if "no longer" in record.getMessage()] == [
+        str(error)
+    ]
+
+
+class Hanging(Queue):
+    """Its storage stops answering."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def hang(self) -> None:
+        self.asked.clear()
+        self.answers.clear()
+
+    def standbys(self) -> dict[str, int]:
+        self.asked.set()
+        self.answers.wait(LIMIT_SECONDS)
+        return super().standbys()
+
+    def resign(self) -> None:
+        raise Failed("it hung")
+
+
+def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+
+    async def scenario(lead: Lead, queue: Hanging) -> Exception:
+        error = await until_it_ends(lead)
+        queue.answers.set()
+        await asyncio.get_running_loop().run_in_executor(None, lead.close)
+        return error
+
+    queue = Hanging(path)
+    with queue, Queue(path) as other:
+        queue.raise_epoch("a", LADDER.takeover)
+        other.look("b")
+        lead = Lead(queue, LADDER)
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead._led_seconds = time.monotonic()
+        queue.hang()
+        error = asyncio.run(scenario(lead, queue))
+    assert isinstance(error, Deposed)
+    assert "the storage does not answer" in str(error)
+
+
+def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_storage(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    away = threading.Event()  # nobody sets it
+
+    async def scenario(lead: Lead, queue: Hanging, other: Queue) -> Exception:
+        ending = asyncio.ensure_future(until_it_ends(lead))
+        while not queue.asked.is_set():
+            await asyncio.sleep(LADDER.tick / 10)
+        # the loop stands still, as a process does that is stopped
+        away.wait(LADDER.lapse + 2 * LADDER.tick)
+        other.raise_epoch("b")
+        await asyncio.sleep(LADDER.tick)  # what was due by then has been done
+        assert not ending.done()
+        queue.answers.set()
+        return await ending
+
+    queue = Hanging(path)
+    with queue, Queue(path) as other:
+        queue.raise_epoch("a", LADDER.takeover)
+        other.look("b")
+        lead = Lead(queue, LADDER)
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead._led_seconds = time.monotonic()
+        queue.hang()
+        error = asyncio.run(scenario(lead, queue, other))
+    assert isinstance(error, Deposed)
+    assert "epoch 2 has taken over from epoch 1" in str(error)
+
+
+def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) -> None:
+    class Broken(Queue):
+        def standbys(self) -> dict[str, int]:
+            raise Failed("queue.sqlite: damaged")
+
+    with Broken(tmp_path / "queue.sqlite") as queue:
+        error = end_of(Lead(queue, LADDER))
+    assert type(error) is Failed
+    assert str(error) == "queue.sqlite: damaged"
+
+
+def test_who_was_away_for_long_looks_before_it_acts(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with leading(path) as queue, Queue(path) as other:
+        lead = Lead(queue, LADDER)
+        other.look("b")
+        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        assert other.look("b").beat == 1, "it leads still, and shows it"
+        other.raise_epoch("b")
+        lead.hold(time.monotonic() + 2 * LADDER.takeover + 0.01)  # just now it led
+        with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
+            lead.hold(time.monotonic() + 4 * LADDER.takeover)
+
+
+def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with leading(path) as queue, Queue(path) as other:
+        lead = Lead(queue, LADDER)
+        other.look("b")
+        now = time.monotonic()
+        for away in (1, 2, 3, 4):
+            lead.hold(now + away * (LADDER.comeback + 1))
+        assert not lead.standbys
+        assert not other.look("b").known
+
+
+def test_who_ends_well_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with leading(path) as queue, Queue(path) as other:
+        assert other.look("b").takeover_seconds == LADDER.takeover
+        Lead(queue, LADDER).close()
+        sight = other.look("b")
+        assert sight.takeover_seconds == 0.0
+        assert other.take_over(sight, "b", LADDER.takeover) == 2
+        Lead(queue, LADDER).close()
+        assert other.look("b").takeover_seconds == LADDER.takeover, "who leads no longer resigns nothing"

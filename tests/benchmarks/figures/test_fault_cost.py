@@ -1,0 +1,43 @@
+"""The cost of minding faults: its interval; and a short measurement, of real clusters."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.figures import fault_cost
+from benchmarks.harness.setting import ROOT
+
+
+def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree() -> None:
+    assert fault_cost.geometric_mean([0.5, 2.0, 8.0]) == pytest.approx(2.0)
+
+
+def test_the_interval_has_the_true_ratio_about_as_often_as_it_says() -> None:
+    draw = random.Random(1)
+    samples = [[1.01 * draw.lognormvariate(0.0, 0.02) for _ in range(30)] for _ in range(20)]
+    found = [fault_cost.interval([[ratio] for ratio in sample]) for sample in samples]
+    assert sum(low <= 1.01 <= high for low, high in found) >= 16
+    assert max(high - low for low, high in found) < 0.02
+
+
+def test_what_all_pairs_of_a_round_share_makes_the_interval_wider() -> None:
+    pairs = [0.97, 1.0, 1.03, 0.99, 1.02, 1.04]
+    alike = fault_cost.interval([[ratio] * 4 for ratio in pairs])
+    apart = fault_cost.interval([pairs[at:] + pairs[:at] for at in range(6)])
+    assert alike[1] - alike[0] > 0.02
+    assert apart[1] - apart[0] < 1e-9
+
+
+def test_what_is_measured_is_what_the_documentation_proposes() -> None:
+    proposed = f"verify_fraction: {fault_cost.VERIFY_FRACTION}\n"
+    assert proposed in (ROOT / "docs" / "configuration.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_short_measurement_counts_all_daemons(capsys: pytest.CaptureFixture[str]) -> None:
+    fault_cost.run(rounds=1, pairs=2, block_steps=2)
+    said = capsys.readouterr().out
+    assert said.startswith("fault_cost: ") and "of 2 pairs of blocks of 2 steps, in 1 rounds" in said
+    assert all(f"{name} " in said for name in ("optimizer", "aggregator", "worker-1", "worker-2"))

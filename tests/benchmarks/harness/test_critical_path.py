@@ -1,0 +1,69 @@
+"""The critical path of a step, where it can be worked out by hand: chunks of a second each on the link."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.harness.critical_path import CriticalPath, Parts, critical_path
+from services.tensors.layout import CHUNK_ELEMENTS
+
+CHUNK = CHUNK_ELEMENTS
+PARTS = Parts(
+    elements=3 * CHUNK,
+    pass_seconds=6.0,
+    uses=((CHUNK, 0.0), (2 * CHUNK, 1.0), (3 * CHUNK, 1.5)),
+    ready=((2 * CHUNK, 3.0), (CHUNK, 4.5), (0, 6.0)),
+    link_seconds=1 / CHUNK,
+)
+
+
+def test_a_pass_is_as_late_as_the_parameter_that_holds_it_up_most() -> None:
+    # They arrive after 1, 2 and 3 s, and are used after 0, 1 and 1.5 s of the pass: the third holds it up by 1.5 s.
+    # Its gradients are gone by 1.5 + 6 + 1: the last of them waits for the pass alone.
+    assert critical_path(PARTS) == CriticalPath(
+        weights_end=3.0, pass_delay=1.5, pass_end=7.5, step_seconds=8.5
+    )
+
+
+def test_gradients_wait_for_the_link() -> None:
+    at_once = replace(PARTS, ready=((0, 4.0),))
+    assert critical_path(at_once).step_seconds == 1.5 + 4.0 + 3
+
+
+def test_gradients_that_are_ready_late_wait_for_the_pass() -> None:
+    last_first = replace(PARTS, ready=((2 * CHUNK, 1.0), (CHUNK, 1.1), (0, 1.2)))
+    assert critical_path(last_first).step_seconds == max(1.5 + 6.0, 1.5 + 1.0 + 3)
+
+
+def test_without_a_link_a_step_is_its_pass() -> None:
+    free = critical_path(replace(PARTS, link_seconds=0.0))
+    assert free == CriticalPath(weights_end=0.0, pass_delay=0.0, pass_end=6.0, step_seconds=6.0)
+
+
+def test_without_a_pass_a_step_is_its_transfers() -> None:
+    idle = replace(
+        PARTS, pass_seconds=0.0, uses=tuple((stop, 0.0) for stop, _ in PARTS.uses), ready=((0, 0.0),)
+    )
+    assert critical_path(idle).step_seconds == 6.0 == idle.transfer_seconds
+
+
+def test_updates_go_on_while_the_link_is_busy() -> None:
+    # The first chunk's update is waited for, that of the others only where it is slower than the link.
+    quick = replace(PARTS, update_seconds=0.25 / CHUNK, sum_seconds=0.125 / CHUNK)
+    assert critical_path(quick).weights_end == pytest.approx(3.25)
+    assert critical_path(quick).step_seconds == pytest.approx(8.5 + 0.25 + 0.125)
+    slow = replace(PARTS, update_seconds=2 / CHUNK)
+    assert critical_path(slow).weights_end == pytest.approx(7.0)
+
+
+def test_a_parameter_across_chunks_waits_for_the_last_of_them() -> None:
+    across = replace(PARTS, uses=((CHUNK + 1, 0.0),))
+    assert critical_path(across).pass_delay == 2.0
+
+
+def test_the_last_chunk_may_be_shorter() -> None:
+    short = replace(PARTS, elements=2 * CHUNK + CHUNK // 2, uses=(), ready=((0, 6.0),))
+    assert critical_path(short).weights_end == 2.5
+    assert critical_path(short).step_seconds == 8.5

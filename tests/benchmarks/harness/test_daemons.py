@@ -1,0 +1,82 @@
+"""Waiting for what daemons do: no longer than they live, and not for those that were killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.daemons import Daemons, Job
+from services.errors import Failed
+
+LONG_SECONDS = 60.0
+UNTIL_INPUT_ENDS = "import sys; sys.stdin.read()"
+
+
+class Processes(Daemons):
+    """Some that are up until their input ends, in the place of daemons."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__("none", Job(Path("none"), Path("none")), workers=0)
+        for name in names:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", UNTIL_INPUT_ENDS], stdin=subprocess.PIPE
+            )
+
+    def _open_gate(self, path: Path, stack: ExitStack) -> None:
+        """There is none."""
+
+    def end(self, name: str) -> None:
+        """Have one end by itself."""
+        process = self.processes[name]
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def daemons() -> Iterator[Processes]:
+    processes = Processes("a", "b")
+    try:
+        yield processes
+    finally:
+        processes._kill()
+
+
+def test_what_is_there_is_returned(daemons: Processes) -> None:
+    looks = iter([None, None, "found"])
+    assert daemons.until(lambda: next(looks), "it", LONG_SECONDS) == "found"
+
+
+def test_a_wait_has_a_limit(daemons: Processes) -> None:
+    with pytest.raises(Failed, match=r"waited 0\.05 s for it; see .*none"):
+        daemons.until(lambda: None, "it", 0.05)
+
+
+def test_a_daemon_that_ends_ends_each_wait(daemons: Processes, tmp_path: Path) -> None:
+    daemons.end("b")
+    with pytest.raises(Failed, match=r"b has ended, and it was waited for; see .*b\.log"):
+        daemons.until(lambda: None, "it", LONG_SECONDS)
+    with pytest.raises(Failed, match=r"b has ended, and .*gone of a was waited for"):
+        daemons.wait_written("a", tmp_path / "gone", LONG_SECONDS)
+    with pytest.raises(Failed, match="b has ended, and noon was waited for"):
+        daemons.until_moment(time.time() + LONG_SECONDS, "noon")
+
+
+def test_what_a_daemon_left_as_it_ended_is_found(daemons: Processes) -> None:
+    def look() -> str | None:
+        daemons.end("a")
+        return "found" if daemons.processes["a"].poll() is not None else None
+
+    assert daemons.until(look, "it", LONG_SECONDS) == "found"
+
+
+def test_one_that_was_killed_is_not_missed(daemons: Processes) -> None:
+    daemons.kill("a")
+    began = time.time()
+    daemons.until_moment(began + 0.05, "a moment")
+    assert time.time() >= began + 0.05

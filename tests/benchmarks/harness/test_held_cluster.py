@@ -1,0 +1,106 @@
+"""Workers are held together, at the step that is due, and steps are counted whole."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.held_cluster import HoldingGate, LonePass, median_pass
+from services.errors import Failed
+
+PASS = {"seconds": 2.0, "uses": [[4, 0.5], [8, 1.0]], "ready": [[4, 1.5], [0, 2.0]]}
+
+
+class Worker:
+    """As a held worker speaks, from a thread of its own.
+
+    Attributes:
+        orders: that it was given.
+    """
+
+    def __init__(self, path: Path, says: list[dict[str, Any]]) -> None:
+        self.orders: list[dict[str, int]] = []
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(str(path))
+        self._thread = Thread(target=self._run, args=(says,))
+        self._thread.start()
+
+    def _run(self, says: list[dict[str, Any]]) -> None:
+        with self._connection, self._connection.makefile("r") as lines:
+            for said in says:
+                self._connection.sendall(json.dumps({"passes": [], "elements": 8, **said}).encode() + b"\n")
+                line = lines.readline()
+                if line:
+                    self.orders.append(json.loads(line))
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[HoldingGate]:
+    with HoldingGate(tmp_path / "gate", workers=2) as opened:
+        yield opened
+
+
+def test_the_first_step_may_be_one_worker_s_alone(gate: HoldingGate, tmp_path: Path) -> None:
+    first = Worker(tmp_path / "gate", [{"step": 0, "ends": []}, {"step": 2, "ends": [1.0, 2.0, 3.0]}])
+    second = Worker(tmp_path / "gate", [{"step": 1, "ends": []}, {"step": 2, "ends": [3.0]}])
+    gate.warm_up(2)
+    assert gate.elements == 8
+    gate.__exit__(None, None, None)
+    for worker in (first, second):
+        worker.join()
+        assert worker.orders == [{"until": 2}]
+
+
+def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
+    gate: HoldingGate, tmp_path: Path
+) -> None:
+    says = [
+        [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0, 8.0], [2.0, 5.0, 7.0])
+    ]
+    workers = [Worker(tmp_path / "gate", each) for each in says]
+    gate.warm_up(1)
+    assert gate.step_seconds(2) == (8.0 - 2.0) / 2
+    gate.__exit__(None, None, None)
+    for worker in workers:
+        worker.join()
+        assert worker.orders == [{"until": 4}]
+
+
+def test_a_worker_that_computed_another_s_part_is_told_of(gate: HoldingGate, tmp_path: Path) -> None:
+    says = [
+        [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0], [2.0, 3.0, 5.0, 7.0])
+    ]
+    workers = [Worker(tmp_path / "gate", each) for each in says]
+    gate.warm_up(1)
+    with pytest.raises(Failed, match="micro-batches for 3 steps"):
+        gate.step_seconds(2)
+    gate.__exit__(None, None, None)
+    for worker in workers:
+        worker.join()
+
+
+def test_lone_passes_are_those_of_every_worker(gate: HoldingGate, tmp_path: Path) -> None:
+    says = [{"step": 1, "ends": []}, {"step": 1, "ends": [], "passes": [PASS]}]
+    workers = [Worker(tmp_path / "gate", says) for _ in range(2)]
+    gate.warm_up(1)
+    lone = LonePass(2.0, ((4, 0.5), (8, 1.0)), ((4, 1.5), (0, 2.0)))
+    assert gate.lone_passes(1) == [[lone], [lone]]
+    gate.__exit__(None, None, None)
+    for worker in workers:
+        worker.join()
+        assert worker.orders == [{"passes": 1}]
+
+
+def test_the_median_pass_is_one_moment_by_moment() -> None:
+    passes = [LonePass(seconds, ((4, seconds / 4),), ((0, seconds),)) for seconds in (4.0, 1.0, 2.0)]
+    assert median_pass(passes) == LonePass(2.0, ((4, 0.5),), ((0, 2.0),))

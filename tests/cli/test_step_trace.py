@@ -1,0 +1,176 @@
+"""What is read out of daemons' timelines: transfers, what computing hides of them, one file and one picture of all."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.step_picture import draw, write
+from cli.step_trace import StepTrace, length, side_by_side, union, without
+from services.errors import Refused
+
+MILLION = 1e6
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class File:
+    """A daemon's timeline; times are in seconds."""
+
+    def __init__(self, role: str, name: str, *, boot: str = "a", zero: float = 0.0) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._other = {
+            "process": name if name.startswith(role) else f"{role} {name}",
+            "role": role,
+            "name": name,
+            "boot_id": boot,
+            "unix_seconds_at_zero": zero,
+        }
+        self._lanes: dict[str, int] = {}
+
+    def add(self, lane: str, name: str, start: float, stop: float | None = None, **args: Any) -> None:
+        """A span, or a mark."""
+        event = {
+            "name": name,
+            "pid": 7,
+            "tid": self._lanes.setdefault(lane, len(self._lanes)),
+            "ts": MILLION * start,
+            "args": args,
+        }
+        self.events.append(
+            {**event, "ph": "i"} if stop is None else {**event, "ph": "X", "dur": MILLION * (stop - start)}
+        )
+
+    def write(self, folder: Path) -> None:
+        names = [
+            {"ph": "M", "name": "thread_name", "pid": 7, "tid": tid, "args": {"name": lane}}
+            for lane, tid in self._lanes.items()
+        ]
+        content = {"traceEvents": names + self.events, "otherData": self._other}
+        (folder / f"{self._other['process']}.json").write_text(json.dumps(content))
+
+
+def record(folder: Path, *, boot: str = "a", shift: float = 0.0) -> None:
+    """Step 4 of one worker and an aggregator, and the pass of step 5; another host's clock is `shift` behind.
+
+    Forward 0 to 2, backward 2 to 6; two chunks up, 3 to 5 and 4 to 7; COMMIT at 8; two chunks down, 8 to 10 and 9 to
+    12; the next forward pass from 9 to 14 waits from 11 to 12.
+    """
+    worker, aggregator = File("worker", "box"), File("aggregator", "box", boot=boot, zero=shift)
+    for step, begin, middle, end in ((4, 0.0, 2.0, 6.0), (5, 9.0, 14.0, 16.0)):
+        worker.add("device", "forward", begin, middle)
+        worker.add("device", "backward", middle, end)
+        worker.add("device", "micro-batch", begin, end, step=step, index=0, last=True)
+    worker.add("device", "wait for weights", 11.0, 12.0, chunk=1)
+    for chunk, start, stop in ((1, 3.0, 5.0), (0, 4.0, 7.0)):
+        worker.add("send", "send", start, start + 0.5, step=4, lease=9, chunk=chunk)
+        aggregator.add("from box", "gradient", stop - shift, step=4, lease=9, chunk=chunk)
+    aggregator.add("kernel", "COMMIT", 8.0 - shift, step=4)
+    for chunk, start, stop in ((0, 8.0, 10.0), (1, 9.0, 12.0)):
+        aggregator.add(
+            "to box", "send", start - shift, start - shift + 0.1, step=5, worker="box", chunk=chunk
+        )
+        worker.add("receive", "weights", stop, step=5, chunk=chunk)
+    worker.write(folder)
+    aggregator.write(folder)
+
+
+def test_how_much_of_the_exchange_computing_hides(tmp_path: Path) -> None:
+    record(tmp_path)
+    trace = StepTrace(tmp_path)
+    assert (trace.workers, trace.steps) == (["worker box"], [4])
+    up, down = trace.hidden(up=True), trace.hidden(up=False)
+    assert (up.transfer, up.overlap) == pytest.approx((4.0, 3.0)), "3 to 7, of which 3 to 6 is computed"
+    assert (down.transfer, down.overlap) == pytest.approx((4.0, 2.0)), (
+        "8 to 12, of which 9 to 11: then it waits"
+    )
+    assert (up.share, down.share) == pytest.approx((0.75, 0.5))
+
+
+def test_hosts_with_clocks_of_their_own_meet_on_the_calendar(tmp_path: Path) -> None:
+    record(tmp_path, boot="b", shift=100.0)
+    trace = StepTrace(tmp_path)
+    assert trace.hidden(up=True).share == pytest.approx(0.75)
+    starts = {each["name"]: each["ts"] / MILLION for each in trace.merged()["traceEvents"] if "ts" in each}
+    assert starts["COMMIT"] == pytest.approx(8.0)
+
+
+def test_one_host_has_one_clock_whatever_the_calendar_says(tmp_path: Path) -> None:
+    record(tmp_path)
+    content = json.loads((tmp_path / "aggregator box.json").read_text())
+    content["otherData"]["unix_seconds_at_zero"] = 5.0
+    (tmp_path / "aggregator box.json").write_text(json.dumps(content))
+    assert StepTrace(tmp_path).hidden(up=True).share == pytest.approx(0.75)
+
+
+def test_a_merged_file_tells_processes_apart(tmp_path: Path) -> None:
+    record(tmp_path)
+    merged = StepTrace(tmp_path).merged()["traceEvents"]
+    lanes = {(each["pid"], each["args"]["name"]) for each in merged if each["name"] == "thread_name"}
+    assert lanes == {
+        *((1, lane) for lane in ("from box", "kernel", "to box")),
+        *((2, lane) for lane in ("device", "send", "receive")),
+    }, "two processes of one id, as containers have them"
+
+
+def test_a_picture_has_a_bar_for_everything(tmp_path: Path) -> None:
+    record(tmp_path)
+    picture = xml.etree.ElementTree.fromstring(draw(StepTrace(tmp_path), 4))
+    words = {each.text for each in picture.iter(f"{SVG}text")}
+    assert words >= {
+        "Step 4, and the forward pass of step 5",
+        "worker box: computing",
+        "worker box: gradients up",
+        "worker box: weights down",
+        "COMMIT of step 4",
+        "0 ms",
+        "14000 ms",
+    }
+    bars = {each.text for each in picture.iter(f"{SVG}title")}
+    assert bars >= {
+        "chunk 0 of step 5, 2000.00 ms",
+        "chunk 1 of step 5, 2000.00 ms",
+        "wait for weights, chunk 1, 1000.00 ms",
+    }
+
+
+def test_both_are_written_for_the_step_in_the_middle(tmp_path: Path) -> None:
+    record(tmp_path)
+    write(tmp_path, tmp_path / "merged")
+    assert "Step 4" in (tmp_path / "merged" / "step.svg").read_text()
+    assert json.loads((tmp_path / "merged" / "timeline.json").read_text())["traceEvents"]
+
+
+def test_bars_of_a_row_do_not_lie_over_each_other(tmp_path: Path) -> None:
+    record(tmp_path)
+    bars = [(each.start, each.stop) for each in side_by_side(StepTrace(tmp_path).transfers) if each.up]
+    assert bars == [(3.0, 5.0), (5.0, 7.0)]
+
+
+def test_a_folder_without_timelines(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="no timeline's file; expected the folder"):
+        StepTrace(tmp_path)
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(Refused, match=r"other\.json: no timeline; expected a file that a daemon wrote"):
+        StepTrace(tmp_path)
+
+
+def test_timelines_without_a_whole_step(tmp_path: Path) -> None:
+    worker = File("worker", "box")
+    worker.add("device", "forward", 1.0, 2.0)
+    worker.write(tmp_path)
+    with pytest.raises(Refused, match="no whole step"):
+        write(tmp_path, tmp_path / "merged")
+    with pytest.raises(Refused, match="no complete step"):
+        StepTrace(tmp_path).hidden(up=True)
+
+
+def test_time_is_counted_once() -> None:
+    assert union([(3, 5), (1, 2), (4, 6)]) == [(1, 2), (3, 6)]
+    assert without([(0, 10)], [(2, 3), (5, 20)]) == [(0, 2), (3, 5)]
+    assert without([(0, 1), (4, 6)], [(1, 4)]) == [(0, 1), (4, 6)]
+    assert without([(2, 3)], [(0, 9)]) == []
+    assert length([(0, 2), (3, 5)]) == 4

@@ -1,0 +1,93 @@
+"""What ttnn says becomes one line with the likely causes and what to run."""
+
+from __future__ import annotations
+
+import pytest
+
+from mesh.ttnn_errors import LIKELY_CAUSES, explained, own_words, why_not_opened
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "Physical chip id 7 not found in control plane chip mapping. You are calling for a chip outside of the "
+            "fabric cluster. Check that your mesh graph descriptor specifies the correct topology",
+            ["chip 7 is not in the mesh", "`tt-topology -l mesh`", "`tt-smi -r`", "TT_MESH_GRAPH_DESC_PATH"],
+        ),
+        (
+            "Graph specified in MGD could not fit in the discovered physical topology. . Either relax pinnings or",
+            [
+                "asks for devices or links that were not found",
+                "TT_MESH_GRAPH_DESC_PATH",
+                "`tt-topology -l mesh`",
+            ],
+        ),
+        (
+            "Requested mesh shape MeshShape([4, 8]) requires 32 devices, but only 8 devices are available in the "
+            "system mesh MeshShape([2, 4]).",
+            ["it needs 32 devices, but only 8 are here, as [2, 4]: set mesh_shape to that"],
+        ),
+        (
+            "Requested mesh is too big and is not rotatable: MeshShape([2, 4]) and SystemMesh MeshShape([1, 8])",
+            ["the devices are arranged as [1, 8]: set mesh_shape to that"],
+        ),
+        (
+            "Custom mesh graph descriptor file not found: /x/y.textproto",
+            ["no mesh graph descriptor /x/y.textproto"],
+        ),
+        ("Fabric is being used but Device 4 is not active. This may", ["device 4 is not in the mesh"]),
+        ("Trying to get un-initialized fabric context", ["were not set up before the mesh was opened"]),
+        (
+            "Error, tried to set num initialized routers again for device 0",
+            ["devices are open already in this process", "close it first"],
+        ),
+        ("SetFabricConfig(FABRIC_2D) is not allowed while devices are still open: it", ["open already"]),
+        ("SubDeviceManagerTracker is not initialized", ["the mesh is closed: open one"]),
+        (
+            "Fabric Router Sync: Timeout after 10000 ms on Device 3: expected",
+            ["device 3 does not answer", "`tt-smi -r`"],
+        ),
+        ("No chips detected in the cluster", ["no chip was found", "tt-kmd"]),
+        (
+            "Invalid TT_MESH_ID: Local mesh binding mesh_id 1 not found in mesh graph descriptor",
+            ["TT_MESH_ID is 1, which is not in the mesh graph descriptor"],
+        ),
+        ("Invalid chip ID in TT_VISIBLE_DEVICES: 9", ["TT_VISIBLE_DEVICES names chip 9"]),
+        (
+            "Out of Memory: Not enough space to allocate 214748364800 B DRAM buffer across 12 banks, where each",
+            ["memory is full", "214748364800 B DRAM", "smaller batch_size"],
+        ),
+    ],
+)
+def test_known_errors_say_what_to_do(said: str, words: list[str]) -> None:
+    error = RuntimeError(
+        f"TT_FATAL @ /project/x.cpp:1: a == b\ninfo:\n{said}\nbacktrace:\n --- one\n --- two\n"
+    )
+    text = explained(error)
+    assert text is not None
+    assert [each for each in words if each not in text] == []
+    assert "\n" not in text and "one" not in text.split("(ttnn: ")[1].split() and "project" not in text
+    assert why_not_opened(error) == text
+
+
+def test_causes_are_in_order_of_likelihood() -> None:
+    error = RuntimeError(
+        "TT_THROW @ /project/x.cpp:1: tt::exception\ninfo:\nread of a register failed\nbacktrace:\n"
+    )
+    assert explained(error) is None
+    text = why_not_opened(error)
+    assert text == f"read of a register failed; {LIKELY_CAUSES}"
+    steps = [
+        "another process",
+        "`tt-smi -r`",
+        "`tt-topology -l mesh`",
+        "mesh_shape or TT_MESH_GRAPH_DESC_PATH",
+    ]
+    places = [text.index(step) for step in steps]
+    assert places == sorted(places)
+
+
+def test_ttnns_own_words_are_cut_to_a_line() -> None:
+    assert own_words(RuntimeError("one\ntwo\nbacktrace:\n x")) == "one two"
+    assert len(own_words(RuntimeError("word " * 200))) < 250

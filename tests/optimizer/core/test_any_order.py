@@ -1,0 +1,101 @@
+"""Whatever an aggregator orders, in any state: the optimizer's core obeys, refuses or passes it over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optimizer.core import events as ev
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from services.protocol.envelope import seal
+from tests.support.anything import message
+from tests.support.dialogues.optimizer import PLAN, Dialogue
+
+LIKELY = {
+    "job": st.just("a"),
+    "epoch": st.just(1),
+    "epoch_seen": st.just(1),
+    "protocol": st.just(1),
+    "role": st.just("aggregator"),
+    "generation": st.just(1),
+    "step": st.integers(0, 4),
+    "kind": st.sampled_from([GRADIENT, INITIAL_WEIGHTS]),
+    "index": st.integers(0, 1),
+    "layout_json": st.just("layout"),
+}
+ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
+STEPS = st.integers(0, 4)
+INPUTS = st.one_of(
+    st.builds(
+        ev.Ordered,
+        st.sampled_from([1, 1, 1, 0, 1 << 63]),
+        st.one_of([message(kind, **LIKELY) for kind in ORDERS]),
+    ),
+    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
+    st.builds(ev.ChunkArrived, message(ChunkHeader, **LIKELY)),
+    st.builds(ev.Connected, message(pb.Hello, **LIKELY)),
+    st.builds(ev.Measured, st.just("a"), STEPS, st.just(2.0), st.booleans(), st.just(0.1)),
+    st.builds(ev.Updated, st.just("a"), STEPS, st.integers(0, 1)),
+    st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just((1 << 32) - 1)),
+    st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
+    st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),
+    st.builds(ev.NotSaved, st.just("a"), st.just(1), STEPS, st.just("disk full")),
+    st.sampled_from([ev.Disconnected(), ev.TensorsLost(), ev.Broke("a", "no room")]),
+)
+
+
+def opened() -> Dialogue:
+    talk = Dialogue()
+    talk.open()
+    talk.loaded()
+    return talk
+
+
+def receiving() -> Dialogue:
+    talk = opened()
+    talk.order(pb.Initialise(job="a", layout_json="layout"))
+    talk.give(ev.Allocated("a", "layout", talk.elements))
+    return talk
+
+
+def training() -> Dialogue:
+    talk = Dialogue()
+    talk.open()
+    talk.loaded(step=0)
+    return talk
+
+
+STATES: dict[str, Callable[[], Dialogue]] = {
+    "connected": Dialogue,
+    "empty": opened,
+    "receiving": receiving,
+    "training": training,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@settings(max_examples=120, deadline=None)
+@given(inputs=st.lists(INPUTS, min_size=1, max_size=12))
+def test_nothing_that_an_aggregator_orders_stops_an_optimizer(state: str, inputs: list[ev.Input]) -> None:
+    talk = STATES[state]()
+    for event in inputs:
+        effects = talk.core.handle(event)
+        assert len(effects) <= 4
+        for effect in effects:
+            if isinstance(effect, ev.Say):
+                seal(pb.OptimizerMessage, talk.core.epoch, effect.body).SerializeToString()
+        assert len(talk.stream()) <= 2
+
+
+def test_there_is_no_generation_after_the_last() -> None:
+    talk = Dialogue()
+    talk.open(generation=(1 << 32) - 1)
+    assert talk.loaded() == [
+        "say unable: generation 4294967295 is the last that there is, and the job needs another; the file that says so "
+        "is damaged, or the aggregator's record of the job"
+    ]
+    assert talk.core.open_job is None

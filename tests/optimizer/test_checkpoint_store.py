@@ -1,0 +1,92 @@
+"""What is read of a job's folder: the highest generation and epoch, and the newest checkpoint that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from optimizer.checkpoint_store import EpochFile, JobStore
+from protos import cluster_pb2 as pb
+from services.config import JobConfig, LinearRegressionConfig
+from services.errors import Failed, Refused
+from services.protocol.plan import LAST_EPOCH, LAST_GENERATION
+from services.tensors.layout import Layout
+from tests.support.anything import is_told_in_one_line
+
+
+@settings(max_examples=100, deadline=None)
+@given(content=st.binary(max_size=20) | st.integers().map(lambda number: str(number).encode()))
+@example(content=b"9" * 5000)
+@example(content=str(LAST_GENERATION + 1).encode())
+@example(content=b"-1")
+def test_any_generation_file(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    root = tmp_path_factory.getbasetemp() / "store"
+    (root / "a").mkdir(parents=True, exist_ok=True)
+    (root / "a" / "generation").write_bytes(content)
+    try:
+        assert 0 <= JobStore(root).generation("a") <= LAST_GENERATION
+    except Refused as error:
+        assert is_told_in_one_line(error)
+        assert str(root / "a" / "generation") in str(error)
+
+
+@settings(max_examples=50, deadline=None)
+@given(content=st.binary(max_size=20) | st.integers().map(lambda number: str(number).encode()))
+@example(content=str(LAST_EPOCH + 1).encode())
+def test_any_epoch_file(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "epoch"
+    path.write_bytes(content)
+    try:
+        assert 0 <= EpochFile(path).read() <= LAST_EPOCH
+    except Refused as error:
+        assert is_told_in_one_line(error)
+        assert str(path) in str(error)
+
+
+def test_an_epoch_is_kept(tmp_path: Path) -> None:
+    file = EpochFile(tmp_path / "epoch")
+    assert file.read() == 0
+    for epoch in (1, 7, LAST_EPOCH):
+        file.write(epoch)
+        assert EpochFile(tmp_path / "epoch").read() == epoch
+    with pytest.raises(Failed, match=r"missing/epoch: not written: No such file"):
+        EpochFile(tmp_path / "missing" / "epoch").write(1)
+
+
+@contextmanager
+def fenced_off() -> Iterator[None]:
+    raise Failed("epoch 2 has taken over")
+    yield
+
+
+def test_whoever_was_replaced_gives_out_no_generation(tmp_path: Path) -> None:
+    JobStore(tmp_path).save_generation("a", 3)
+    with pytest.raises(Failed, match="epoch 2 has taken over"):
+        JobStore(tmp_path, fenced_off).save_generation("a", 4)
+    assert JobStore(tmp_path).generation("a") == 3
+
+
+def test_a_void_checkpoint_is_passed_over_and_stays(tmp_path: Path) -> None:
+    store = JobStore(tmp_path)
+    config = JobConfig(model=LinearRegressionConfig())
+    layout = Layout.build([("weight", (3,), True, "weight", False)])
+    for generation, step in ((1, 0), (1, 4), (1, 5), (2, 6)):
+        weights = np.full(3, step, np.float32)
+        store.write("a", generation, step, config, layout, weights, {}, {"config.json": b"{}"})
+
+    def newest(*void: tuple[int, int]) -> tuple[int, int]:
+        voids = [pb.Void(generation=each[0], step=each[1]) for each in void]
+        checkpoint, notices = store.newest("a", voids)
+        assert checkpoint is not None
+        return checkpoint.step, sum("found faulty since" in notice for notice in notices)
+
+    assert newest() == newest((1, 3)) == (6, 0), "of a later generation"
+    assert newest((2, 4), (1, 5)) == (4, 2)
+    assert newest((2, 0)) == (0, 3)
+    assert len(list((tmp_path / "a").glob("step-*"))) == 4

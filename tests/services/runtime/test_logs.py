@@ -1,0 +1,70 @@
+"""Logs: text and JSON, fields, one line a record."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from services.errors import Refused
+from services.runtime import logs
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_json_logs_are_one_object_a_line_with_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    log = logging.getLogger("worker.service")
+    log.debug("hidden")
+    log.info("computed %d\nmicro-batches", 3, extra={"job": "job-1", "step": 5, "peer": "host-a"})
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        log.exception("broke", extra={"level": "not overwritten"})
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = map(json.loads, captured.err.splitlines())
+    assert first.pop("time")
+    assert first == {
+        "level": "info",
+        "logger": "worker.service",
+        "message": "computed 3\nmicro-batches",
+        "job": "job-1",
+        "step": 5,
+        "peer": "host-a",
+    }
+    assert second["level"] == "error"
+    assert "ValueError" in second["traceback"]
+
+
+def test_text_logs_are_one_line_with_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("warning", "text")
+    logging.getLogger("x").info("hidden")
+    logging.getLogger("x").warning("two\nlines", extra={"job": "job-1"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("WARNING x: two | lines job=job-1")
+
+
+def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logs.configure("info", "json")
+    logging.getLogger("x").info("once")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "once"
+
+
+def test_other_levels_and_formats_are_refused() -> None:
+    with pytest.raises(Refused, match="--log-level loud: unknown; choose one of debug, info, warning, error"):
+        logs.configure("loud", "text")
+    with pytest.raises(Refused, match="--log-format xml: unknown; choose text or json"):
+        logs.configure("info", cast(Any, "xml"))  # as a config file may have it

@@ -1,0 +1,104 @@
+"""Metrics: what a scrape of each role gives."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from services.errors import Refused
+from services.runtime.metrics import AggregatorMetrics, WorkerMetrics, start_metrics
+from services.transport.security import Security
+
+
+def scrape(port: int) -> set[str]:
+    """Lines of a scrape, past any proxy of the environment."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+        return set(reply.read().decode().splitlines())
+
+
+def test_a_worker_tells_its_work() -> None:
+    metrics = WorkerMetrics()
+    metrics.connected(True)
+    metrics.computed("job-1", micro_batches=4, tokens=3072, seconds=2.0)
+    metrics.computed("job-1", micro_batches=1, tokens=768, seconds=0.5)
+    metrics.waited_for_weights("job-1", 0.25)
+    metrics.sent("job-1", 1 << 20)
+    metrics.received("job-1", 2 << 20)
+    metrics.holds("job-1", 7)
+    metrics.performance("job-1", 12.5, 3200.0)
+    metrics.memory("job-1", "FORWARD_PASS", device=4096, device_peak=8192, host=1 << 20)
+    metrics.fit(False)
+    lines = scrape(start_metrics("127.0.0.1:0", metrics.registry, Security()))
+    labels = '{job="job-1",role="worker"}'
+    assert {
+        f"tiermesh_micro_batches_total{labels} 5.0",
+        f"tiermesh_tokens_total{labels} 3840.0",
+        f"tiermesh_compute_seconds_total{labels} 2.5",
+        f"tiermesh_waited_for_weights_seconds_total{labels} 0.25",
+        f"tiermesh_sent_bytes_total{labels} 1.048576e+06",
+        f"tiermesh_received_bytes_total{labels} 2.097152e+06",
+        f"tiermesh_weights_step{labels} 7.0",
+        f"tiermesh_samples_per_second{labels} 12.5",
+        f"tiermesh_tokens_per_second{labels} 3200.0",
+        'tiermesh_device_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 4096.0',
+        'tiermesh_device_memory_peak_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 8192.0',
+        'tiermesh_host_memory_bytes{job="job-1",phase="FORWARD_PASS",role="worker"} 1.048576e+06',
+        'tiermesh_mesh_fit{role="worker"} 0.0',
+        'tiermesh_aggregator_connected{role="worker"} 1.0',
+    } <= lines
+    assert any(line.startswith("process_resident_memory_bytes ") for line in lines)
+
+
+def test_an_aggregator_with_the_optimizer_inside_tells_both() -> None:
+    aggregator = AggregatorMetrics()
+    optimizer = aggregator.of_optimizer
+    aggregator.leads(True)
+    aggregator.standbys(1)
+    aggregator.step("job-1", step=3, loss=2.5, seconds=0.1)
+    aggregator.committed("job-1", applied=True)
+    aggregator.committed("job-1", applied=False)
+    aggregator.verified("job-1", "passed")
+    aggregator.evaluated("job-1", 2.25)
+    aggregator.sent("job-1", 5)
+    aggregator.received("job-1", 6)
+    aggregator.workers_connected(2)
+    aggregator.shards_connected(3)
+    aggregator.queue_length(1)
+    aggregator.epoch(4)
+    optimizer.updated("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
+    optimizer.checkpointed("job-1", seconds=0.5, size_bytes=4096)
+    lines = scrape(start_metrics("127.0.0.1:0", aggregator.registry, Security()))
+    labels = '{job="job-1",role="aggregator"}'
+    inner = '{job="job-1",role="optimizer"}'
+    assert {
+        f"tiermesh_step{labels} 3.0",
+        f"tiermesh_loss{labels} 2.5",
+        f"tiermesh_validation_loss{labels} 2.25",
+        f"tiermesh_step_seconds_sum{labels} 0.1",
+        'tiermesh_commits_total{job="job-1",outcome="applied",role="aggregator"} 1.0',
+        'tiermesh_commits_total{job="job-1",outcome="skipped",role="aggregator"} 1.0',
+        'tiermesh_verifications_total{job="job-1",outcome="passed",role="aggregator"} 1.0',
+        'tiermesh_workers_connected{role="aggregator"} 2.0',
+        'tiermesh_shards_connected{role="aggregator"} 3.0',
+        'tiermesh_queue_length{role="aggregator"} 1.0',
+        'tiermesh_epoch{role="aggregator"} 4.0',
+        'tiermesh_leader{role="aggregator"} 1.0',
+        'tiermesh_standbys{role="aggregator"} 1.0',
+        f"tiermesh_updates_total{inner} 1.0",
+        f"tiermesh_update_seconds_sum{inner} 0.25",
+        f"tiermesh_grad_norm{inner} 1.5",
+        f"tiermesh_learning_rate{inner} 0.001",
+        f"tiermesh_checkpoint_seconds_sum{inner} 0.5",
+        f"tiermesh_checkpoint_bytes{inner} 4096.0",
+    } <= lines
+
+
+def test_a_metrics_port_in_use_or_open_to_all_is_refused() -> None:
+    metrics = WorkerMetrics()
+    port = start_metrics("127.0.0.1:0", metrics.registry, Security())
+    with pytest.raises(Refused, match=rf"metrics address 127.0.0.1:{port}: address already in use"):
+        start_metrics(f"127.0.0.1:{port}", metrics.registry, Security())
+    with pytest.raises(Refused, match="neither TLS nor --insecure"):
+        start_metrics("0.0.0.0:0", metrics.registry, Security())

@@ -1,0 +1,198 @@
+"""How a daemon ends: by itself, by signal, with its parent, by an error, and when it won't."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from services.errors import Refused
+from services.runtime.process import make_state_dir, run_daemon, single_threaded_blas, write_ready_file
+
+ROOT = Path(__file__).resolve().parents[3]
+
+DAEMON = """
+import asyncio, logging, sys
+from services.runtime import logs, process
+from services.errors import Failed, Refused
+
+async def serve():
+    try:
+        print("ready", flush=True)
+        {body}
+    finally:
+        {cleanup}
+        print("cleaned up", flush=True)
+
+logs.configure("info", "text")
+sys.exit(process.run_daemon(serve, exit_with_parent={with_parent}, stop_seconds=1.0))
+"""
+
+
+def start(body: str, *, cleanup: str = "pass", with_parent: bool = False) -> subprocess.Popen[str]:
+    """A daemon that runs `body`; returns when it is ready."""
+    script = textwrap.dedent(DAEMON).format(body=body, cleanup=cleanup, with_parent=with_parent)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
+    """Exit code, rest of standard output, lines of standard error; standard input stays open."""
+    assert process.stdout is not None and process.stderr is not None
+    out, err = process.stdout.read(), process.stderr.read()
+    return process.wait(timeout=30), out, err.splitlines()
+
+
+def test_a_daemon_that_ends_by_itself_is_done() -> None:
+    assert finish(start("pass")) == (0, "cleaned up\n", [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_gracefully(number: signal.Signals) -> None:
+    process = start("await asyncio.sleep(60)", cleanup="await asyncio.sleep(0.01)")
+    process.send_signal(number)
+    code, out, (line,) = finish(process)
+    assert (code, out) == (0, "cleaned up\n")
+    assert f"stopping: {number.name}" in line
+
+
+def test_it_stops_when_its_parent_is_gone() -> None:
+    process = start("await asyncio.sleep(60)", with_parent=True)
+    assert process.stdin is not None
+    process.stdin.close()
+    code, out, (line,) = finish(process)
+    assert (code, out) == (0, "cleaned up\n")
+    assert "standard input ended, the parent is gone" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        ("Refused('mesh_shape: bad')", 2, "mesh_shape: bad"),
+        ("Failed('worker w1: lost')", 1, "worker w1: lost"),
+        ("KeyError('oops')", 1, "internal error, KeyError at <string>:"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(error: str, code: int, text: str) -> None:
+    ended, out, (line,) = finish(start(f"raise {error}"))
+    assert (ended, out) == (code, "cleaned up\n")
+    assert text in line
+
+
+@pytest.mark.parametrize("cleanup", ["await asyncio.sleep(60)", "__import__('threading').Event().wait(60)"])
+def test_a_stop_that_hangs_is_cut_off_and_says_where(cleanup: str) -> None:
+    process = start("await asyncio.sleep(60)", cleanup=cleanup)
+    process.send_signal(signal.SIGTERM)
+    code, out, (_, line) = finish(process)
+    assert (code, out) == (1, "")
+    assert "did not stop within 1 s, waiting in serve" in line
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    process = start(
+        "await asyncio.sleep(60)", cleanup="print('stopping', flush=True); await asyncio.sleep(60)"
+    )
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stopping\n"
+    process.send_signal(signal.SIGTERM)
+    code, _, (_, line) = finish(process)
+    assert code == 1
+    assert "SIGTERM while stopping; left at once" in line
+
+
+def test_the_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    write_ready_file(path, {"port": 7070, "pid": 1})
+    assert json.loads(path.read_text()) == {"port": 7070, "pid": 1}
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(Refused, match=r"--ready-file .*: can't be written"):
+        write_ready_file(tmp_path / "missing" / "ready.json", {})
+
+
+def test_a_state_dir_is_made_or_refused(tmp_path: Path) -> None:
+    make_state_dir(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"--state-dir .*file/state: can't be written to \(Not a directory\)"):
+        make_state_dir(tmp_path / "file" / "state")
+
+
+def test_blas_is_kept_on_one_thread() -> None:
+    environment = {"OMP_NUM_THREADS": "8"}
+    single_threaded_blas(environment)
+    assert set(environment.values()) == {"1"}
+    assert {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} <= set(environment)
+
+
+def test_malloc_keeps_freed_blocks_unless_the_user_chose_otherwise() -> None:
+    """Page faults of filling 128 MiB again and again: none once the allocator keeps the block, on any thread."""
+    script = textwrap.dedent("""
+        import ctypes, resource, threading
+        from services.runtime.process import tune_allocator
+        tuned = tune_allocator()
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        libc.malloc.argtypes = [ctypes.c_size_t]
+        libc.free.argtypes = [ctypes.c_void_p]
+        def fill():
+            block = libc.malloc(128 << 20)
+            ctypes.memset(block, 1, 128 << 20)
+            libc.free(block)
+        def faults():
+            fill()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(5):
+                fill()
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        print(tuned)
+        faults()
+        thread = threading.Thread(target=faults)
+        thread.start()
+        thread.join()
+    """)
+
+    def run(environment: dict[str, str]) -> tuple[str, list[int]]:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        tuned, *faults = done.stdout.split()
+        return tuned, [int(number) for number in faults]
+
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    tuned, faults = run(plain)
+    if tuned == "False":
+        pytest.skip("needs glibc's malloc")
+    assert len(faults) == 2
+    assert max(faults) < 1000
+    assert run({**plain, "MALLOC_ARENA_MAX": "4"})[0] == "False"
+
+
+def test_run_daemon_leaves_signal_handling_as_it_was() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def serve() -> None:
+        return
+
+    assert run_daemon(serve) == 0
+    assert signal.getsignal(signal.SIGTERM) == before

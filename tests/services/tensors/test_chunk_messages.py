@@ -1,0 +1,343 @@
+"""Chunks survive the wire bit for bit, agree with protobuf's own encoding, and damage is refused."""
+
+from __future__ import annotations
+
+import google_crc32c
+import ml_dtypes
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader, DType, NonFinite
+from services.tensors.chunk_messages import (
+    ChunkRefused,
+    TensorChunk,
+    check,
+    deserialize,
+    pack,
+    serialize,
+    too_large,
+)
+from services.tensors.layout import CHUNK_ELEMENTS
+
+LAYOUT_ELEMENTS = CHUNK_ELEMENTS + 100  # chunk 0 is full, chunk 1 holds 100 elements
+
+headers = st.builds(
+    ChunkHeader,
+    job=st.text(max_size=200),
+    epoch=st.integers(0, 2**64 - 1),
+    generation=st.integers(0, 2**32 - 1),
+    step=st.integers(0, 2**64 - 1),
+    lease=st.integers(0, 2**64 - 1),
+    incarnation=st.text(max_size=40),
+    kind=st.integers(0, 3),
+    index=st.integers(0, 2**32 - 1),
+    offset=st.integers(0, 2**64 - 1),
+    elements=st.integers(0, 2**32 - 1),
+    dtype=st.integers(0, 3),
+    crc32c=st.integers(0, 2**32 - 1),
+    losses=st.lists(st.floats(allow_nan=False), max_size=40),
+    non_finite=st.lists(st.builds(NonFinite, micro_batch=st.integers(0, 9), parameter=st.text(max_size=9))),
+)
+payloads = st.binary(max_size=2000)
+
+
+def small_chunk() -> TensorChunk:
+    identity = ChunkHeader(
+        job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=FLOAT32, losses=[1.5]
+    )
+    return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
+
+
+def checked(header: ChunkHeader) -> ChunkHeader:
+    """The header with its checksum, by protobuf alone."""
+    whole = ChunkHeader()
+    whole.CopyFrom(header)
+    whole.own_crc32c = google_crc32c.value(header.SerializeToString())
+    return whole
+
+
+@given(headers, payloads)
+def test_a_chunk_comes_back_as_it_was(header: ChunkHeader, payload: bytes) -> None:
+    received = deserialize(serialize(TensorChunk(header, payload)))
+    assert received.header == header
+    assert bytes(received.payload) == payload
+
+
+@given(headers, payloads)
+def test_protobuf_reads_what_is_written_here_and_the_reverse(header: ChunkHeader, payload: bytes) -> None:
+    with_checksum = Chunk(header=checked(header), payload=payload)
+    assert Chunk.FromString(serialize(TensorChunk(header, payload))) == with_checksum
+    for stock in (with_checksum, Chunk(header=header, payload=payload)):
+        received = deserialize(stock.SerializeToString())
+        assert (received.header, bytes(received.payload)) == (header, payload)
+
+
+@given(headers, payloads, payloads)
+def test_any_valid_encoding_is_read_as_protobuf_reads_it(
+    header: ChunkHeader, payload: bytes, other: bytes
+) -> None:
+    with_header = Chunk(header=header).SerializeToString()
+    with_payload = Chunk(payload=payload).SerializeToString()
+    with_other = Chunk(payload=other).SerializeToString()
+    unknown = b"\x82\x01\x03abc"  # field 16, of a later version
+    for message in (
+        with_payload + with_header,
+        with_header + with_other + with_payload,
+        with_header + with_header + with_payload,
+        with_header + unknown + with_payload,
+        with_header + with_payload + unknown,
+        with_payload,
+        with_header,
+        b"",
+    ):
+        stock, received = Chunk.FromString(message), deserialize(message)
+        assert received.header == stock.header
+        assert bytes(received.payload) == stock.payload
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_exactly_where_protobuf_refuses_it(message: bytes) -> None:
+    try:
+        stock = Chunk.FromString(message)
+    except DecodeError:
+        with pytest.raises(ValueError, match="is not a Chunk"):
+            deserialize(message)
+        return
+    received = deserialize(message)
+    assert (received.header, bytes(received.payload)) == (stock.header, stock.payload)
+
+
+@given(st.integers(0, 10_000))
+def test_every_truncated_message_is_refused(cut: int) -> None:
+    message = serialize(small_chunk())
+    cut %= len(message)
+    try:
+        chunk = deserialize(message[:cut])
+    except ValueError:
+        return
+    with pytest.raises(ChunkRefused):
+        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+
+
+def test_no_flipped_bit_passes_unseen() -> None:
+    original = small_chunk()
+    original.header.losses.extend(range(12))  # so that lengths have many bits set
+    message = serialize(original)
+    for bit in range(8 * len(message)):
+        damaged = bytearray(message)
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            chunk = deserialize(bytes(damaged))
+            check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+        except (ValueError, ChunkRefused):
+            continue
+        # What is left hides the header's checksum, and nothing else.
+        assert 0x7D in (message[bit // 8], damaged[bit // 8])
+        chunk.header.DiscardUnknownFields()
+        assert chunk.header == original.header
+
+
+def test_a_received_payload_is_a_view_of_the_message() -> None:
+    message = serialize(small_chunk())
+    received = deserialize(message)
+    assert isinstance(received.payload, memoryview)
+    assert received.payload.obj is message
+    assert not received.values().flags.writeable
+
+
+def test_packed_values_arrive_bit_for_bit_and_pass_the_check() -> None:
+    rng = np.random.Generator(np.random.Philox(0))
+    values = rng.integers(0, 2**32, CHUNK_ELEMENTS, dtype=np.uint32).view(np.float32)  # any bits, NaNs too
+    received = deserialize(serialize(pack(ChunkHeader(job="job", dtype=FLOAT32), 0, values)))
+    check(received, LAYOUT_ELEMENTS, FLOAT32)
+    assert received.values().dtype == np.float32
+    assert received.values().tobytes() == values.tobytes()
+
+
+def test_pack_fills_in_what_describes_the_payload_and_keeps_the_rest() -> None:
+    chunk = small_chunk()
+    assert chunk.header == ChunkHeader(
+        job="job",
+        epoch=3,
+        generation=1,
+        step=7,
+        lease=5,
+        kind=GRADIENT,
+        losses=[1.5],
+        index=1,
+        offset=CHUNK_ELEMENTS,
+        elements=100,
+        dtype=FLOAT32,
+        crc32c=google_crc32c.value(bytes(chunk.payload)),
+    )
+
+
+def test_pack_takes_a_strided_view() -> None:
+    values = np.arange(200, dtype=np.float32)[::2]
+    chunk = pack(ChunkHeader(dtype=FLOAT32), 1, values)
+    check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+    assert chunk.values().tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("index", 2, "chunk 2: no such index, the layout has 2 chunks"),
+        ("offset", 0, f"chunk 1: offset 0, expected {CHUNK_ELEMENTS}"),
+        ("elements", 99, "chunk 1: 99 elements, expected 100"),
+        ("dtype", BFLOAT16, "chunk 1: dtype BFLOAT16, expected FLOAT32"),
+        ("dtype", 9, "chunk 1: dtype 9, expected FLOAT32"),
+        ("crc32c", 1, "chunk 1: crc32c 0x"),
+    ],
+)
+def test_the_refusal_names_field_value_and_expectation(field: str, value: int, text: str) -> None:
+    chunk = small_chunk()
+    setattr(chunk.header, field, value)
+    with pytest.raises(ChunkRefused, match=text):
+        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_damaged_header_is_refused_wherever_the_payload_is(last: bool) -> None:
+    chunk = small_chunk()
+    header = checked(chunk.header)
+    header.lease = 6
+    parts = [
+        Chunk(header=header).SerializeToString(),
+        Chunk(payload=bytes(chunk.payload)).SerializeToString(),
+    ]
+    text = (
+        r"chunk 1: header with crc32c 0x.*: it was damaged.* "
+        r"\(GRADIENT of job 'job', generation 1, step 7, lease 6\)"
+    )
+    with pytest.raises(ChunkRefused, match=text):
+        deserialize(b"".join(parts if last else reversed(parts)))
+
+
+def test_a_payload_of_another_length_is_refused() -> None:
+    chunk = small_chunk()
+    with pytest.raises(ChunkRefused, match="chunk 1: payload of 396 bytes, expected 400"):
+        check(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS, FLOAT32)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 2**21))
+def test_lengths_of_every_size_are_written_as_protobuf_writes_them(size: int) -> None:
+    header, payload = ChunkHeader(index=1), bytes(size)
+    message = serialize(TensorChunk(header, payload))
+    assert message == Chunk(header=checked(header), payload=payload).SerializeToString()
+
+
+# ---- wire types ----
+
+TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype(ml_dtypes.bfloat16), FLOAT16: np.dtype("<f2")}
+
+
+def chunk_of(dtype: DType) -> TensorChunk:
+    identity = ChunkHeader(job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=dtype)
+    return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@settings(deadline=None)  # the first call may make the kernels ready
+@given(arrays(np.float32, 100, elements=st.floats(width=32)))
+def test_values_arrive_rounded_to_nearest_even(dtype: DType, values: NDArray[np.float32]) -> None:
+    received = deserialize(serialize(pack(ChunkHeader(dtype=dtype), 1, values)))
+    check(received, LAYOUT_ELEMENTS, dtype)
+    assert len(received.payload) == 100 * TYPES[dtype].itemsize
+    with np.errstate(over="ignore"):
+        expected = values.astype(TYPES[dtype]).astype(np.float32)
+    np.testing.assert_array_equal(received.values(), expected)  # NaNs are NaNs
+    into = np.ones(100, np.float32)
+    received.add_to(into)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_array_equal(into, np.float32(1) + expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("expected", TYPES)
+def test_only_the_type_that_the_job_asks_for_is_taken(dtype: DType, expected: DType) -> None:
+    chunk = chunk_of(dtype)
+    if dtype == expected:
+        check(chunk, LAYOUT_ELEMENTS, expected)
+        return
+    text = f"chunk 1: dtype {DType.Name(dtype)}, expected {DType.Name(expected)} for this kind of chunk"
+    with pytest.raises(ChunkRefused, match=text):
+        check(chunk, LAYOUT_ELEMENTS, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_refusal_names_the_coordinates_on_one_line(dtype: DType) -> None:
+    chunk = chunk_of(dtype)
+    chunk.header.crc32c ^= 1
+    with pytest.raises(ChunkRefused) as caught:
+        check(chunk, LAYOUT_ELEMENTS, dtype)
+    assert str(caught.value).endswith("(GRADIENT of job 'job', generation 1, step 7, lease 5)")
+    chunk.header.job, chunk.header.kind = "two\nlines\x1b[1m" + "x" * 1000, 77  # type: ignore[assignment]
+    with pytest.raises(ChunkRefused) as caught:
+        check(chunk, LAYOUT_ELEMENTS, dtype)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+def test_what_float16_cannot_hold_is_told_of() -> None:
+    values = np.array([65519.0, 65520.0, -1e6, np.inf, np.nan, 0.0], np.float32)
+    texts = {
+        dtype: too_large(pack(ChunkHeader(job="job", dtype=dtype, kind=GRADIENT), 1, values))
+        for dtype in TYPES
+    }
+    assert texts[FLOAT32] == texts[BFLOAT16] == ""
+    assert texts[FLOAT16].startswith(
+        "chunk 1: 3 of 6 elements are infinite in float16, whose largest is 65504"
+    )
+    assert too_large(chunk_of(FLOAT16)) == ""
+
+
+# ---- whatever comes in ----
+
+
+def refused_or_intact(message: bytes, dtype: DType, original: TensorChunk) -> None:
+    """It is refused with a reason of one line, or its payload is the original's."""
+    try:
+        received = deserialize(message)
+        check(received, LAYOUT_ELEMENTS, dtype)
+    except (ValueError, ChunkRefused) as refused:
+        assert str(refused).isprintable() and str(refused)
+        return
+    assert bytes(received.payload) == bytes(original.payload)
+    assert received.values().tobytes() == original.values().tobytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TYPES)), st.binary(max_size=600))
+def test_arbitrary_bytes_are_refused_with_a_reason(dtype: DType, message: bytes) -> None:
+    refused_or_intact(message, dtype, chunk_of(dtype))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(TYPES)),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 8), st.binary(max_size=8)), min_size=1, max_size=4),
+)
+def test_mutated_chunks_are_refused_with_a_reason(
+    dtype: DType, splices: list[tuple[float, int, bytes]]
+) -> None:
+    """Anywhere in the message, up to 8 bytes are cut out and up to 8 others put there, up to 4 times."""
+    original = chunk_of(dtype)
+    message = serialize(original)
+    for where, cut, inserted in splices:
+        at = int(where * len(message))
+        message = message[:at] + inserted + message[at + cut :]
+    refused_or_intact(message, dtype, original)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TYPES)), headers, st.binary(max_size=500))
+def test_any_header_over_any_payload_is_refused_with_a_reason(
+    dtype: DType, header: ChunkHeader, payload: bytes
+) -> None:
+    refused_or_intact(serialize(TensorChunk(header, payload)), dtype, chunk_of(dtype))

@@ -1,0 +1,22 @@
+"""Runs of chunk indices: there and back, and whatever a peer makes of them costs no more than the layout has chunks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos.cluster_pb2 import Range
+from services.tensors.chunk_ranges import from_ranges, to_ranges
+
+NUMBERS = st.integers(0, 12) | st.just((1 << 32) - 1)
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_there_and_back(chunks: set[int]) -> None:
+    assert list(from_ranges(to_ranges(chunks), 41)) == sorted(chunks)
+
+
+@given(st.lists(st.builds(Range, first=NUMBERS, count=NUMBERS)), st.integers(0, 10))
+def test_any_runs_name_each_chunk_of_the_layout_once_in_order(ranges: list[Range], chunks: int) -> None:
+    named = {index for run in ranges for index in range(chunks) if run.first <= index < run.first + run.count}
+    assert list(from_ranges(ranges, chunks)) == sorted(named)

@@ -1,0 +1,105 @@
+"""The reduction tree: whoever splits the work however, the additions are the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tensors.kernels.arithmetic import Float32Array, add
+from services.tensors.reduction_tree import Node, children, is_node, parent_and_sibling
+
+roots = st.builds(Node, st.integers(0, 50), st.integers(1, 200))
+
+
+def nodes_of(root: Node) -> list[Node]:
+    if root.is_leaf:
+        return [root]
+    return [root, *(node for child in children(root) for node in nodes_of(child))]
+
+
+def sum_over(node: Node, leaves: dict[int, Float32Array]) -> Float32Array:
+    """The definition: a node's sum is its left child's plus its right child's."""
+    if node.is_leaf:
+        return leaves[node.first]
+    left, right = children(node)
+    return sum_over(left, leaves) + sum_over(right, leaves)
+
+
+@given(roots)
+def test_children_split_a_node_and_the_left_holds_the_largest_power_of_two_below(root: Node) -> None:
+    for node in nodes_of(root):
+        if node.is_leaf:
+            continue
+        left, right = children(node)
+        assert (left.first, left.stop, right.stop) == (node.first, right.first, node.stop)
+        assert left.count.bit_count() == 1
+        assert left.count < node.count <= 2 * left.count
+
+
+@pytest.mark.parametrize(
+    ("count", "left"), [(2, 1), (3, 2), (4, 2), (5, 4), (6, 4), (7, 4), (8, 4), (9, 8), (16, 8), (17, 16)]
+)
+def test_sizes_of_left_subtrees(count: int, left: int) -> None:
+    assert children(Node(3, count)) == (Node(3, left), Node(3 + left, count - left))
+
+
+@given(roots)
+def test_every_node_but_the_root_has_its_parent_and_sibling(root: Node) -> None:
+    for node in nodes_of(root)[1:]:
+        parent, sibling = parent_and_sibling(root, node)
+        assert is_node(root, parent)
+        assert sorted(children(parent)) == sorted([node, sibling])
+
+
+@given(roots, st.integers(-5, 260), st.integers(-5, 260))
+def test_is_node_agrees_with_the_list_of_nodes(root: Node, first: int, count: int) -> None:
+    node, nodes = Node(first, count), set(nodes_of(root))
+    assert is_node(root, node) == (node in nodes)
+    if node not in nodes or node == root:
+        with pytest.raises(ValueError, match="has no parent"):
+            parent_and_sibling(root, node)
+
+
+@given(roots)
+def test_a_tree_has_as_many_inner_nodes_as_leaves_less_one(root: Node) -> None:
+    nodes = nodes_of(root)
+    assert len(nodes) == len(set(nodes)) == 2 * root.count - 1
+    assert [node.first for node in nodes if node.is_leaf] == list(range(root.first, root.stop))
+
+
+@given(st.integers(1, 40), st.data())
+def test_merging_siblings_in_any_order_of_arrival_gives_the_same_bits(
+    count: int, data: st.DataObject
+) -> None:
+    root = Node(0, count)
+    rng = np.random.Generator(np.random.Philox(count))
+    leaves = {
+        index: rng.standard_normal(5, dtype=np.float32) * np.float32(1e6) ** index for index in range(4)
+    }
+    leaves |= {index: rng.standard_normal(5, dtype=np.float32) for index in range(4, count)}
+    expected = sum_over(root, leaves)
+
+    # Workers compute some partition of the tree; their nodes arrive in any order and siblings merge at once.
+    waiting, arrivals = [root], []
+    while waiting:
+        node = waiting.pop()
+        if not node.is_leaf and data.draw(st.booleans()):
+            waiting += children(node)
+        else:
+            arrivals.append(node)
+    held: dict[Node, Float32Array] = {}
+    for node in data.draw(st.permutations(arrivals)):
+        values = sum_over(node, leaves).copy()
+        while node != root:
+            parent, sibling = parent_and_sibling(root, node)
+            if sibling not in held:
+                break
+            other = held.pop(sibling)
+            left, right = (values, other) if node < sibling else (other, values)
+            add(left, right, out=values)
+            node = parent
+        held[node] = values
+    assert held.keys() == {root}
+    assert held[root].tobytes() == expected.tobytes()

@@ -1,0 +1,192 @@
+"""Arrays that others read where they lie: what is read is what was meant, and nothing is read beyond the memory."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.tensors import shared_memory as shared
+from services.tensors.shared_memory import MappedArray, NotShared, SharedArray
+
+PLACE_BYTES = 64
+
+
+def mapped(array: SharedArray, **changed: int) -> MappedArray:
+    """The array as another process would map it."""
+    seen = {"process": os.getpid(), "descriptor": array.descriptor, "identity": array.identity, **changed}
+    return MappedArray(**seen)
+
+
+def test_what_is_written_is_seen_and_cannot_be_written_to() -> None:
+    array = SharedArray(200, PLACE_BYTES)
+    seen = mapped(array)
+    array.place(1)[:] = 7
+    assert seen.place(1).tolist() == [7] * PLACE_BYTES
+    assert seen.place(0).tolist() == [0] * PLACE_BYTES
+    assert not seen.payload.flags.writeable, "a sum may be added into what is writeable"
+    assert [seen.place(chunk).size for chunk in range(5)] == [64, 64, 64, 8, 0]
+
+
+def test_of_a_stripe_only_its_chunks_have_places() -> None:
+    array = SharedArray(200, PLACE_BYTES, stripe_count=3)
+    seen = mapped(array)
+    array.place(5)[:] = 7
+    array.mark(5, 9)
+    assert seen.place(5).tolist() == [7] * PLACE_BYTES
+    assert seen.holds(5, 9)
+    assert np.flatnonzero(seen.payload).tolist() == list(range(64, 128)), "the second chunk of the stripe"
+    assert [seen.place(chunk).size for chunk in (2, 5, 8, 11, 14)] == [64, 64, 64, 8, 0]
+    assert not seen.holds(14, 9)
+
+
+def test_a_mark_says_what_a_place_holds() -> None:
+    array = SharedArray(200, PLACE_BYTES)
+    seen = mapped(array)
+    assert not any(seen.holds(chunk, 0) for chunk in range(5)), "0 stands for nothing"
+    array.mark(3, 9)
+    assert [seen.holds(chunk, 9) for chunk in range(5)] == [False, False, False, True, False]
+    array.mark(3, 0)
+    assert not seen.holds(3, 9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 1500))
+def test_any_sizes(payload_bytes: int, place_bytes: int) -> None:
+    array = SharedArray(payload_bytes, place_bytes)
+    seen = mapped(array)
+    content = np.arange(payload_bytes) % 251
+    array.payload[:] = content
+    chunks = -(-payload_bytes // place_bytes)
+    for chunk in range(chunks):
+        array.mark(chunk, chunk + 1)
+    assert np.array_equal(np.concatenate([seen.place(chunk) for chunk in range(chunks)]), content)
+    assert all(seen.holds(chunk, chunk + 1) for chunk in range(chunks))
+    array.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"identity": 1}, "another process's memory"),
+        ({"descriptor": 0}, "no memory there"),
+        ({"descriptor": 99999}, "No such file"),
+        ({"process": 4194304999}, "No such file"),
+    ],
+)
+def test_anything_else_is_not_taken_for_it(changed: dict[str, int], said: str) -> None:
+    array = SharedArray(200, PLACE_BYTES)
+    with pytest.raises((NotShared, OSError), match=said):
+        mapped(array, **changed)
+
+
+def memory(content: bytes, size_bytes: int, *, seal: bool = True) -> int:
+    """A descriptor of memory that says of itself what it likes."""
+    made = os.memfd_create("tiermesh", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(made, size_bytes)
+    os.pwrite(made, content, 0)
+    if seal:
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return made
+
+
+def header(*numbers: int) -> bytes:
+    return np.array(numbers, "<u8").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "size_bytes", "seal", "said"),
+    [
+        (header(5, 4, 64, 200, 1), 4096 + 200, False, "memory that can be shortened"),
+        (b"", 8, True, "memory without a header"),
+        (header(5, 4, 64, 200, 1), 4096 + 199, True, "memory of another size than its header says"),
+        (header(5, 2**40, 1, 2**40, 1), 4096 + 200, True, "memory of another size"),
+        (header(5, 4, 0, 200, 1), 4096 + 200, True, "a header that contradicts itself"),
+        (header(5, 5, 64, 200, 1), 4096 + 200, True, "a header that contradicts itself"),
+        (header(5, 4, 64, 200, 0), 4096 + 200, True, "a header that contradicts itself"),
+    ],
+)
+def test_memory_that_lies_is_not_read(content: bytes, size_bytes: int, seal: bool, said: str) -> None:
+    made = memory(content, size_bytes, seal=seal)
+    try:
+        with pytest.raises(NotShared, match=said):
+            MappedArray(os.getpid(), made, 5)
+    finally:
+        os.close(made)
+
+
+def test_a_descriptor_that_is_used_anew_is_not_taken_for_what_it_was() -> None:
+    array = SharedArray(200, PLACE_BYTES)
+    descriptor, identity = array.descriptor, array.identity
+    array.close()
+    other = SharedArray(200, PLACE_BYTES)
+    assert other.descriptor == descriptor, "the system gives the lowest one"
+    with pytest.raises(NotShared, match="another process's memory"):
+        MappedArray(os.getpid(), descriptor, identity)
+
+
+def test_what_is_viewed_outlives_its_owner() -> None:
+    array = SharedArray(200, PLACE_BYTES)
+    array.place(0)[:] = 3
+    view = mapped(array).place(0)
+    array.close()
+    del array
+    gc.collect()
+    assert view.tolist() == [3] * PLACE_BYTES
+
+
+def test_no_memory_and_no_descriptor_is_left() -> None:
+    def everything() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+        return len(list(Path("/proc/self/fd").iterdir())), maps
+
+    gc.collect()
+    before = everything()
+    array = SharedArray(200, PLACE_BYTES)
+    seen = mapped(array)
+    assert everything() > before
+    del array, seen
+    gc.collect()
+    assert everything() == before
+
+
+def test_a_process_that_is_killed_leaves_what_is_viewed_and_no_more() -> None:
+    code = (
+        "from services.tensors.shared_memory import SharedArray\n"
+        "array = SharedArray(200, 64)\n"
+        "array.place(0)[:] = 5\n"
+        "print(array.descriptor, array.identity, flush=True)\n"
+        "input()\n"
+    )
+    gc.collect()
+    before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        descriptor, identity = (int(each) for each in owner.stdout.readline().split())
+        seen = MappedArray(owner.pid, descriptor, identity)
+        owner.kill()
+    assert seen.place(0).tolist() == [5] * PLACE_BYTES
+    del seen
+    gc.collect()
+    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before
+
+
+def test_a_host_that_has_no_memory_left_says_so_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(shared.os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        SharedArray(200, PLACE_BYTES)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

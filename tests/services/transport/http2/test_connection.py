@@ -1,0 +1,371 @@
+"""A connection, frame by frame over a real socket: what is answered, how windows are kept to, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+import numpy as np
+import pytest
+
+from protos.tensors_pb2 import FLOAT32, ChunkHeader
+from services.tensors.chunk_messages import pack, parts_of
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.transport.http2 import client, connection, server
+from services.transport.http2.client import open_stream
+from services.transport.http2.frames import (
+    PREFACE,
+    Flags,
+    FrameType,
+    Setting,
+    frame,
+    read_number,
+    read_settings,
+    settings_frame,
+    window_update_frame,
+)
+from services.transport.http2.messages import PREFIX_BYTES
+from services.transport.http2.server import ServerStream
+from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
+from services.transport.streams import LinkClosed
+from tests.support.raw_http2 import (
+    OPENING,
+    PATH,
+    PLAIN,
+    RawPeer,
+    data_frame,
+    echo,
+    headers_frame,
+    message,
+    raw_peer,
+    request,
+    serving,
+    within,
+)
+
+
+def test_settings_and_pings_are_answered() -> None:
+    async def run() -> None:
+        async with serving() as served, raw_peer(served) as peer:
+            peer.send(OPENING, frame(FrameType.PING, 0, 0, b"12345678"))
+            _, flags, _, payload = await peer.until(FrameType.SETTINGS)
+            announced = dict(read_settings(payload))
+            assert flags == 0
+            assert announced[Setting.INITIAL_WINDOW_SIZE] == WINDOW_BYTES
+            assert announced[Setting.MAX_FRAME_SIZE] > MESSAGE_LIMIT_BYTES
+            assert announced[Setting.MAX_CONCURRENT_STREAMS] == 1
+            assert (await peer.until(FrameType.SETTINGS))[1] == Flags.ACK
+            assert await peer.until(FrameType.PING) == (FrameType.PING, Flags.ACK, 0, b"12345678")
+
+    asyncio.run(run())
+
+
+async def _received(peer: RawPeer, wanted_bytes: int, largest: int) -> int:
+    """Take DATA until so much has come; none may be longer than `largest`."""
+    came = 0
+    while came < wanted_bytes:
+        _, _, _, payload = await peer.until(FrameType.DATA)
+        assert 0 < len(payload) <= largest
+        came += len(payload)
+    return came
+
+
+def test_a_peers_windows_and_frame_size_are_kept_to() -> None:
+    async def run() -> None:
+        content = bytes(range(256)) * 1000
+        sent = asyncio.Event()
+
+        async def one(stream: ServerStream) -> None:
+            await stream.write(content[:100], content[100:])
+            sent.set()
+            await stream.read()
+
+        async with serving(one) as served, raw_peer(served) as peer:
+            small = settings_frame({Setting.INITIAL_WINDOW_SIZE: 10000})
+            peer.send(PREFACE, small, headers_frame(request()))
+            total = 5 + len(content)
+            assert await _received(peer, 10000, 10000) == 10000
+            # The stream's window shrinks below zero, and only what exceeds that counts.
+            peer.send(settings_frame({Setting.INITIAL_WINDOW_SIZE: 4000}))
+            peer.send(frame(FrameType.WINDOW_UPDATE, 0, 1, (6000 + 50000).to_bytes(4, "big")))
+            assert await _received(peer, 50000, 16384) == 50000
+            # Now the connection's window, of 65535 at first, is what is left of.
+            peer.send(frame(FrameType.WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
+            assert await _received(peer, 5535, 5535) == 5535
+            peer.send(frame(FrameType.PING, 0, 0, bytes(8)))
+            await peer.until(FrameType.PING)
+            assert not sent.is_set()
+            peer.send(settings_frame({Setting.MAX_FRAME_SIZE: 100000}))
+            peer.send(frame(FrameType.WINDOW_UPDATE, 0, 0, (1 << 20).to_bytes(4, "big")))
+            rest = total - 65535
+            assert await _received(peer, rest, 100000) == rest
+            await within(sent.wait())
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_grants_nothing_before_its_window_is_used_up_gets_all_of_a_message() -> None:
+    whole, some = message(bytes(100_000)), 5_000
+
+    async def run() -> None:
+        async def two(stream: ServerStream) -> None:
+            for _ in range(2):
+                await stream.write(bytes(100_000))
+
+        async with serving(two) as served, raw_peer(served) as peer:
+            window = {Setting.INITIAL_WINDOW_SIZE: len(whole) + some}
+            peer.send(PREFACE, settings_frame(window), window_update_frame(0, 1 << 20))
+            peer.send(headers_frame(request()))
+            assert await _received(peer, len(whole) + some, 16384) == len(whole) + some
+            peer.send(window_update_frame(1, len(whole) - some))
+            assert await _received(peer, len(whole) - some, 16384) == len(whole) - some
+
+    asyncio.run(run())
+
+
+def test_four_chunks_fit_into_a_window() -> None:
+    header = ChunkHeader(
+        job="j" * 60, epoch=1 << 31, generation=1 << 31, step=1 << 40, lease=1 << 60, dtype=FLOAT32
+    )
+    chunk = pack(header, 1 << 20, np.zeros(CHUNK_ELEMENTS, np.float32))
+    parts = parts_of(chunk)
+    frame_bytes = PREFIX_BYTES + sum(len(memoryview(part)) for part in parts)
+    assert 4 * frame_bytes <= WINDOW_BYTES < 4 * frame_bytes + (16 << 10)
+
+
+def test_nobody_may_send_more_than_the_reader_has_room_for() -> None:
+    async def run() -> None:
+        read_on, read = asyncio.Event(), asyncio.Event()
+
+        async def slow(stream: ServerStream) -> None:
+            await read_on.wait()
+            for _ in range(8):
+                await stream.read()
+            read.set()
+            await asyncio.Event().wait()
+
+        async with serving(slow) as served, raw_peer(served) as peer:
+            whole = message(bytes(WINDOW_BYTES // 8 - 5))
+            peer.send(OPENING, *(data_frame(whole) for _ in range(8)))
+            peer.send(frame(FrameType.PING, 0, 0, bytes(8)))
+            granted = 0
+            while (got := await peer.next_frame()) is not None and got[0] != FrameType.PING:
+                if got[0] == FrameType.WINDOW_UPDATE and got[2] == 1:
+                    granted += read_number(got[3])
+            # What lies there unread is not granted again.
+            assert granted <= WINDOW_BYTES
+            waiting = WINDOW_BYTES - granted
+            read_on.set()
+            await within(read.wait())
+            while granted < WINDOW_BYTES // 2 + waiting // 2:
+                _, _, stream, payload = await peer.until(FrameType.WINDOW_UPDATE)
+                granted += read_number(payload) if stream == 1 else 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("leave", [frame(FrameType.RST_STREAM, 0, 1, b"\0\0\0\x08"), b""])
+def test_a_caller_that_leaves_ends_the_handler(leave: bytes) -> None:
+    async def run() -> None:
+        here = asyncio.Event()
+        ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+        async def handler(stream: ServerStream) -> None:
+            here.set()
+            try:
+                await stream.read()
+            except BaseException as error:
+                ended.set_result(error)
+                with pytest.raises(LinkClosed):
+                    await stream.write(b"to nobody")
+                raise
+
+        async with serving(handler) as served, raw_peer(served) as peer:
+            peer.send(OPENING)
+            await within(here.wait())
+            if leave:
+                peer.send(leave)
+            else:
+                peer.cut()
+            assert isinstance(await within(ended), asyncio.CancelledError)
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_asks_and_asks_and_never_listens_is_cut_off(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with serving() as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1)
+            try:
+                writer.write(OPENING)
+                pings = frame(FrameType.PING, 0, 0, bytes(8)) * 10000
+                with pytest.raises(ConnectionError):
+                    while True:
+                        writer.write(pings)
+                        await within(writer.drain())
+            finally:
+                writer.transport.abort()
+            del reader
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert "no answer is read" in caplog.text
+
+
+def test_whoever_connects_and_calls_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CALL_SECONDS", 0.05)
+
+    async def run() -> None:
+        async with serving() as served, raw_peer(served) as peer:
+            peer.send(PREFACE, settings_frame({}))
+            _, _, _, payload = await peer.until(FrameType.GOAWAY)
+            assert b"no call within" in payload
+            while await peer.next_frame() is not None:
+                pass
+
+    asyncio.run(run())
+
+
+def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with serving() as served, raw_peer(served) as peer:
+            peer.send(OPENING)
+            assert (await peer.until(FrameType.PING))[1] == 0
+            while await peer.next_frame() is not None:
+                pass
+
+        async def mute(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(settings_frame({}))
+
+        silent = await asyncio.start_server(mute, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        stream = await open_stream(f"127.0.0.1:{port}", PLAIN, PATH)
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=rf"127.0.0.1:{port}: no answer to a ping within 0.1 s"
+        ):
+            await within(stream.read())
+        silent.close()
+
+    asyncio.run(run())
+
+
+def test_a_living_peer_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_SECONDS", 5.0)
+    pings = 0
+
+    class Counting(client.ClientConnection):
+        def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+            nonlocal pings
+            pings += kind == FrameType.PING
+            if pings == 4:
+                enough.set()
+            super().frame(kind, flags, stream, payload)
+
+    monkeypatch.setattr(client, "ClientConnection", Counting)
+
+    async def run() -> None:
+        async with serving() as served:
+            stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
+            await within(enough.wait())
+            await stream.write(b"alive")
+            assert await within(stream.read()) == b"alive"
+            stream.cancel()
+
+    enough = asyncio.Event()
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does the peer speak HTTP/2"),
+        (b"", "no HTTP/2 from it within 0.3 s"),
+        (None, "the connection "),
+    ],
+)
+def test_what_is_no_http2_server_is_told_as_such(answer: bytes | None, why: str) -> None:
+    async def run() -> None:
+        async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if answer is None:
+                writer.close()
+            else:
+                writer.write(answer)
+
+        listening = await asyncio.start_server(other, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await open_stream(f"127.0.0.1:{port}", PLAIN, PATH, limit_seconds=0.3)
+        listening.close()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        details = caught.value.details()
+        assert details is not None
+        assert details.startswith(f"127.0.0.1:{port}: ")
+        assert why in details
+        with pytest.raises(grpc.aio.AioRpcError, match=rf"127.0.0.1:{port}: can't be reached \(.*refused"):
+            await open_stream(f"127.0.0.1:{port}", PLAIN, PATH)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_leaves_or_resets_is_told_as_such() -> None:
+    bye = frame(FrameType.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\x0b" + b"too many pings")
+    reset = frame(FrameType.RST_STREAM, 0, 1, b"\0\0\0\x07")
+
+    async def run(answer: bytes) -> grpc.aio.AioRpcError:
+        async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(settings_frame({}) + answer)
+
+        listening = await asyncio.start_server(other, "127.0.0.1", 0)
+        address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        stream = await open_stream(address, PLAIN, PATH)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await within(stream.read())
+        listening.close()
+        return caught.value
+
+    left = asyncio.run(run(bye))
+    assert left.code() is grpc.StatusCode.UNAVAILABLE
+    assert "(ENHANCE_YOUR_CALM: too many pings)" in str(left.details())
+    refused = asyncio.run(run(reset))
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+    assert "REFUSED_STREAM" in str(refused.details())
+
+
+def test_a_message_that_was_cut_off_is_not_followed_by_another() -> None:
+    async def run() -> None:
+        async def deaf(stream: ServerStream) -> None:
+            await asyncio.Event().wait()
+
+        async with serving(deaf) as served:
+            stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
+            parts = [bytes(1 << 20)] * 4
+            with pytest.raises(ValueError, match="longer than"):
+                await stream.write(*parts, b"x")
+            with pytest.raises(asyncio.TimeoutError):
+                while True:  # until the server's window is full
+                    await asyncio.wait_for(stream.write(*parts), 0.2)
+            with pytest.raises(ValueError, match="was cut off"):
+                await stream.write(b"next")
+            stream.cancel()
+
+    asyncio.run(run())
+
+
+def test_the_port_says_what_it_serves() -> None:
+    async def run() -> None:
+        async with serving(echo) as served:
+            stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, "/tests.Tests/Other")
+            with pytest.raises(grpc.aio.AioRpcError, match=r"'/tests\.Tests/Other' is not served"):
+                await within(stream.read())
+            assert await stream.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(run())

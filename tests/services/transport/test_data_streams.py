@@ -1,0 +1,83 @@
+"""Data streams: to the tensor port where it can be reached, else to the main port; messages are the same either way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+import pytest
+
+from services.transport import data_streams
+from services.transport.data_streams import DataStreams, write_message
+from services.transport.http2.stream import Stream
+from tests.services.transport.http2.test_interop import is_end, stock_server
+from tests.support.raw_http2 import PATH, PLAIN, serving, within
+
+PARTS = (b"before ", memoryview(b"the payload"))
+
+
+async def one_message(context: Any) -> None:
+    """Answers with what it is sent, in two parts."""
+    message = await context.read()
+    await write_message(context, message[:3], message[3:])
+    await write_message(context, memoryview(message))
+
+
+async def exchanged(streams: DataStreams, address: str, tensor_port: int) -> tuple[bool, list[bytes]]:
+    """Whether it was the tensor port, and what came back."""
+    async with streams.open(address, tensor_port, (("a-key", "1"),)) as stream:
+        await write_message(stream, *PARTS)
+        await stream.done_writing()
+        got = []
+        while not is_end(each := await within(stream.read())):
+            got.append(bytes(each))
+        return isinstance(stream, Stream), got
+
+
+def test_messages_are_the_same_on_both_ports(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        streams = DataStreams(PATH, PLAIN)
+        async with stock_server(one_message) as port, serving(one_message) as tensors:
+            address = f"127.0.0.1:{port}"
+            whole = [b"before the payload"] * 2
+            assert await exchanged(streams, address, tensors.port) == (True, whole)
+            assert not caplog.records
+            for _ in range(2):
+                assert await exchanged(streams, address, 0) == (False, whole)
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(run())
+    (told,) = caplog.messages
+    assert "it has none" in told
+
+
+def test_a_silent_port_costs_a_limited_time(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_streams, "REACH_SECONDS", 0.1)
+
+    async def run() -> None:
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        tensor_port = silent.sockets[0].getsockname()[1]
+        async with stock_server(one_message) as port:
+            ours, got = await exchanged(DataStreams(PATH, PLAIN), f"127.0.0.1:{port}", tensor_port)
+        assert (ours, len(got)) == (False, 2)
+        silent.close()
+        assert f"127.0.0.1:{tensor_port}: no HTTP/2 from it within 0.1 s" in caplog.text
+
+    asyncio.run(run())
+
+
+def test_what_happens_on_the_stream_is_no_reason_to_go_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuses(context: Any) -> None:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "attend first")
+
+    async def run() -> None:
+        async with serving(refuses) as tensors:
+            with pytest.raises(grpc.aio.AioRpcError, match="attend first"):
+                await exchanged(DataStreams(PATH, PLAIN), "127.0.0.1:1", tensors.port)
+
+    asyncio.run(run())
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -1,0 +1,180 @@
+"""The newest weights: made once in the forms that peers want, whoever comes when gets them whole."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, WEIGHTS, ChunkHeader, DType
+from services.errors import Failed
+from services.tensors.chunk_messages import TensorChunk, check, deserialize
+from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
+from services.tensors.stripes import Stripe
+from services.transport.newest_weights import NewestWeights
+from services.transport.same_host import AcceptedLink, OfferedLink
+
+ELEMENTS = 2 * CHUNK_ELEMENTS + 7
+CHUNKS = 3
+
+
+class Answered:
+    """A call that was answered with this initial metadata."""
+
+    def __init__(self, link: AcceptedLink) -> None:
+        self._link = link
+
+    async def initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._link.metadata
+
+
+class Peer:
+    """A peer that weights are sent to; on this host or over the network."""
+
+    def __init__(self, newest: NewestWeights, *, here: bool) -> None:
+        self.caller = OfferedLink("a", enabled=here, count=lambda _: None)
+        self.link = AcceptedLink("b", self.caller.metadata, enabled=True)
+        asyncio.run(self.caller.confirm(Answered(self.link)))
+        assert self.link.shares == here
+        newest.links.append(self.link)
+        self._newest = newest
+        self.messages: list[bytes] = []
+
+    def receive(self, *indices: int) -> list[TensorChunk]:
+        """Have chunks sent."""
+        self.messages = []
+
+        async def write(message: bytes) -> None:
+            self.messages.append(message)
+
+        asyncio.run(self._newest.send(self.link, indices, write))
+        return [chunk for message in self.messages for chunk in self.caller.deserialize(message)]
+
+
+def version(step: int, dtype: DType = FLOAT32, generation: int = 1) -> ChunkHeader:
+    return ChunkHeader(job="j", epoch=1, generation=generation, step=step, kind=WEIGHTS, dtype=dtype)
+
+
+def values_of(step: int, index: int) -> NDArray[np.float32]:
+    start, stop = chunk_range(ELEMENTS, index)
+    return np.arange(start, stop, dtype=np.float32) % 251 + step
+
+
+def put(newest: NewestWeights, step: int, *indices: int, dtype: DType = FLOAT32) -> None:
+    for index in indices:
+        newest.put(version(step, dtype), index, values_of(step, index), ELEMENTS)
+
+
+def holds(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FLOAT32) -> None:
+    assert [chunk.header.index for chunk in chunks] == list(indices)
+    for chunk in chunks:
+        check(chunk, ELEMENTS, dtype)
+        assert (chunk.header.generation, chunk.header.step) == (1, step)
+        np.testing.assert_array_equal(chunk.values(), values_of(step, chunk.header.index))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_each_peer_gets_them_as_it_can(dtype: DType) -> None:
+    newest = NewestWeights()
+    here, far = Peer(newest, here=True), Peer(newest, here=False)
+    put(newest, 3, 0, 1, 2, dtype=dtype)
+    holds(here.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    assert len(here.messages) == 1
+    assert len(here.messages[0]) < 200
+    holds(far.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    assert len(far.messages) == 3
+
+
+def test_a_peer_that_comes_later_gets_them_too() -> None:
+    newest = NewestWeights()
+    put(newest, 3, 0, 1, 2)  # nobody is there yet
+    here = Peer(newest, here=True)
+    holds(here.receive(0, 1, 2), 3, 0, 1, 2)
+    put(newest, 4, 0, 1, 2)
+    holds(here.receive(0, 1, 2), 4, 0, 1, 2)
+    assert len(here.messages) == 1
+    far = Peer(newest, here=False)
+    holds(far.receive(0, 2), 4, 0, 2)
+    first = far.messages[0]
+    far.receive(0)
+    assert far.messages[0] is first, "made once"
+
+
+def test_they_are_not_made_in_a_form_that_nobody_wants() -> None:
+    newest = NewestWeights()
+    Peer(newest, here=True)
+    put(newest, 3, 0)
+    assert newest._stored[0].message is None
+    newest = NewestWeights()
+    Peer(newest, here=False)
+    put(newest, 3, 0)
+    assert newest._stored[0].array is None
+
+
+def test_chunks_of_two_versions_go_in_two_messages() -> None:
+    newest = NewestWeights()
+    here = Peer(newest, here=True)
+    put(newest, 3, 0, 1, 2)
+    old = here.receive(0, 1, 2)
+    put(newest, 4, 0)
+    chunks = here.receive(0, 1, 2)
+    assert [(chunk.header.step, chunk.header.index) for chunk in chunks] == [(4, 0), (3, 1), (3, 2)]
+    assert len(here.messages) == 2
+    assert [chunk.intact for chunk in old] == [False, True, True], "the first was overwritten"
+
+
+def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
+    source = NewestWeights()
+    far = Peer(source, here=False)
+    put(source, 3, 1)
+    far.receive(1)
+    (message,) = far.messages
+    newest = NewestWeights()
+    here, other = Peer(newest, here=True), Peer(newest, here=False)
+    newest.keep(deserialize(message), message, ELEMENTS)
+    holds(here.receive(1), 3, 1)
+    holds(other.receive(1), 3, 1)
+    assert other.messages[0] is message
+
+
+def test_a_shards_chunks_take_no_more_room_than_they_are() -> None:
+    stripe = Stripe(1, 2)
+    newest = NewestWeights(stripe)
+    here = Peer(newest, here=True)
+    newest.put(version(3), 1, values_of(3, 1), stripe.elements(ELEMENTS))
+    holds(here.receive(1), 3, 1)
+    assert newest._array is not None
+    assert newest._array.payload.size == 4 * CHUNK_ELEMENTS
+    assert newest.is_last(1, ELEMENTS)
+    assert not NewestWeights().is_last(1, ELEMENTS)
+
+
+def test_which_version_is_here() -> None:
+    newest = NewestWeights()
+    put(newest, 3, 1)
+    header = version(3)
+    header.index = 1
+    assert newest.holds(header)
+    for field, other in (("index", 0), ("step", 4), ("generation", 2), ("epoch", 2), ("job", "k")):
+        changed = ChunkHeader()
+        changed.CopyFrom(header)
+        setattr(changed, field, other)
+        assert not newest.holds(changed)
+    newest.clear()
+    assert not newest.holds(header)
+
+
+def test_a_message_is_let_go_of_once_it_is_sent_on() -> None:
+    newest = NewestWeights()
+    far = Peer(newest, here=False)
+    put(newest, 3, 0)
+    newest.forget(0)
+    assert far.receive(0) == []
+
+
+def test_what_float16_cannot_hold_is_the_jobs_failure() -> None:
+    newest = NewestWeights()
+    with pytest.raises(Failed, match="weights: chunk 0: 1 of 5 elements are infinite in float16"):
+        newest.put(version(1, FLOAT16), 0, np.array([1, 2, 70000, 4, 5], np.float32), 5)

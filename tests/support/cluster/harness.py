@@ -1,0 +1,468 @@
+"""Clusters of real daemons on loopback: started, watched, killed, restarted, and always cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import ClassVar, TypeVar
+
+import grpc
+
+from benchmarks.harness.hosts import LOOPBACK, Host, inner_process
+from protos import jobs_pb2 as jobs
+from protos.jobs_pb2_grpc import JobsStub
+from services.instrumentation import failpoints
+from tests.support.cluster.nursery import ROLES, ROOT, Child, nursery
+from tests.support.cluster.relay import Relay, Target
+
+LIMIT_SECONDS = 60.0
+"""Longest wait for anything; on an idle machine nothing takes a tenth of it."""
+ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
+
+Found = TypeVar("Found")
+
+
+def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMIT_SECONDS) -> Found:
+    """What `look` returns as soon as that is true; AssertionError, naming `what`, when it takes too long."""
+    deadline = time.monotonic() + limit_seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {limit_seconds:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+def environment(kernels: str = "numpy") -> dict[str, str]:
+    """This process's, without settings of Tiermesh; numpy's kernels, as compiled ones take a second of every start."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")}
+    return {**own, "TIERMESH_KERNELS": kernels}
+
+
+def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run a `tiermesh` command to its end."""
+    words = [str(each) for each in arguments]
+    role = words[0] if words[0] in ROLES else "aggregator"
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        command = nursery(role, environment()).start("cli.main", words, {}, output, errors)
+        command.stdin.close()
+        try:
+            code = command.wait(limit_seconds)
+        finally:
+            command.send_signal(signal.SIGKILL)
+        for each in (output, errors):
+            each.seek(0)
+        said = (each.read().decode() for each in (output, errors))
+        return subprocess.CompletedProcess(words, code, *said)
+
+
+class Daemon:
+    """One `tiermesh ROLE` process.
+
+    Args:
+        host: where it runs; elsewhere than on this machine itself, its ports can't be reached from here.
+
+    Attributes:
+        role: worker, aggregator or optimizer.
+        name: of the daemon.
+        log: file with what it wrote on both outputs.
+        process: as started; on a host of its own, what entered there.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        folder: Path,
+        *arguments: object,
+        kernels: str = "numpy",
+        module: str = "cli.main",
+        host: Host = LOOPBACK,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.role, self.name = role, name
+        self._host = host
+        self.log = folder / f"{name}.log"
+        self._ready_file = folder / f"{name}.ready"
+        self._ready_file.unlink(missing_ok=True)
+        self._ready: dict[str, int] = {}
+        command = [
+            role, "--name", name, "--ready-file", str(self._ready_file), "--exit-with-parent", *host.flags,
+            *map(str, arguments),
+        ]  # fmt: skip
+        if "--listen" not in arguments:
+            command += ["--listen", f"{host.address}:0"]
+        settings = settings or {}
+        self.process: subprocess.Popen[bytes] | Child
+        with self.log.open("ab") as log:
+            if host == LOOPBACK:
+                self.process = nursery(role, environment(kernels)).start(module, command, settings, log, log)
+            else:
+                self.process = subprocess.Popen(
+                    host.command([sys.executable, "-m", module, *command]),
+                    cwd=ROOT,
+                    env={**environment(kernels), **settings},
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
+
+    def ready(self) -> Daemon:
+        """Wait until it serves."""
+
+        def look() -> bool:
+            code = self.process.poll()
+            assert code is None, f"{self.name} ended with exit code {code}: {self.log_text()}"
+            return self._ready_file.exists()
+
+        eventually(look, f"{self.name} to be ready")
+        self._ready = json.loads(self._ready_file.read_text())
+        return self
+
+    @property
+    def port(self) -> int:
+        """Of its gRPC server."""
+        return self._ready["port"]
+
+    @property
+    def tensor_port(self) -> int:
+        """Where it takes data streams; 0: on its main port alone."""
+        return self._ready["tensor_port"]
+
+    @property
+    def address(self) -> str:
+        """Of its gRPC server."""
+        return f"{self._host.address}:{self.port}"
+
+    def metrics(self) -> dict[str, float]:
+        """Its `/metrics`: each sample by its name with labels."""
+        url = f"http://127.0.0.1:{self._ready['metrics_port']}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            lines = reply.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; 0 if there is none."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(each in sample for each in wanted)
+        )
+
+    def log_text(self) -> str:
+        """What it wrote."""
+        return self.log.read_text(errors="replace")
+
+    def wait_log(self, text: str) -> None:
+        """Wait until it has written `text`."""
+        eventually(lambda: text in self.log_text(), f"{text!r} in the log of {self.name}")
+
+    def kill(self) -> None:
+        """kill -9."""
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(inner_process(self.process.pid), signal.SIGKILL)
+        self.process.wait(LIMIT_SECONDS)
+
+    def freeze(self) -> None:
+        """Make it do nothing while its connections stay."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.terminate()
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end; returns the exit code."""
+        return self.process.wait(LIMIT_SECONDS)
+
+    def close(self) -> None:
+        """Make sure that it is gone."""
+        if self.process.poll() is None:
+            self.kill()
+        if self.process.stdin is not None:
+            with suppress(OSError):
+                self.process.stdin.close()
+
+
+class Cluster:
+    """An aggregator, its optimizer in 3-tier, and workers. A context manager, which leaves no process behind.
+
+    Whoever calls the aggregator or the optimizer does so through a relay: their addresses outlive restarts.
+
+    Args:
+        folder: for state and logs.
+        tiers: 2 or 3.
+        workers: how many to start, named worker-1, worker-2, ...
+        shards: how many of the aggregator's to start, named shard-0, shard-1, ...; 0: it has none.
+        delays: seed of the random delays between them and whoever calls them; None: none.
+        options: for every daemon.
+        aggregator_options: for the aggregator alone.
+        heartbeat_seconds: of the aggregator.
+        recorded: whether aggregator and optimizer record their cores, in `folder`.
+        kernels: of every daemon, as TIERMESH_KERNELS has them.
+        worker_module: that is run as a worker, in place of the command.
+        failpoints: asked, with its role or "shard", for the failpoints of each daemon that is started; their log is
+            `failpoints.log` in `folder`. None: no daemon has any.
+    """
+
+    known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tiers: int = 2,
+        workers: int = 0,
+        shards: int = 0,
+        delays: int | None = None,
+        options: tuple[object, ...] = (),
+        aggregator_options: tuple[object, ...] = (),
+        heartbeat_seconds: float = 5.0,
+        recorded: bool = False,
+        kernels: str = "numpy",
+        worker_module: str = "cli.main",
+        failpoints: Callable[[str], str] | None = None,
+    ) -> None:
+        self._failpoints = failpoints
+        self.folder = folder
+        self._worker_module = worker_module
+        self._kernels = kernels
+        self.tiers = tiers
+        self.closed = False
+        self.daemons: list[Daemon] = []
+        self.workers: list[Daemon] = []
+        self.relays: list[Relay] = []
+        self.shards: list[Daemon] = []
+        self.to_shards: list[Relay] = []
+        self._number_of_shards = shards
+        self._delays = delays
+        self.optimizer: Daemon | None = None
+        self.aggregator: Daemon
+        self._options = options
+        self._aggregator_options = aggregator_options
+        self._heartbeat_seconds = heartbeat_seconds
+        self._recorded = recorded
+        self._number_of_workers = workers
+        self._channel: grpc.Channel | None = None
+        self.stub: JobsStub
+
+    def __enter__(self) -> Cluster:
+        Cluster.known.append(self)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            if self.tiers == 3:
+                self.start_optimizer()
+            for number in range(self._number_of_shards):
+                self.start_shard(number)
+            self.start_aggregator()
+            started = [self.start_worker(wait=False) for _ in range(self._number_of_workers)]
+            for worker in started:
+                worker.ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything."""
+        if self._channel is not None:
+            self._channel.close()
+        for daemon in self.daemons:
+            daemon.close()
+        for relay in self.relays:
+            relay.close()
+        self.closed = True
+
+    # ---- daemons ----
+
+    def _start(self, role: str, name: str, *arguments: object) -> Daemon:
+        module = self._worker_module if role == "worker" else "cli.main"
+        options = (*arguments, *self._options)
+        settings = {}
+        if self._failpoints is not None:
+            settings[failpoints.VARIABLE] = self._failpoints("shard" if "--shard" in arguments else role)
+            settings[failpoints.LOG_VARIABLE] = str(self.folder / "failpoints.log")
+        daemon = Daemon(
+            role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings
+        )
+        self.daemons.append(daemon)
+        return daemon
+
+    def relay(self, target: Target, **settings: object) -> Relay:
+        """A relay that is closed with the cluster."""
+        relay = Relay(target, **settings)  # type: ignore[arg-type]
+        self.relays.append(relay)
+        return relay
+
+    def start_optimizer(self) -> Daemon:
+        """Start the optimizer, or start it again on the same state."""
+        state = self.folder / "optimizer-state"
+        again = self.optimizer is not None
+        record = ["--record", self.folder / "optimizer.record"] if self._recorded else []
+        self.optimizer = self._start("optimizer", "optimizer", "--state-dir", state, *record).ready()
+        if again:
+            self.to_optimizer.aim(self.optimizer)
+        else:
+            self.to_optimizer = self.relay(self.optimizer)
+        return self.optimizer
+
+    def start_shard(self, number: int) -> Daemon:
+        """Start a shard, or start it again."""
+        shard = self._start("aggregator", f"shard-{number}", "--shard").ready()
+        if number < len(self.shards):
+            self.shards[number] = shard
+            self.to_shards[number].aim(shard)
+        else:
+            self.shards.append(shard)
+            seed = None if self._delays is None else self._delays + number
+            self.to_shards.append(self.relay(shard, seed=seed))
+        return shard
+
+    def reshard(self, number: int) -> None:
+        """Have the next aggregator take that many shards, all new."""
+        for shard in self.shards:
+            shard.kill()
+        self.shards, self.to_shards = [], []
+        for each in range(number):
+            self.start_shard(each)
+
+    def start_aggregator(self) -> Daemon:
+        """Start the aggregator, or start it again on the same state."""
+        arguments: list[object] = ["--state-dir", self.folder / "aggregator-state"]
+        arguments += ["--heartbeat-seconds", self._heartbeat_seconds, *self._aggregator_options]
+        if self.optimizer is not None:
+            arguments += ["--optimizer", self.to_optimizer.address]
+        if self.shards:
+            arguments += ["--shards", ",".join(relay.address for relay in self.to_shards)]
+        if self._recorded:
+            arguments += ["--record", self.folder / "aggregator.record"]
+        again = self._channel is not None
+        self.aggregator = self._start("aggregator", "aggregator", *arguments).ready()
+        if again:
+            self.to_aggregator.aim(self.aggregator)
+        else:
+            self.to_aggregator = self.relay(self.aggregator)
+            self.connect()
+        return self.aggregator
+
+    def start_standby(self, name: str = "standby") -> Daemon:
+        """Start an aggregator that stands by, on the same state."""
+        arguments: list[object] = ["--state-dir", self.folder / "aggregator-state", "--standby"]
+        arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
+        if self.optimizer is not None:
+            arguments += ["--optimizer", self.to_optimizer.address]
+        if self.shards:
+            arguments += ["--shards", ",".join(relay.address for relay in self.to_shards)]
+        return self._start("aggregator", name, *arguments).ready()
+
+    def lead_by(self, aggregator: Daemon) -> None:
+        """From now on people ask this one."""
+        self.aggregator = aggregator
+        self.to_aggregator.aim(aggregator)
+        self.to_aggregator.cut()
+
+    def connect(self) -> None:
+        """Open the channel of people's calls."""
+        self._channel = grpc.insecure_channel(
+            self.to_aggregator.address,
+            options=(("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)),
+        )
+        self.stub = JobsStub(self._channel)
+
+    def start_worker(
+        self, *arguments: object, name: str = "", aggregator: str = "", wait: bool = True
+    ) -> Daemon:
+        """Start a worker."""
+        name = name or f"worker-{len(self.workers) + 1}"
+        address = aggregator or self.to_aggregator.address
+        worker = self._start("worker", name, "--aggregator", address, *arguments)
+        self.workers.append(worker)
+        return worker.ready() if wait else worker
+
+    def serving(self, role: str) -> Daemon:
+        """The daemon of that role: worker-1 of the workers."""
+        daemon = {"worker": self.workers[0], "aggregator": self.aggregator, "optimizer": self.optimizer}[role]
+        assert daemon is not None
+        return daemon
+
+    # ---- jobs ----
+
+    def submit(self, spec_json: str) -> str:
+        """Submit a job; returns its id."""
+        request = jobs.SubmitRequest(spec_json=spec_json)
+        return str(self.stub.Submit(request, timeout=LIMIT_SECONDS, wait_for_ready=True).id)
+
+    def job(self, job: str) -> jobs.Job:
+        """A job as it is now."""
+        request = jobs.JobRequest(job=job)
+        answer: jobs.Job = self.stub.Get(request, timeout=LIMIT_SECONDS, wait_for_ready=True)
+        return answer
+
+    def status(self) -> jobs.ClusterStatus:
+        """The cluster as it is now."""
+        answer: jobs.ClusterStatus = self.stub.Status(
+            jobs.StatusRequest(), timeout=LIMIT_SECONDS, wait_for_ready=True
+        )
+        return answer
+
+    def events(self, job: str) -> Iterator[jobs.JobEvent]:
+        """The job's events, over restarts of the aggregator, until it ends."""
+        while True:
+            call = self.stub.Watch(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS, wait_for_ready=True)
+            try:
+                yield from call
+                return
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+
+    def wait(self, job: str, until: Callable[[jobs.Job], bool], what: str) -> jobs.Job:
+        """Watch a job until it is as wanted; AssertionError if it ends before."""
+        for event in self.events(job):
+            if until(event.job):
+                return event.job
+        raise AssertionError(f"job {job} ended before {what}: {event.job}")
+
+    def wait_step(self, job: str, step: int) -> jobs.Job:
+        """Watch a job until it has made that many updates."""
+        return self.wait(job, lambda each: each.step >= step, f"step {step}")
+
+    def finish(self, job: str) -> jobs.Job:
+        """Watch a job to its success."""
+        ended = self.wait(job, lambda each: each.state in ENDED, "its end")
+        assert ended.state == jobs.SUCCEEDED, ended
+        return ended
+
+    def wait_workers(self, number: int, *states: str) -> None:
+        """Wait until that many workers are in one of these states; any state if none is given."""
+
+        def look() -> bool:
+            found = [each for each in self.status().workers if not states or each.state in states]
+            return len(found) == number
+
+        eventually(look, f"{number} workers {' or '.join(states)}")
+
+    def checkpoints(self, job: str) -> Path:
+        """The folder of a job's checkpoints."""
+        owner = "optimizer-state" if self.tiers == 3 else "aggregator-state"
+        return self.folder / owner / "checkpoints" / job

@@ -1,0 +1,134 @@
+"""The proxy of `tiermesh chaos` as the tests have it: on a thread of its own, with random delays and a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+from types import TracebackType
+
+from cli.chaos.proxy import Line, Proxy, Target
+from tests.support.certificates import LOOPBACK_HOSTS
+
+GATED_BYTES = 64 * 1024
+"""What passes a closed gate per connection: orders do, weights don't."""
+
+
+_numbers = itertools.count()
+
+
+class _Jittered(Line):
+    """Waits for a random time before each piece."""
+
+    def __init__(self, draw: random.Random | None, most_delay_seconds: float) -> None:
+        super().__init__()
+        self._random = draw
+        self._most_delay_seconds = most_delay_seconds
+
+    async def admit(self, passed: int, count: int) -> None:
+        if self._random is not None:
+            await asyncio.sleep(self._random.uniform(0, self._most_delay_seconds))
+        await super().admit(passed, count)
+
+
+class _Gated(_Jittered):
+    """Holds what comes after the first `GATED_BYTES` of a connection while the gate is closed."""
+
+    def __init__(self, draw: random.Random | None, most_delay_seconds: float, *, closed: bool) -> None:
+        super().__init__(draw, most_delay_seconds)
+        self.gate = asyncio.Event()
+        if not closed:
+            self.gate.set()
+        self._allowed_bytes = 0
+        self._allowed_more = asyncio.Event()
+
+    def allow(self, count: int) -> None:
+        self._allowed_bytes += count
+        self._allowed_more.set()
+
+    async def admit(self, passed: int, count: int) -> None:
+        if passed + count > GATED_BYTES:
+            await self._pass_gate(count)
+        await super().admit(passed, count)
+
+    async def _pass_gate(self, count: int) -> None:
+        while not self.gate.is_set() and self._allowed_bytes < count:
+            self._allowed_more.clear()
+            opened, allowed = (asyncio.ensure_future(each.wait()) for each in (self.gate, self._allowed_more))
+            try:
+                await asyncio.wait((opened, allowed), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                opened.cancel()
+                allowed.cancel()
+        self._allowed_bytes -= count
+
+
+class Relay:
+    """Forwards connections to `target`, from a loopback address of its own.
+
+    Args:
+        target: whom to stand for; `aim` changes it, which concerns new connections.
+        seed: of random delays before each piece, both ways; None: no delays.
+        most_delay_seconds: longest of them.
+        gate_closed: hold what comes from the target, after the first `GATED_BYTES` of a connection, until `open_gate`,
+            or as far as `let_through` lets it.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        seed: int | None = None,
+        most_delay_seconds: float = 0.004,
+        gate_closed: bool = False,
+    ) -> None:
+        self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
+        draw = None if seed is None else random.Random(seed)
+        self._back = _Gated(draw, most_delay_seconds, closed=gate_closed)
+        self._proxy = Proxy(self.host, forth=_Jittered(draw, most_delay_seconds), back=self._back)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"relay-{self.host}", daemon=True)
+        self._thread.start()
+        self.aim(target)
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """Where to connect."""
+        return self._proxy.address
+
+    @property
+    def tensor_port(self) -> int:
+        """The target's."""
+        return self._proxy.tensor_port
+
+    def aim(self, target: Target) -> None:
+        """Stand for another target from now on."""
+        asyncio.run_coroutine_threadsafe(self._proxy.aim(target), self._loop).result(10)
+
+    def open_gate(self) -> None:
+        """Let everything pass from now on."""
+        self._loop.call_soon_threadsafe(self._back.gate.set)
+
+    def let_through(self, count: int) -> None:
+        """Let about that many more bytes through the closed gate, of all connections together."""
+        self._loop.call_soon_threadsafe(self._back.allow, count)
+
+    def cut(self) -> None:
+        """Break all connections."""
+        self._loop.call_soon_threadsafe(self._proxy.reset)
+
+    def close(self) -> None:
+        """Break all connections and take no new ones."""
+        asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

@@ -1,0 +1,239 @@
+"""A gRPC proxy of the tests: every call passes as raw messages, but for the one fault that a test asks for.
+
+Its host has no tensor port, so that data streams take the main port, and all that roles say to each other passes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.support.certificates import LOOPBACK_HOSTS
+from tests.support.cluster.harness import Cluster
+from tests.support.cluster.relay import Target
+
+SLOW_SECONDS = 1.0
+REORDER_SECONDS = 0.3
+"""A message that waits to be overtaken goes on by itself after so long: the next may wait for it."""
+OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+BREAKING = {
+    "before": grpc.StatusCode.UNAVAILABLE,
+    "midway": grpc.StatusCode.UNAVAILABLE,
+    "after": grpc.StatusCode.UNAVAILABLE,
+    "cancelled": grpc.StatusCode.CANCELLED,
+}
+"""Faults that end the call, and how."""
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Fault:
+    """What is to go wrong, once.
+
+    Attributes:
+        method: `/package.Service/Method`.
+        direction: up (what the caller says) or down (what it is answered).
+        kind: before, midway, after, cancelled, slow, duplicated, reordered, truncated or bit-flipped.
+        passing: how many messages pass before the one that is struck.
+        least_bytes: smaller messages are not counted.
+    """
+
+    method: str
+    direction: str
+    kind: str
+    passing: int = 0
+    least_bytes: int = 0
+
+
+class Struck(Exception):
+    """The fault ends the call."""
+
+
+class Over(Exception):
+    """The peer has ended the call."""
+
+
+class RpcProxy:
+    """Stands for `target`, as a `Relay` does."""
+
+    _loop: asyncio.AbstractEventLoop | None = None  # of all proxies: grpc.aio wants one
+
+    def __init__(self, target: Target) -> None:
+        self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
+        self.tensor_port = 0
+        self.struck = threading.Event()
+        self._fault: Fault | None = None
+        self._refusing = ""  # the method whose next call is refused
+        self._calls: list[tuple[str, asyncio.Future[None]]] = []  # each method, and what breaks the call
+        self.port = self._do(self._start(target.address))
+
+    @classmethod
+    def _do(cls, work: Any) -> Any:
+        if cls._loop is None:
+            cls._loop = asyncio.new_event_loop()
+            threading.Thread(target=cls._loop.run_forever, name="rpc-proxies", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(work, cls._loop).result(20)
+
+    @property
+    def address(self) -> str:
+        """Where to connect."""
+        return f"{self.host}:{self.port}"
+
+    def close(self) -> None:
+        """End all calls."""
+        self._do(self._stop())
+
+    def strike(self, fault: Fault) -> None:
+        """Have this go wrong; `struck` is set once it has."""
+        self.struck.clear()
+        self._do(self._arm(fault))
+
+    async def _arm(self, fault: Fault) -> None:
+        self._fault = fault
+        if fault.kind == "before":
+            self._refusing = fault.method
+            for method, broken in self._calls:
+                if method == fault.method and not broken.done():
+                    broken.set_exception(Struck("midway"))  # so that there is a next one
+
+    async def _start(self, address: str) -> int:
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._server.add_generic_rpc_handlers((_Everything(self._serve),))
+        port: int = self._server.add_insecure_port(f"{self.host}:0")
+        await self._server.start()
+        return port
+
+    async def _stop(self) -> None:
+        await self._server.stop(0)
+        await self._channel.close()
+
+    async def _serve(self, method: str, _: Any, context: Any) -> None:
+        if self._refusing == method:
+            self._refusing = ""
+            self.struck.set()
+            await context.abort(BREAKING["before"], "struck before")
+        metadata = [pair for pair in context.invocation_metadata() if pair[0].startswith("tiermesh-")]
+        call = self._channel.stream_stream(method)(metadata=metadata)
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls.append((method, broken))
+        up = asyncio.ensure_future(self._up(method, call, context))
+        down = asyncio.ensure_future(self._down(method, call, context))
+        try:
+            await asyncio.wait((up, down, broken), return_when=asyncio.FIRST_EXCEPTION)
+            for task in (up, down, broken):
+                if task.done() and isinstance(task.exception(), Struck):
+                    kind = str(task.exception())
+                    call.cancel()
+                    await context.abort(BREAKING[kind], f"struck {kind}")
+            code, details = await call.code(), await call.details()
+            if code is not grpc.StatusCode.OK:
+                # The proxy's own cancelling is a broken connection to whoever called.
+                await context.abort(grpc.StatusCode.UNAVAILABLE if call.cancelled() else code, details or "")
+        finally:
+            self._calls.remove((method, broken))
+            call.cancel()
+            for task in (up, down, broken):
+                task.cancel()
+            await asyncio.gather(up, down, return_exceptions=True)
+
+    async def _up(self, method: str, call: Any, context: Any) -> None:
+        try:
+            await self._pump(method, "up", context.read, call.write)
+            await call.done_writing()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            await call.code()  # it has ended, as the other direction tells
+
+    async def _down(self, method: str, call: Any, context: Any) -> None:
+        await context.send_initial_metadata(await call.initial_metadata() or ())
+        await self._pump(method, "down", call.read, context.write)
+        raise Over  # whatever the caller still says
+
+    async def _pump(
+        self, method: str, direction: str, read: Callable[[], Any], write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        while isinstance(message := await read(), bytes):
+            kind = self._strikes(method, direction, message)
+            if kind in ("midway", "cancelled"):
+                raise Struck(kind)
+            if kind == "reordered":
+                following = asyncio.ensure_future(read())
+                await asyncio.wait((following,), timeout=REORDER_SECONDS)
+                if following.done() and isinstance(following.result(), bytes):
+                    await write(following.result())
+                await write(message)
+                if not following.done():
+                    message = await following
+                    if not isinstance(message, bytes):
+                        return
+                    await write(message)
+                continue
+            if kind == "slow":
+                await asyncio.sleep(SLOW_SECONDS)
+            elif kind == "truncated":
+                message = message[: len(message) // 2]
+            elif kind == "bit-flipped":
+                message = message[:-1] + bytes([message[-1] ^ 1])
+            for _ in range(2 if kind == "duplicated" else 1):
+                await write(message)
+            if kind == "after":
+                raise Struck(kind)
+
+    def _strikes(self, method: str, direction: str, message: bytes) -> str:
+        """The fault that this message is struck by; empty if by none."""
+        fault = self._fault
+        if fault is None or (fault.method, fault.direction) != (method, direction):
+            return ""
+        if fault.kind == "before" or len(message) < fault.least_bytes:
+            return ""
+        if fault.passing:
+            fault.passing -= 1
+            return ""
+        self._fault = None
+        self.struck.set()
+        return fault.kind
+
+
+class _Everything:
+    """Takes any method, as a stream of bytes both ways: on the wire all are."""
+
+    def __init__(self, serve: Any) -> None:
+        self._serve = serve
+
+    def service(self, details: Any) -> Any:
+        return grpc.stream_stream_rpc_method_handler(partial(self._serve, details.method))
+
+
+class ProxiedCluster(Cluster):
+    """A cluster whose roles call each other through such proxies."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        self.proxies: list[RpcProxy] = []
+
+    def relay(self, target: Target, **_: object) -> Any:
+        """A proxy that is closed with the cluster."""
+        proxy = RpcProxy(target)
+        self.proxies.append(proxy)
+        return proxy
+
+    def proxy_of(self, service: str) -> RpcProxy:
+        """The proxy that calls of this service pass."""
+        proxy = self.to_optimizer if service == "Optimizer" else self.to_aggregator
+        assert isinstance(proxy, RpcProxy)
+        return proxy
+
+    def close(self) -> None:
+        """End everything."""
+        super().close()
+        for proxy in self.proxies:
+            proxy.close()

@@ -1,0 +1,226 @@
+"""Peers made of stock gRPC and protobuf alone: what any program could say to an aggregator or an optimizer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import google_crc32c
+import grpc
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from protos import cluster_pb2 as pb
+from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
+from tests.support.cluster.harness import LIMIT_SECONDS
+
+CHUNK_ELEMENTS = 512 * 1024
+WIRE_TYPES: dict[int, np.dtype[Any]] = {
+    FLOAT32: np.dtype("<f4"),
+    BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    FLOAT16: np.dtype("<f2"),
+}
+
+
+class Stream:
+    """A bidirectional call: messages go in, messages come out, and it ends with a status.
+
+    Args:
+        method: of a stub.
+        metadata: of the call.
+    """
+
+    def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self._outgoing: queue.Queue[Any] = queue.Queue()
+        self._incoming: queue.Queue[Any] = queue.Queue()
+        self._ended = threading.Event()
+        self._call = method(iter(self._outgoing.get, None), metadata=metadata, timeout=LIMIT_SECONDS)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self._incoming.put(message)
+        except grpc.RpcError:
+            pass  # its status is asked for by `status`
+        self._ended.set()
+        self._incoming.put(None)
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        self._outgoing.put(message)
+
+    def receive(self) -> Any:
+        """The next message; None: the call has ended."""
+        return self._incoming.get(timeout=LIMIT_SECONDS)
+
+    def drain(self) -> list[Any]:
+        """What has come in by now."""
+        messages = []
+        while not self._incoming.empty():
+            messages.append(self._incoming.get())
+        return messages
+
+    def finish(self) -> None:
+        """Say that nothing more will come."""
+        self._outgoing.put(None)
+
+    def cancel(self) -> None:
+        """End it from here."""
+        self._outgoing.put(None)
+        self._call.cancel()
+        assert self._ended.wait(LIMIT_SECONDS)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over."""
+        return self._ended.is_set()
+
+    def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the peer ended it."""
+        assert self._ended.wait(LIMIT_SECONDS), "the peer did not end the stream"
+        return self._call.code(), self._call.details()
+
+
+class Peer:
+    """Somebody with an incarnation who attends and exchanges."""
+
+    stub: Any
+
+    def __init__(self, address: str, name: str) -> None:
+        self.name = name
+        self.incarnation = uuid.uuid4().hex
+        self.epoch = 0
+        self.channel = grpc.insecure_channel(
+            address, options=(("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
+        )
+        self._streams: list[Stream] = []
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self._streams:
+            stream.cancel()
+        self.channel.close()
+
+    def _stream(self, method: Any, **metadata: str) -> Stream:
+        stream = Stream(method, tuple((key.replace("_", "-"), value) for key, value in metadata.items()))
+        self._streams.append(stream)
+        return stream
+
+    def attend(self, *messages: Any) -> Stream:
+        """Open the control stream and say this."""
+        stream = self._stream(self.stub(self.channel).Attend)
+        for message in messages:
+            stream.send(message)
+        return stream
+
+    def exchange(self) -> Stream:
+        """Open the data stream."""
+        return self._stream(self.stub(self.channel).Exchange, tiermesh_incarnation=self.incarnation)
+
+    def raw_exchange(self) -> Stream:
+        """Open the data stream for raw bytes."""
+        service = self.stub.__name__.removesuffix("Stub")
+        method = self.channel.stream_stream(f"/tiermesh.{service}/Exchange")
+        return self._stream(method, tiermesh_incarnation=self.incarnation)
+
+
+class StockWorker(Peer):
+    """A worker."""
+
+    stub = ClusterStub
+
+    def hello(self, **changed: Any) -> pb.WorkerMessage:
+        """A correct Hello, but for what is changed."""
+        fields: dict[str, Any] = {
+            "protocol": 2,
+            "role": "worker",
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "shard_count": 1,
+        }
+        return pb.WorkerMessage(hello=pb.Hello(**{**fields, **changed}))
+
+    def join(self) -> None:
+        """Attend until welcome, and open the data stream."""
+        self.control = self.attend(self.hello())
+        welcome = self.control.receive()
+        assert welcome is not None, self.control.status()
+        assert welcome.WhichOneof("body") == "welcome"
+        self.epoch = welcome.epoch
+        self.data = self.exchange()
+
+    def say(self, **body: Any) -> None:
+        """Say something under the epoch obeyed."""
+        self.control.send(pb.WorkerMessage(epoch=self.epoch, **body))
+
+    def orders(self) -> Iterator[tuple[str, Any]]:
+        """Orders as they come; heartbeats are answered."""
+        while (command := self.control.receive()) is not None:
+            kind = command.WhichOneof("body")
+            if kind == "heartbeat":
+                self.say(heartbeat=pb.Heartbeat())
+            else:
+                yield kind, getattr(command, kind)
+
+    def order(self, wanted: str) -> Any:
+        """The next order of that kind."""
+        for kind, body in self.orders():
+            if kind == wanted:
+                return body
+        raise AssertionError(f"no {wanted}: {self.control.status()}")
+
+
+class StockAggregator(Peer):
+    """An aggregator, seen from an optimizer."""
+
+    stub = OptimizerStub
+
+    def hello(self, epoch: int, **changed: Any) -> pb.OptimizerCommand:
+        """A correct Hello, but for what is changed."""
+        fields: dict[str, Any] = {
+            "protocol": 2,
+            "role": "aggregator",
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "epoch_seen": epoch,
+            "shard_count": 1,
+        }
+        return pb.OptimizerCommand(epoch=epoch, hello=pb.Hello(**{**fields, **changed}))
+
+
+def chunk(header: ChunkHeader, values: NDArray[np.float32], **changed: Any) -> Chunk:
+    """A chunk of a flat array, correct but for what is changed; of `header` all that names it, and the dtype."""
+    start = header.index * CHUNK_ELEMENTS
+    dtype = header.dtype or FLOAT32
+    piece = values[start : start + CHUNK_ELEMENTS].astype(WIRE_TYPES[dtype])
+    payload = changed.pop("payload", piece.tobytes())
+    described = ChunkHeader(
+        offset=start, elements=piece.size, dtype=dtype, crc32c=google_crc32c.value(payload)
+    )
+    described.MergeFrom(header)
+    for name, value in changed.items():
+        setattr(described, name, value)
+    return Chunk(header=described, payload=payload)
+
+
+def gradient(worker: StockWorker, lease: pb.Lease, index: int, losses: list[float]) -> ChunkHeader:
+    """The identity of a gradient chunk for a lease; the losses go with chunk 0."""
+    return ChunkHeader(
+        job=lease.job,
+        epoch=worker.epoch,
+        generation=lease.generation,
+        step=lease.step,
+        lease=lease.lease,
+        incarnation=worker.incarnation,
+        kind=GRADIENT,
+        index=index,
+        losses=losses if index == 0 else [],
+    )

@@ -1,0 +1,176 @@
+"""The worker's own training step of each model under each strategy, on whatever device module."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from mesh.device import Mesh, open_mesh
+from services.config import (
+    CustomConfig,
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    ModelConfig,
+    RopeScaling,
+)
+from training.generation.decoding import Decoder
+from training.models import build_model, initial_value, load_parameter
+from training.models.model import TextModel
+from training.parameter_placement import axes_of
+from training.step import TrainingStep
+
+_GPT2 = GPT2Config(
+    num_heads=8,
+    embedding_dim=256,
+    num_blocks=1,
+    max_sequence_length=64,
+    dropout_prob=0.1,
+    weight_tying=False,
+    positional_embedding_type="trainable",
+    bias=True,
+    activation="gelu",
+)
+_LLAMA = LlamaConfig(
+    num_heads=16,
+    num_groups=8,
+    embedding_dim=512,
+    intermediate_dim=512,
+    num_blocks=1,
+    max_sequence_length=32,
+    dropout_prob=0.1,
+    rope_scaling=RopeScaling(scaling_factor=8.0, original_context_length=16),
+    weight_tying=False,
+)
+
+MODELS: dict[str, ModelConfig] = {
+    # Heads of whole tiles, everything that GPT-2 has: trained positions, biases, dropout, exact gelu, an own head.
+    "gpt2": _GPT2,
+    "gpt2_recomputed": _GPT2.model_copy(update={"num_blocks": 2, "runner_type": "memory_efficient"}),
+    # Heads that fill no tile, and the other side of every option.
+    "gpt2_bare": GPT2Config(
+        num_heads=16,
+        embedding_dim=256,
+        num_blocks=1,
+        max_sequence_length=32,
+        dropout_prob=0.0,
+        weight_tying=True,
+        positional_embedding_type="fixed",
+        bias=False,
+        activation="gelu_tanh",
+    ),
+    # Keys and values shared by two heads, stretched positions; below the other side of every option.
+    "llama": _LLAMA,
+    "llama_recomputed": _LLAMA.model_copy(update={"runner_type": "memory_efficient"}),
+    "llama_bare": LlamaConfig(
+        num_heads=8,
+        num_groups=8,
+        embedding_dim=256,
+        intermediate_dim=512,
+        num_blocks=1,
+        max_sequence_length=32,
+        dropout_prob=0.0,
+        weight_tying=True,
+    ),
+    # The worked example of docs/own-model.md: a model of a user's own, with an operation of its own.
+    "own_model": CustomConfig(
+        model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
+    ),
+    "mlp": MLPConfig(input_features=64, hidden_features=(256, 256), output_features=32, training_samples=200),
+    "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
+}
+
+DRAWN_FROM = ("gpt2", "gpt2_bare", "llama", "llama_bare")
+"""Models that text is drawn from."""
+
+STRATEGIES: dict[str, dict[str, bool]] = {
+    "single": {},
+    "ddp": {"enable_ddp": True},
+    "tp": {"enable_tp": True},
+    "fsdp": {"enable_fsdp": True},
+    "ddp_tp": {"enable_ddp": True, "enable_tp": True},
+    "fsdp_tp": {"enable_fsdp": True, "enable_tp": True},
+}
+"""What a job's device configuration says for each."""
+
+_DOCS = Path(__file__).resolve().parents[3] / "docs"
+_TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(300))
+
+
+def job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
+    """A job of `model`; its corpus, where it has one, is written to `folder`."""
+    data = None
+    if not isinstance(MODELS[model], (LinearRegressionConfig, MLPConfig)):
+        path = folder / "text.txt"
+        path.write_text(_TEXT)
+        data = DataConfig(path=str(path), sha256=hashlib.sha256(_TEXT.encode()).hexdigest())
+    return JobConfig(
+        seed=7, batch_size=16, validation_batch_size=16, model=MODELS[model], data=data, device=device
+    )
+
+
+def device_config(strategy: str, mesh_shape: tuple[int, int]) -> DeviceConfig:
+    """The device configuration of a strategy on a mesh. Raises ValueError if they don't go together."""
+    return DeviceConfig(mesh_shape=mesh_shape, **STRATEGIES[strategy])
+
+
+@contextmanager
+def opened(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterator[Mesh]:
+    """A mesh as `device` says, on a device module."""
+    with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=axes_of(device)) as mesh:
+        yield mesh
+
+
+def _own_models(folder: Path) -> tuple[str, ...]:
+    """Write the modules of the worked examples to `folder`, from where they can be imported; the allowed one's name."""
+    for module, page in (("mixing", "new-op.md"), ("mixer", "own-model.md")):
+        first, *_ = re.findall(
+            r"^```python\n(.*?)^```$", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+        )
+        (folder / f"{module}.py").write_text(first)
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return ("mixer",)
+
+
+def run_step(
+    model: str, device: DeviceConfig, mesh: Mesh, folder: Path
+) -> tuple[float, np.ndarray[Any, Any]]:
+    """Load weights, run one micro-batch, load the next weights, run one held-out batch.
+
+    Returns loss and gradient of the micro-batch.
+    """
+    step = TrainingStep(job(model, device, folder), mesh, allowed_models=_own_models(folder))
+    weights = step.initial_weights()
+    entries = list(enumerate(step.layout.entries))
+    for index, entry in entries:
+        step.load(index, weights[entry.offset : entry.stop])
+    gradient = np.full(step.layout.elements, np.nan, np.float32)
+    loss = step.micro_batch(0, 0, gradient, lambda offset: None)
+    for index, entry in entries:
+        step.load(index, weights[entry.offset : entry.stop])
+    step.evaluate(0)
+    step.close()
+    return loss, gradient
+
+
+def run_generation(model: str, mesh: Mesh) -> np.ndarray[Any, Any]:
+    """The next token's logits of a text that begins, grows, fills its window and begins anew: [5, vocabulary]."""
+    vocabulary, window = 40, 32
+    built = cast(TextModel, build_model(MODELS[model], vocabulary, mesh))
+    for parameter in built.parameters():
+        load_parameter(mesh, parameter, initial_value(parameter, 7))
+    decoder = Decoder(mesh, built, window)
+    text = [token % vocabulary for token in range(window + 2)]
+    return np.stack([decoder.logits(text[:length]) for length in range(window - 2, window + 3)])

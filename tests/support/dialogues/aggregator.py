@@ -1,0 +1,327 @@
+"""Talks to an aggregator's core, and writes what it does as one short line an effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aggregator.core import events as ev
+from aggregator.core.aggregator import AggregatorCore, Clock, Record
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Job, JobState
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
+from services.protocol.plan import PROTOCOL_VERSION, JobPlan
+from services.tensors.chunk_ranges import from_ranges, to_ranges
+from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.tensors.reduction_tree import Node
+
+FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
+
+
+def layout_of(chunks: int) -> Layout:
+    """A layout of that many chunks."""
+    return Layout.build([("weight", (chunks * CHUNK_ELEMENTS - 5,), True, "weight", False)])
+
+
+def span(first: int, count: int) -> str:
+    """Micro-batches or batches, as people read them."""
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def chunks_of(ranges: Iterable[pb.Range]) -> str:
+    """Chunk indices."""
+    return " ".join(f"#{chunk}" for chunk in from_ranges(ranges, 1 << 20))
+
+
+class Dialogue:
+    """An aggregator's core and everything that was said to it.
+
+    Attributes:
+        core: under test.
+        now: the virtual time, in seconds.
+        leases: the newest lease of each session.
+        saved: the jobs as they were last saved.
+        notes: what people were told.
+    """
+
+    def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
+        self.core = AggregatorCore(name="agg", epoch=epoch, records=records, heartbeat_seconds=5.0, tiers=3)
+        self.layout = layout_of(chunks)
+        self.now = 100.0
+        self.leases: dict[int, int] = {}
+        self.saved: dict[str, Record] = {}
+        self.notes: list[str] = []
+        self.plans: dict[str, JobPlan] = {each.job.id: each.plan for each in records}
+
+    @property
+    def clock(self) -> Clock:
+        """The time of the next input."""
+        return Clock(self.now, 1e9 + self.now)
+
+    def give(self, event: ev.Input) -> list[str]:
+        """Any input; returns the effects as lines, but for what is only for people's eyes."""
+        lines = []
+        for effect in self.core.handle(event, self.clock):
+            if isinstance(effect, ev.SaveJob):
+                self.saved[effect.job.id] = Record(
+                    effect.job, effect.spec_json, self.plans[effect.job.id], effect.fingerprint
+                )
+            if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
+                self.leases[effect.session] = effect.body.lease
+            if isinstance(effect, ev.Note):
+                self.notes.append(effect.text)
+            line = self.line(effect)
+            if line:
+                lines.append(line)
+        return lines
+
+    def line(self, effect: ev.Effect) -> str:
+        """An effect on one line; empty for notes."""
+        match effect:
+            case ev.ToWorker():
+                return f"{effect.session} <- {self._order(effect.body)}"
+            case ev.ToOptimizer():
+                body: Any = effect.body
+                version = f" {body.generation}.{body.step}" if isinstance(body, pb.SendWeights) else ""
+                return f"optimizer <- {type(body).__name__}{version}"
+            case ev.CloseWorker():
+                return f"{effect.session} closed: {effect.reason}"
+            case ev.SaveJob():
+                return f"save {effect.job.id} {JobState.Name(effect.job.state).lower()}"
+            case ev.Keep() | ev.Drop():
+                return f"{type(effect).__name__.lower()} {self._node(effect.node)} #{effect.chunk}"
+            case ev.Merge():
+                return f"merge {self._node(effect.left)} + {self._node(effect.right)} #{effect.chunk}"
+            case ev.Forward():
+                return f"forward #{effect.header.index}"
+            case ev.StoreWeights():
+                return f"store weights #{effect.header.index}"
+            case ev.DropAll():
+                return "drop all"
+            case ev.Verified():
+                return f"check {effect.outcome}"
+        return ""
+
+    @staticmethod
+    def _node(node: Node) -> str:
+        return span(node.first, node.count)
+
+    @staticmethod
+    def _order(body: Any) -> str:
+        match body:
+            case pb.Lease(phase=pb.INITIALISE):
+                return "initialise"
+            case pb.Lease():
+                what = pb.Phase.Name(body.phase).lower()
+                only = f" only {chunks_of(body.chunks)}" if body.chunks else ""
+                return f"{what} {span(body.first, body.count)} of {body.generation}.{body.step}{only}"
+            case pb.Window():
+                return f"window {body.limit}"
+            case pb.Resend():
+                return f"resend {chunks_of(body.chunks)}"
+            case pb.Leave():
+                return f"leave: {body.reason}"
+        return type(body).__name__.lower()
+
+    # ---- people ----
+
+    def submit(self, job: str = "a", **plan: Any) -> list[str]:
+        """A job, of 4 steps of 4 micro-batches unless the plan says otherwise."""
+        self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
+        return self.give(ev.Submitted(Job(id=job, name=job), "{}", self.plans[job]))
+
+    def job(self, job: str = "a") -> Job:
+        """The job's record."""
+        return self.core.records[job].job
+
+    # ---- workers ----
+
+    def hello(self, session: int, name: str = "", **fields: Any) -> list[str]:
+        """A worker's first words."""
+        words = {
+            "protocol": PROTOCOL_VERSION,
+            "role": "worker",
+            "name": name or f"w{session}",
+            "incarnation": f"i{session}",
+            "shard_count": 1,
+            **fields,
+        }
+        return self.give(ev.WorkerConnected(session, pb.Hello(**words)))
+
+    def says(self, session: int, body: Any, epoch: int | None = None) -> list[str]:
+        """A worker's control message."""
+        return self.give(ev.FromWorker(session, self.core.epoch if epoch is None else epoch, body))
+
+    def ready(
+        self,
+        session: int,
+        *,
+        job: str = "a",
+        holds: tuple[int, int] | None = None,
+        layout: Layout | None = None,
+        **fingerprint: str,
+    ) -> list[str]:
+        """A worker has built the job."""
+        body = pb.Ready(
+            job=job,
+            layout_hash=(layout or self.layout).hash,
+            elements=self.layout.elements,
+            evaluation_batches=3,
+            fingerprint={**FINGERPRINT, **fingerprint},
+            holds=holds is not None,
+            tokens_per_micro_batch=10,
+        )
+        if holds is not None:
+            body.generation, body.step = holds
+        return self.says(session, body)
+
+    def joins(self, session: int, holds: tuple[int, int] | None = None, job: str = "a") -> list[str]:
+        """A worker from its first words until it has built the job."""
+        self.hello(session)
+        self.give(ev.ExchangeOpened(session))
+        return self.ready(session, holds=holds, job=job)
+
+    def holding(self, session: int, generation: int, step: int, job: str = "a") -> list[str]:
+        """A worker has the weights of a version."""
+        return self.says(session, pb.Holding(job=job, generation=generation, step=step))
+
+    def computed(
+        self,
+        session: int,
+        seconds: float = 1.0,
+        *,
+        lease: int = 0,
+        checksums: Mapping[int, int] | None = None,
+    ) -> list[str]:
+        """A worker has computed its newest lease, or another, and tells checksums by micro-batch."""
+        told = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
+        lease = lease or self.leases[session]
+        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=told))
+
+    def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
+        """A worker has evaluated its newest lease: (index, mean loss) of batches of 2 tokens."""
+        batches = [pb.BatchLoss(index=index, sum=2 * loss, tokens=2) for index, loss in losses]
+        body = pb.Evaluated(
+            job="a", generation=generation, step=step, lease=self.leases[session], losses=batches
+        )
+        return self.says(session, body)
+
+    def chunk(
+        self,
+        session: int,
+        generation: int,
+        step: int,
+        index: int,
+        *,
+        lease: int = 0,
+        losses: tuple[float, ...] = (),
+        in_place: bool = False,
+        non_finite: Iterable[NonFinite] = (),
+    ) -> list[str]:
+        """A chunk of a worker's newest lease, or of another."""
+        header = ChunkHeader(
+            job="a",
+            epoch=self.core.epoch,
+            generation=generation,
+            step=step,
+            lease=lease or self.leases[session],
+            kind=GRADIENT,
+            index=index,
+            losses=losses,
+            non_finite=non_finite,
+        )
+        return self.give(ev.ChunkArrived(session, header, in_place))
+
+    def initial(self, session: int, index: int) -> list[str]:
+        """A chunk of initial weights."""
+        header = ChunkHeader(
+            job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS, index=index
+        )
+        return self.give(ev.ChunkArrived(session, header))
+
+    # ---- the optimizer ----
+
+    def optimizer(self) -> list[str]:
+        """The link to the optimizer comes up."""
+        return self.give(ev.OptimizerConnected("opt"))
+
+    def stands(
+        self,
+        generation: int,
+        step: int,
+        *,
+        missing: Iterable[int] | None = None,
+        state: Any = pb.Standing.TRAINING,
+        job: str = "a",
+    ) -> list[str]:
+        """The optimizer says where it stands; all chunks are missing unless said otherwise."""
+        lacking = range(self.layout.chunks) if missing is None else missing
+        standing = pb.Standing(
+            job=job,
+            state=state,
+            generation=generation,
+            step=step,
+            layout_json="" if state == pb.Standing.EMPTY else self.layout.dumps(),
+            missing=to_ranges(lacking),
+        )
+        return self.give(ev.FromOptimizer(standing))
+
+    def commits(self, generation: int, step: int, applied: bool = True) -> list[str]:
+        """The optimizer decides a step."""
+        return self.give(
+            ev.FromOptimizer(
+                pb.Commit(job="a", generation=generation, step=step, applied=applied, grad_norm=1.0)
+            )
+        )
+
+    def checkpoint(self, generation: int, step: int, job: str = "a") -> list[str]:
+        """The optimizer has written a checkpoint."""
+        written = pb.CheckpointWritten(
+            job=job, generation=generation, step=step, path=f"{job}/{step}", model_sha256=f"sha{step}"
+        )
+        return self.give(ev.FromOptimizer(written))
+
+    def weights(self, generation: int, step: int, *indices: int) -> list[str]:
+        """Chunks of new weights arrive."""
+        lines = []
+        for index in indices:
+            header = ChunkHeader(
+                job="a", epoch=self.core.epoch, generation=generation, step=step, kind=WEIGHTS, index=index
+            )
+            lines += self.give(ev.WeightsArrived(header))
+        return lines
+
+    def sent_weights(self, session: int) -> list[str]:
+        """All that a worker may be sent now."""
+        lines = []
+        while (header := self.core.next_weights(session)) is not None:
+            lines.append(f"{header.generation}.{header.step} #{header.index}")
+        return lines
+
+    def later(self, seconds: float, *alive: int) -> list[str]:
+        """Time goes by until the aggregator looks again; meanwhile these workers' heartbeats came.
+
+        Beyond a heartbeat that is, for the second look and later ones, time in which it was stopped itself.
+        """
+        self.now += seconds
+        lines = []
+        for session in alive:
+            lines += self.says(session, pb.Heartbeat())
+        return lines + self.give(ev.Ticked())
+
+    def goes_by(self, seconds: float, *alive: int) -> list[str]:
+        """Time goes by, and the aggregator looks often enough."""
+        whole, rest = divmod(seconds, 2.5)
+        return [line for each in [2.5] * int(whole) + [rest] for line in self.later(each, *alive)]
+
+
+def training(*workers: int, generation: int = 1, step: int = 0, chunks: int = 1, **plan: Any) -> Dialogue:
+    """A cluster in the middle of a job: these workers hold the weights and have leases."""
+    dialogue = Dialogue(chunks=chunks)
+    dialogue.submit(**plan)
+    dialogue.optimizer()
+    for worker in workers:
+        dialogue.joins(worker, holds=(generation, step))
+    dialogue.stands(generation, step)
+    dialogue.weights(generation, step, *range(chunks))
+    return dialogue

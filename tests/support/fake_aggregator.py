@@ -1,0 +1,139 @@
+"""A small job service for tests of the command: what it answers is set by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from protos import cluster_pb2, jobs_pb2
+from services.transport.rpc_handlers import handlers_of
+from services.transport.security import Security
+from services.transport.server import start_server
+
+Context = Any
+
+
+class FakeAggregator:
+    """Answers from its attributes.
+
+    Attributes:
+        jobs: by id, in order of submission.
+        submitted: requests that came.
+        events: what Watch sends, a list per call; after the last one, the job as it is in `jobs`.
+        files: of the one checkpoint, by path.
+        step: of that checkpoint, as it is told.
+        sent_sizes: sizes told for files, where they should be wrong.
+        sent_steps: steps told for files, where they should be wrong.
+        silent: whether calls are never answered.
+        standby_of: whom it stands by for; empty: it leads.
+        at_end_of_events: called before Watch ends for a restart.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, jobs_pb2.Job] = {}
+        self.submitted: list[jobs_pb2.SubmitRequest] = []
+        self.events: list[list[jobs_pb2.JobEvent]] = []
+        self.files: dict[str, bytes] = {}
+        self.step = 500
+        self.sent_sizes: dict[str, int] = {}
+        self.sent_steps: dict[str, int] = {}
+        self.silent = False
+        self.standby_of = ""
+        self.at_end_of_events: Callable[[], None] = lambda: None
+        self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
+        self.address = ""
+
+    async def Submit(self, request: jobs_pb2.SubmitRequest, context: Context) -> jobs_pb2.Job:
+        self.submitted.append(request)
+        job = jobs_pb2.Job(id=f"job-{len(self.jobs) + 1}", name=request.name, state=jobs_pb2.QUEUED, steps=10)
+        self.jobs[job.id] = job
+        return job
+
+    async def List(self, request: jobs_pb2.ListRequest, context: Context) -> jobs_pb2.ListReply:
+        if self.silent:
+            await asyncio.Event().wait()
+        return jobs_pb2.ListReply(jobs=self.jobs.values())
+
+    async def Get(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
+        return await self._job(request.job, context)
+
+    async def Cancel(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
+        job = await self._job(request.job, context)
+        job.state = jobs_pb2.CANCELLED
+        job.detail = "cancelled by request"
+        return job
+
+    async def Watch(self, request: jobs_pb2.JobRequest, context: Context) -> AsyncIterator[jobs_pb2.JobEvent]:
+        if self.events:
+            for event in self.events.pop(0):
+                self.jobs[event.job.id] = event.job
+                yield event
+            if self.events:
+                self.at_end_of_events()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+            return
+        yield jobs_pb2.JobEvent(job=await self._job(request.job, context), kind="state")
+        await asyncio.Event().wait()
+
+    async def Logs(self, request: jobs_pb2.LogsRequest, context: Context) -> AsyncIterator[jobs_pb2.LogLine]:
+        await self._job(request.job, context)
+        for text in ("first line", "second line"):
+            yield jobs_pb2.LogLine(seconds=1.0, text=text)
+
+    async def Download(
+        self, request: jobs_pb2.DownloadRequest, context: Context
+    ) -> AsyncIterator[cluster_pb2.FilePart]:
+        await self._job(request.job, context)
+        step = self.step if request.newest else request.step
+        for path, content in self.files.items():
+            size = self.sent_sizes.get(path, len(content))
+            for start in range(0, max(len(content), 1), 1000):
+                yield cluster_pb2.FilePart(
+                    path=path,
+                    data=content[start : start + 1000],
+                    size=size,
+                    step=self.sent_steps.get(path, step),
+                )
+
+    async def Status(self, request: jobs_pb2.StatusRequest, context: Context) -> jobs_pb2.ClusterStatus:
+        if self.standby_of:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"standby of {self.standby_of}")
+        return self.status
+
+    async def _job(self, job: str, context: Context) -> jobs_pb2.Job:
+        if job not in self.jobs:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {job!r}")
+        return self.jobs[job]
+
+
+@contextmanager
+def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[FakeAggregator]:
+    """Serve it from a thread of its own; its `address` is set."""
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
+        server = await start_server(
+            "127.0.0.1:0", security or Security(), [handlers_of(jobs, fake)], [jobs.full_name]
+        )
+        fake.address = f"localhost:{server.port}"
+        started.set()
+        await stop.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()

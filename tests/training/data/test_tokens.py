@@ -1,0 +1,68 @@
+"""Micro-batches follow from (seed, step, index); held-out windows cover the last tenth exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from services.errors import Refused
+from training.data import TokenDataset
+
+LENGTH, TOKENS = 1003, 8
+
+
+def dataset(**changes: int) -> TokenDataset:
+    sizes = {"seed": 7, "batch_size": 4, "validation_batch_size": 3, "tokens": TOKENS, **changes}
+    return TokenDataset(np.arange(LENGTH, dtype=np.uint32), **sizes)
+
+
+def test_targets_follow_inputs_within_the_training_part():
+    data = dataset()
+    starts = set()
+    for step in range(200):
+        batch = data.micro_batch(step, 0)
+        assert batch.inputs.shape == batch.targets.shape == (4, TOKENS)
+        assert batch.inputs.dtype == batch.targets.dtype == np.uint32
+        assert np.array_equal(batch.targets, batch.inputs + 1)
+        assert batch.targets.max() < int(0.9 * LENGTH)
+        starts.update(batch.inputs[:, 0].tolist())
+    assert min(starts) < 20 and max(starts) > 0.9 * LENGTH - TOKENS - 20
+
+
+def test_micro_batches_differ_by_step_index_and_seed_alone():
+    first = dataset().micro_batch(3, 1).inputs
+    assert np.array_equal(first, dataset().micro_batch(3, 1).inputs)
+    assert not np.array_equal(first, dataset().micro_batch(3, 2).inputs)
+    assert not np.array_equal(first, dataset().micro_batch(4, 1).inputs)
+    assert not np.array_equal(first, dataset(seed=8).micro_batch(3, 1).inputs)
+    # Which micro-batch is drawn first makes no difference.
+    data = dataset()
+    data.micro_batch(9, 9)
+    assert np.array_equal(first, data.micro_batch(3, 1).inputs)
+
+
+@pytest.mark.parametrize("validation_batch_size", [1, 3, 5, 64])
+@pytest.mark.parametrize("tokens", [8, 10, 64])
+def test_every_held_out_token_is_a_target_once(validation_batch_size: int, tokens: int):
+    data = dataset(validation_batch_size=validation_batch_size, tokens=tokens)
+    inputs, targets = [], []
+    for index in range(data.evaluation_batches):
+        batch = data.evaluation_batch(index)
+        assert batch.inputs.shape == (validation_batch_size, tokens)
+        assert batch.rows > 0
+        inputs += batch.inputs.reshape(-1)[: batch.rows].tolist()
+        targets += batch.targets.reshape(-1)[: batch.rows].tolist()
+    held_out = list(range(int(0.9 * LENGTH), LENGTH))
+    assert inputs == held_out[:-1]
+    assert targets == held_out[1:]
+
+
+def test_no_batch_beyond_the_last():
+    data = dataset()
+    with pytest.raises(IndexError):
+        data.evaluation_batch(data.evaluation_batches)
+
+
+def test_a_text_too_short_is_refused():
+    with pytest.raises(Refused, match=r"data_path.*20 tokens.*longer text"):
+        TokenDataset(np.zeros(20, np.uint32), seed=1, batch_size=1, validation_batch_size=1, tokens=32)

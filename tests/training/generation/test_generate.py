@@ -1,0 +1,164 @@
+"""Text from a checkpoint: drawn from its weights, the same for the same seed, refused where there is none to draw."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from mesh.device import Mesh
+from services.checkpoints import write_checkpoint
+from services.config import DataConfig, GPT2Config, JobConfig, LinearRegressionConfig, LlamaConfig
+from services.errors import Refused
+from services.tensors.layout import Layout
+from training.data import Tokenizer
+from training.generation.generate import Text, generate
+from training.step import TrainingStep
+
+TEXT = "abcdefgh" * 100
+
+
+def save(root: Path, config: JobConfig, mesh: Mesh, **changes: Any) -> Path:
+    step = TrainingStep(config, mesh)
+    fields: dict[str, Any] = {"layout": step.layout, "weights": step.initial_weights(), **changes}
+    mesh.close()
+    info = write_checkpoint(
+        root / "job",
+        job="1",
+        generation=1,
+        step=0,
+        config_json=config.to_json(),
+        optimizer_state={},
+        files=step.checkpoint_files(),
+        **fields,
+    )
+    return info.path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> JobConfig:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return JobConfig(
+        model=GPT2Config(num_heads=2, embedding_dim=64, num_blocks=1, max_sequence_length=32, bias=False),
+        data=DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest()),
+    )
+
+
+def test_the_seed_settles_the_text(tmp_path: Path, mesh: Mesh, config: JobConfig):
+    checkpoint = save(tmp_path, config, mesh)
+    # 60 tokens: past the 32 that the model has positions for.
+    first = "".join(generate(checkpoint, "abc", max_new_tokens=60, seed=1))
+    assert first == "".join(generate(checkpoint, "abc", max_new_tokens=60, seed=1))
+    assert first != "".join(generate(checkpoint, "abc", max_new_tokens=60, seed=2))
+    assert set(first) <= set("abcdefgh")
+
+
+def test_the_likeliest_token_is_what_training_would_say(
+    tmp_path: Path, open_emulator: Callable[..., Mesh], config: JobConfig
+):
+    """A model whose blocks add nothing and whose projection is the embedding says its last token again."""
+    config = config.model_copy(update={"model": config.model.model_copy(update={"weight_tying": True})})
+    step = TrainingStep(config, open_emulator())
+    weights = step.initial_weights()
+    for entry in step.layout.entries:
+        if ".projection." in entry.name or entry.name == "position_embedding.weight":
+            weights[entry.offset : entry.stop] = 0
+    checkpoint = save(tmp_path, config, open_emulator(), weights=weights)
+    assert "".join(generate(checkpoint, "gfe", max_new_tokens=5, temperature=0.0)) == "eeeee"
+    assert "".join(generate(checkpoint, "e", max_new_tokens=5, temperature=0.0)) == "eeeee"
+
+
+LLAMA = LlamaConfig(
+    num_heads=2, num_groups=1, embedding_dim=64, intermediate_dim=64, num_blocks=1, max_sequence_length=32
+)
+
+
+@pytest.mark.parametrize("llama", [False, True])
+def test_a_folder_of_hugging_face_s_gives_the_text_of_the_checkpoint_that_it_was(
+    tmp_path: Path, mesh: Mesh, config: JobConfig, llama: bool
+):
+    if llama:
+        config = config.model_copy(update={"model": LLAMA})
+    checkpoint = save(tmp_path, config, mesh)
+    folder = tmp_path / "hugging_face"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        shutil.copy(checkpoint / name, folder / name)
+    settings: dict[str, Any] = {"max_new_tokens": 40, "seed": 3, "temperature": 0.8, "top_k": 6}
+    text = "".join(generate(checkpoint, "abc", **settings))
+    assert "".join(generate(folder, "abc", **settings)) == text
+    # A token that ends texts ends this one.
+    described = json.loads((folder / "config.json").read_text())
+    ending = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"][text[10]]
+    (folder / "config.json").write_text(json.dumps({**described, "eos_token_id": [ending]}))
+    assert "".join(generate(folder, "abc", **settings)) == text[: text.index(text[10])]
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(Refused, match=r"no tokenizer\.json, expected the model's tokenizer beside it"):
+        next(generate(folder, "abc"))
+
+
+def test_text_comes_whole_from_a_tokenizer_that_decodes_by_context():
+    """Its first token of a text loses its space, and a character may be made of several tokens."""
+    words = {"▁the": 0, "▁cat": 1, "s": 2, "<0xC3>": 3, "<0xA9>": 4}
+    inner = HuggingFaceTokenizer(models.WordLevel(words))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(inner)
+    ids = [0]
+    text = Text(tokenizer, ids)
+    pieces = []
+    for token in [1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 1, 3]:
+        ids.append(token)
+        pieces.append(text.grown())
+    assert pieces[:4] == [" cat", "s", "", "é"]
+    pieces.append(text.grown(at_end=True))
+    assert "the" + "".join(pieces) == tokenizer.decode(ids)
+    assert pieces[-1] != ""
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("", "prompt: no token"), ("xyz", "'x' at position 0")])
+def test_a_prompt_that_cannot_be_is_refused(
+    tmp_path: Path, mesh: Mesh, config: JobConfig, prompt: str, message: str
+):
+    checkpoint = save(tmp_path, config, mesh)
+    with pytest.raises(Refused, match=message):
+        next(generate(checkpoint, prompt))
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path):
+    with pytest.raises(Refused, match="checkpoint"):
+        next(generate(tmp_path / "nowhere", "a"))
+
+
+def test_a_model_without_text_is_refused(tmp_path: Path, mesh: Mesh):
+    config = JobConfig(model=LinearRegressionConfig(num_features=4, num_targets=2, training_samples=100))
+    checkpoint = save(tmp_path, config, mesh)
+    with pytest.raises(Refused, match="linear_regression model without a tokenizer"):
+        next(generate(checkpoint, "a"))
+
+
+def test_the_layout_of_another_release_is_refused(tmp_path: Path, mesh: Mesh, config: JobConfig):
+    layout = TrainingStep(config, mesh).layout
+    renamed = (replace(layout.entries[0], name="wte"), *layout.entries[1:])
+    checkpoint = save(tmp_path, config, mesh, layout=Layout(renamed))
+    with pytest.raises(Refused, match="not this release's, starting with token_embedding"):
+        next(generate(checkpoint, "a"))
+
+
+def test_the_mesh_is_free_again_when_the_reader_stops_early(tmp_path: Path, mesh: Mesh, config: JobConfig):
+    checkpoint = save(tmp_path, config, mesh)
+    pieces = generate(checkpoint, "a", max_new_tokens=50)
+    assert len(next(pieces)) == 1
+    pieces.close()  # type: ignore[attr-defined]  # an iterator to callers, a generator here
+    assert len("".join(generate(checkpoint, "a", max_new_tokens=3))) <= 3

@@ -1,0 +1,253 @@
+"""The training step: determinism, early gradients, data parallel, evaluation, files, and that it learns."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+import training.step
+from mesh.device import Mesh, open_mesh
+from services.config import (
+    DataConfig,
+    DeviceConfig,
+    GPT2Config,
+    JobConfig,
+    LinearRegressionConfig,
+    OptimizerConfig,
+)
+from training.autograd import Parameter
+from training.parameter_placement import axes_of, from_mesh
+from training.step import TrainingStep
+
+TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
+SMALL: dict[str, Any] = {
+    "num_heads": 2,
+    "embedding_dim": 64,
+    "num_blocks": 2,
+    "max_sequence_length": 32,
+    "dropout_prob": 0.1,
+}
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+
+    def make(model: dict[str, Any] | None = None, **changes: Any) -> JobConfig:
+        data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
+        fields = {"seed": 7, "batch_size": 8, "validation_batch_size": 8, "data": data, **changes}
+        return JobConfig(model=GPT2Config(**{**SMALL, **(model or {})}), **fields)
+
+    return make
+
+
+def loaded(config: JobConfig, mesh: Mesh) -> TrainingStep:
+    step = TrainingStep(config, mesh)
+    put(step, step.initial_weights())
+    return step
+
+
+def put(step: TrainingStep, weights: Any) -> None:
+    for index, entry in enumerate(step.layout.entries):
+        step.load(index, weights[entry.offset : entry.stop])
+
+
+def gradient(step: TrainingStep, at: int = 0, index: int = 0) -> tuple[float, Any]:
+    out = np.full(step.layout.elements, np.nan, np.float32)
+    loss = step.micro_batch(at, index, out, lambda offset: None)
+    return loss, out
+
+
+def test_same_step_and_index_same_bits(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    first_loss, first = gradient(loaded(make_config(), mesh), 3, 1)
+    step = loaded(make_config(), mesh)
+    gradient(step, 9, 9)  # what was computed before makes no difference
+    loss, again = gradient(step, 3, 1)
+    assert loss == first_loss
+    assert again.tobytes() == first.tobytes()
+    assert gradient(step, 3, 2)[0] != loss
+    assert gradient(step, 4, 1)[0] != loss
+    assert gradient(loaded(make_config(seed=8), mesh), 3, 1)[0] != loss
+
+
+def test_dropout_is_drawn_afresh_for_each_micro_batch(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    with_dropout = gradient(loaded(make_config(), mesh))[0]
+    without = gradient(loaded(make_config({"dropout_prob": 0.0}), mesh))[0]
+    assert with_dropout != without
+
+
+def test_gradients_are_in_place_from_the_back_when_told(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    step = loaded(make_config({"weight_tying": True}), mesh)
+    expected = gradient(step)[1]
+    out = np.full(step.layout.elements, np.nan, np.float32)
+    offsets: list[int] = []
+
+    def ready(offset: int) -> None:
+        offsets.append(offset)
+        np.testing.assert_array_equal(out[offset:], expected[offset:])
+
+    step.micro_batch(0, 0, out, ready)
+    assert offsets == sorted(offsets, reverse=True)
+    assert offsets[-1] == 0
+    # Whatever is not complete yet has not been touched: the tied embedding comes last.
+    assert len(offsets) > len(step.layout.entries) // 2
+    assert set(offsets) <= {entry.offset for entry in step.layout.entries}
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        DeviceConfig(mesh_shape=(1, 8), enable_ddp=True),
+        DeviceConfig(mesh_shape=(4, 1), enable_ddp=True),
+        DeviceConfig(mesh_shape=(1, 2), enable_tp=True),
+        DeviceConfig(mesh_shape=(2, 1), enable_fsdp=True),
+        DeviceConfig(mesh_shape=(4, 2), enable_ddp=True, enable_tp=True),
+        DeviceConfig(mesh_shape=(2, 2), enable_fsdp=True, enable_tp=True, axis_order=("tensor", "data")),
+    ],
+    ids=lambda device: f"{device.mesh_shape}, data {device.data_axis}, tensor {device.tensor_axis}",
+)
+@pytest.mark.parametrize("tying", [False, True])
+def test_every_strategy_gives_the_same_step(
+    open_emulator: Callable[..., Mesh],
+    make_config: Callable[..., JobConfig],
+    device: DeviceConfig,
+    tying: bool,
+):
+    config = make_config({"dropout_prob": 0.0, "weight_tying": tying})
+    single_step = loaded(config, open_emulator())
+    single_loss, single = gradient(single_step)
+    single_sums = [single_step.evaluate(index) for index in range(single_step.evaluation_batches)]
+    spread_step = loaded(config, open_emulator(device.mesh_shape, axes=axes_of(device)))
+    loss, spread = gradient(spread_step)
+    assert loss == pytest.approx(single_loss, rel=1e-6)
+    for entry in spread_step.layout.entries:
+        ours, theirs = (values[entry.offset : entry.stop] for values in (spread, single))
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max(), entry.name
+    for index, (total, rows) in enumerate(single_sums):
+        spread_total, spread_rows = spread_step.evaluate(index)
+        assert spread_rows == rows
+        assert spread_total == pytest.approx(total, rel=1e-6)
+
+
+def test_evaluation_covers_the_held_out_split(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    sums = {}
+    for size in (1, 8):
+        step = loaded(make_config(validation_batch_size=size), mesh)
+        results = [step.evaluate(index) for index in range(step.evaluation_batches)]
+        assert results == [step.evaluate(index) for index in range(step.evaluation_batches)]
+        sums[size] = [sum(part) for part in zip(*results, strict=True)]
+    held_out = len(TEXT) - int(0.9 * len(TEXT))
+    assert sums[1][1] == sums[8][1] == held_out - 1
+    assert sums[1][0] == pytest.approx(sums[8][0], rel=1e-6)
+    # Untrained weights know nothing: about the logarithm of the vocabulary a token.
+    assert sums[1][0] / sums[1][1] == pytest.approx(np.log(len(set(TEXT)) + 3), abs=0.3)
+
+
+def test_it_learns(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    step = loaded(make_config({"dropout_prob": 0.0}), mesh)
+    weights = step.initial_weights()
+    before = step.evaluate(0)[0]
+    mean, square = np.zeros_like(weights), np.zeros_like(weights)
+    for at in range(60):
+        slope = gradient(step, at)[1]
+        mean += 0.1 * (slope - mean)
+        square += 0.01 * (slope**2 - square)
+        weights -= 0.01 * (mean / (1 - 0.9 ** (at + 1))) / (np.sqrt(square / (1 - 0.99 ** (at + 1))) + 1e-8)
+        put(step, weights)
+    assert step.evaluate(0)[0] < 0.6 * before
+
+
+def test_linear_regression_finds_the_function(mesh: Mesh):
+    config = JobConfig(
+        model=LinearRegressionConfig(num_features=8, num_targets=4, training_samples=1000),
+        batch_size=64,
+        validation_batch_size=64,
+        optimizer=OptimizerConfig(weight_decay_on="matrices"),
+    )
+    step = loaded(config, mesh)
+    assert [(entry.name, entry.shape, entry.decays) for entry in step.layout.entries] == [
+        ("linear.weight", (8, 4), True),
+        ("linear.bias", (4,), False),
+    ]
+    assert step.tokens_per_micro_batch == 64 and step.evaluation_batches == 2
+    weights = step.initial_weights()
+    for at in range(200):
+        weights -= 0.5 * gradient(step, at)[1]
+        put(step, weights)
+    results = [step.evaluate(index) for index in range(2)]
+    assert sum(rows for _, rows in results) == 100
+    assert sum(total for total, _ in results) / 100 < 1e-4
+    assert step.checkpoint_files().keys() == {"config.json"}
+
+
+def test_linear_regression_data_parallel(open_emulator: Callable[..., Mesh]):
+    config = JobConfig(
+        model=LinearRegressionConfig(num_features=8, num_targets=4, training_samples=1000, noise=0.1),
+        batch_size=64,
+        validation_batch_size=64,
+    )
+    single = gradient(loaded(config, open_emulator()))
+    spread = gradient(loaded(config, open_emulator((1, 8))))
+    assert spread[0] == pytest.approx(single[0], rel=1e-6)
+    np.testing.assert_allclose(spread[1], single[1], atol=1e-5 * np.abs(single[1]).max())
+
+
+def test_checkpoint_files(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    files = TrainingStep(make_config({"bias": False, "weight_tying": True}), mesh).checkpoint_files()
+    config = json.loads(files["config.json"])
+    assert config["vocab_size"] == len(set(TEXT)) + 3
+    assert config["tie_word_embeddings"] is True
+    assert json.loads(files["tokenizer.json"])["model"]["type"] == "WordLevel"
+    assert "transformer.h.1.attn.c_attn.bias" in load(files["constants.safetensors"])
+    assert "constants.safetensors" not in TrainingStep(make_config(), mesh).checkpoint_files()
+
+
+def test_the_fingerprint_is_text(mesh: Mesh, make_config: Callable[..., JobConfig]):
+    found = TrainingStep(make_config(), mesh).fingerprint()
+    assert found["dtype"] == "float32" and all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_bit_hangs_on_the_emulators_threads(dtype: str, make_config: Callable[..., JobConfig]):
+    """Sizes at which products, batches of products, row by row and element by element ops are all cut into blocks."""
+    model = {"num_heads": 4, "embedding_dim": 128, "max_sequence_length": 64}
+    results = []
+    for threads in (1, 2, 3):
+        with open_mesh((1, 1), backend="emulator", dtype=dtype, threads=threads) as mesh:
+            loss, out = gradient(loaded(make_config(model, batch_size=32), mesh))
+        results.append((loss, out.tobytes()))
+    assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_is_told_before_it_is_ready(
+    bad: float, mesh: Mesh, make_config: Callable[..., JobConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = loaded(make_config(), mesh)
+    names = [entry.name for entry in step.layout.entries]
+    told: list[tuple[int, str]] = []
+    step.on_non_finite = lambda index, parameter: told.append((index, parameter))
+    gradient(step)
+    assert told == []
+
+    def broken(parameter: Parameter, value: Any, mesh: Mesh) -> Any:
+        read = from_mesh(parameter, value, mesh).copy()
+        read[-1] = bad if parameter.name in names[:2] else read[-1]
+        return read
+
+    def overwrite(offset: int) -> None:
+        out[offset:] = 0.0  # as a sum with other micro-batches changes it
+
+    monkeypatch.setattr(training.step, "from_mesh", broken)
+    out = np.empty(step.layout.elements, np.float32)
+    step.micro_batch(0, 3, out, overwrite)
+    ((index, parameter),) = told
+    assert index == 3 and parameter in names[:2], "once a micro-batch"

@@ -1,0 +1,113 @@
+"""Whatever an aggregator orders, in any state: the worker's core obeys or passes it over, and keeps little of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import ChunkHeader
+from services.protocol.envelope import seal
+from tests.support.anything import message
+from tests.support.dialogues.worker import Dialogue, holding
+from worker.core import events as ev
+from worker.core.worker import MOST_LEASES, MOST_WINDOWS
+
+CHUNKS = 3
+LIKELY = {
+    "job": st.just("a"),
+    "epoch": st.just(1),
+    "generation": st.just(1),
+    "step": st.integers(0, 3),
+    "lease": st.integers(1, 4),
+    "phase": st.sampled_from([pb.INITIALISE, pb.TRAIN, pb.EVALUATE, pb.VERIFY]),
+    "index": st.integers(0, CHUNKS - 1),
+}
+ORDERS = (pb.Welcome, pb.Heartbeat, pb.Join, pb.Lease, pb.Revoke, pb.Resend, pb.Window, pb.Leave)
+LEASES = st.integers(1, 4)
+INPUTS = st.one_of(
+    st.builds(
+        ev.Ordered,
+        st.sampled_from([1, 1, 1, 0, 2, (1 << 64) - 1]),
+        st.one_of([message(kind, **LIKELY) for kind in ORDERS]),
+    ),
+    st.builds(ev.WeightsArrived, message(ChunkHeader, **LIKELY)),
+    st.builds(ev.NodeReady, LEASES, st.integers(0, CHUNKS), st.just((1.0, 2.0))),
+    st.builds(ev.LeaseComputed, LEASES, st.just(1.0), st.just(8)),
+    st.builds(ev.LeaseFailed, LEASES, st.just("broke")),
+    st.builds(ev.Loaded, st.just("a"), st.just(1), st.integers(0, 3)),
+    st.builds(ev.BuildFailed, st.just("a"), st.just("no mesh"), st.booleans()),
+    st.builds(ev.BuildDue, st.integers(0, 3)),
+    st.sampled_from([ev.Connected(), ev.Disconnected()]),
+)
+
+
+def connected() -> Dialogue:
+    talk = Dialogue(CHUNKS)
+    talk.connect()
+    return talk
+
+
+def leased() -> Dialogue:
+    talk = holding(CHUNKS)
+    talk.lease(1)
+    return talk
+
+
+STATES: dict[str, Callable[[], Dialogue]] = {
+    "alone": lambda: Dialogue(CHUNKS),
+    "connected": connected,
+    "holding": lambda: holding(CHUNKS),
+    "leased": leased,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@settings(max_examples=120, deadline=None)
+@given(inputs=st.lists(INPUTS, min_size=1, max_size=12))
+def test_nothing_that_an_aggregator_orders_stops_a_worker(state: str, inputs: list[ev.Input]) -> None:
+    talk = STATES[state]()
+    for event in inputs:
+        for effect in talk.core.handle(event):
+            if isinstance(effect, ev.Say):
+                seal(pb.WorkerMessage, talk.core.epoch, effect.body).SerializeToString()
+        assert all(len(held.queue) <= CHUNKS for held in talk.core.leases.values())
+    sent = sum(1 for _ in iter(talk.core.next_chunk, None))
+    assert sent <= CHUNKS * len(talk.core.leases)
+
+
+def test_leases_without_end_are_refused() -> None:
+    talk = holding()
+    for lease in range(1, MOST_LEASES + 1):
+        assert talk.lease(lease) == [f"perform {lease}"]
+    (line,) = talk.lease(MOST_LEASES + 1)
+    assert line == f"say unable: it holds {MOST_LEASES} leases already, the most that a worker takes"
+
+
+def test_windows_without_end_are_not_kept() -> None:
+    talk = holding()
+    for step in range(3 * MOST_WINDOWS):
+        talk.order(pb.Window(job="a", generation=1, step=step, limit=1))
+    assert len(talk.core._limits) <= MOST_WINDOWS
+    assert max(talk.core._limits) == (1, 3 * MOST_WINDOWS - 1)
+
+
+def test_a_mesh_that_is_unfit_for_weeks_is_still_tried_again() -> None:
+    talk = connected()
+    talk.join()
+    for attempt in range(1, 1200):
+        (_, line) = talk.give(ev.BuildFailed("a", "no mesh", unfit=True))
+        talk.give(ev.BuildDue(attempt))
+    assert line == "build after 300 s (1199)"
+
+
+def test_one_order_names_a_chunk_once_however_often_it_says_so() -> None:
+    talk = holding()
+    everything = pb.Range(first=0, count=(1 << 32) - 1)
+    talk.order(
+        pb.Lease(job="a", generation=1, lease=5, phase=pb.TRAIN, count=1, chunks=[everything] * 200_000)
+    )
+    assert talk.core.leases[5].queue == [2, 1, 0]

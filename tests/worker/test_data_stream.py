@@ -1,0 +1,108 @@
+"""A worker's end of a data stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
+from services.protocol.plan import WireTypes
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.chunk_messages import Message, TensorChunk
+from services.tensors.layout import CHUNK_ELEMENTS
+from services.tensors.shared_memory import SharedArray
+from services.tensors.stripes import Stripe
+from services.transport.same_host import AcceptedLink, OfferedLink
+from services.transport.streams import LinkClosed
+from worker.data_stream import Exchange
+
+LIMIT_SECONDS = 30.0
+ELEMENTS = CHUNK_ELEMENTS + 1
+SLOW, NEWEST = 9, 10
+
+
+class Stream:
+    """A call that gives these messages, and then ends; the other end sees this one's memory."""
+
+    def __init__(self, messages: list[Message], metadata: Any) -> None:
+        self._messages = iter(messages)
+        self._metadata = metadata
+
+    async def initial_metadata(self) -> Any:
+        return self._metadata
+
+    async def read(self) -> Message | None:
+        return next(self._messages, None)
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.OK
+
+
+@pytest.fixture
+def links() -> Iterator[tuple[OfferedLink, AcceptedLink]]:
+    """A worker's end and an aggregator's, that see each other."""
+    worker = OfferedLink("aggregator", enabled=True, count=lambda _: None)
+    aggregator = AcceptedLink("worker", worker.metadata, enabled=True)
+    with closing(worker), closing(aggregator):
+        asyncio.run(worker.confirm(Stream([], aggregator.metadata)))
+        yield worker, aggregator
+
+
+def weights_of(step: int) -> ChunkHeader:
+    return ChunkHeader(kind=WEIGHTS, dtype=FLOAT32, job="j", step=step)
+
+
+def arrived(links: tuple[OfferedLink, AcceptedLink], *messages: Message) -> list[tuple[int, int]]:
+    """Step and index of the chunks that the core is told of."""
+    told: list[tuple[int, int]] = []
+
+    def feed(event: Any, chunk: TensorChunk | None = None) -> None:
+        told.append((event.header.step, event.header.index))
+
+    built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes())
+    core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda index, count: None)
+    device: Any = SimpleNamespace(share=lambda shared: None)
+    exchange = Exchange(
+        Stream(list(messages), links[1].metadata),
+        links[0],
+        stripe=Stripe(),
+        core=core,
+        device=device,
+        incarnation="i",
+        feed=feed,
+        metrics=WorkerMetrics(),
+    )
+    asyncio.run(asyncio.wait_for(exchange.run(), LIMIT_SECONDS))
+    return told
+
+
+def test_a_worker_that_is_slower_than_the_weights_waits_for_newer_ones(
+    links: tuple[OfferedLink, AcceptedLink],
+) -> None:
+    _, aggregator = links
+    array = SharedArray(4 * ELEMENTS, 4 * CHUNK_ELEMENTS)
+    messages = []
+    for step in (SLOW, NEWEST):
+        for index in range(2):
+            array.place(index).view(np.float32)[:] = step
+            array.mark(index, step)
+        messages.append(aggregator.refer(weights_of(step), array, step, (0, 1)))
+    assert arrived(links, *messages) == [(NEWEST, 0), (NEWEST, 1)], (
+        "the stream goes on after what was overtaken"
+    )
+
+
+def test_weights_that_are_wrong_end_the_stream(links: tuple[OfferedLink, AcceptedLink]) -> None:
+    _, aggregator = links
+    array = SharedArray(4 * CHUNK_ELEMENTS, 4 * CHUNK_ELEMENTS)  # of another layout
+    array.mark(0, NEWEST)
+    message = aggregator.refer(weights_of(NEWEST), array, NEWEST, (1,))
+    with pytest.raises(LinkClosed, match=r"refused weights: chunk 1: 0 elements, expected 1 .*step 10"):
+        arrived(links, message)

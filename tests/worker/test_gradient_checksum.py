@@ -1,0 +1,56 @@
+"""The checksum of a micro-batch's own gradient: of its bits alone, however they came, whatever is added later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import Layout
+from worker.gradient_checksum import GradientChecksum
+
+SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=8)
+
+
+def _layout(sizes: list[int]) -> Layout:
+    return Layout.build((f"t{at}", (size,), False, f"t{at}", False) for at, size in enumerate(sizes))
+
+
+def _gradient(layout: Layout, seed: int) -> Float32Array:
+    return np.random.default_rng(seed).standard_normal(layout.elements).astype(np.float32)
+
+
+def _checksum(layout: Layout, values: Float32Array, offsets: list[int], then: Callable[[int], None]) -> int:
+    checksum = GradientChecksum(layout, values)
+    for offset in offsets:
+        checksum.down_to(offset)
+        then(offset)
+    return checksum.crc32c
+
+
+@given(SIZES, st.integers(0, 99), st.data())
+def test_it_is_the_same_however_the_gradient_comes_and_whatever_is_added_to_it_then(
+    sizes: list[int], seed: int, data: st.DataObject
+) -> None:
+    layout = _layout(sizes)
+    at_once = _checksum(layout, _gradient(layout, seed), [0], lambda offset: None)
+    stops = sorted(data.draw(st.sets(st.sampled_from([each.offset for each in layout.entries]))) | {0})[::-1]
+    values = _gradient(layout, seed)
+
+    def add(offset: int) -> None:
+        values[offset:] += 1
+
+    assert _checksum(layout, values, stops, add) == at_once
+
+
+@given(SIZES, st.data())
+def test_any_bit_counts(sizes: list[int], data: st.DataObject) -> None:
+    layout = _layout(sizes)
+    values = _gradient(layout, 1)
+    before = _checksum(layout, values, [0], lambda offset: None)
+    at, bit = data.draw(st.integers(0, layout.elements - 1)), data.draw(st.integers(0, 31))
+    values.view(np.uint32)[at] ^= np.uint32(1 << bit)
+    assert _checksum(layout, values, [0], lambda offset: None) != before

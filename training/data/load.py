@@ -1,0 +1,30 @@
+"""The corpus of a job, tokenized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from services.config import DataConfig
+from services.config.corpus import read_corpus, read_tokenizer
+from training.data.tokenizer import Tokenizer, character_tokenizer, load_tokenizer
+
+
+def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np.uint32], Tokenizer]:
+    """Ids of the whole corpus, and the tokenizer that made them.
+
+    Args:
+        data: of the job.
+        data_dir: folder of this host where corpus and tokenizer are looked for if they are not where the job says.
+
+    Raises:
+        Refused: a file is missing, differs from the one that the job was submitted with, or is of no use.
+    """
+    text = read_corpus(data, data_dir).replace("\r\n", "\n")
+    if data.tokenizer_type == "char":
+        tokenizer = character_tokenizer(text)
+    else:
+        tokenizer = load_tokenizer(read_tokenizer(data, data_dir), data.tokenizer_path or "")
+    return tokenizer.encode(text), tokenizer

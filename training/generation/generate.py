@@ -1,0 +1,206 @@
+"""Text from a trained model: a checkpoint of ours, or a Hugging Face GPT-2 or Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh, open_mesh
+from services.checkpoints import read_checkpoint
+from services.checkpoints.format import STATE_FILE
+from services.checkpoints.hugging_face import TOKENIZER_FILE
+from services.config import GPT2Config, JobConfig, LlamaConfig, SamplingConfig
+from services.config.pretrained import FIELD
+from services.errors import Refused
+from services.tensors.layout import Layout
+from training.data import Tokenizer, load_tokenizer
+from training.generation.decoding import Decoder
+from training.generation.sampling import choose
+from training.models import TextModel, build_model, load_parameter, model_layout
+from training.models.imported import open_model
+from training.parameter_placement import TILE
+from training.seeds import generator
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder shows for the first bytes of a character whose last ones are still to come."""
+_CONTEXT = 5
+"""Tokens of the prompt that the first drawn ones are decoded with."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model to draw from.
+
+    Attributes:
+        config: of the model.
+        vocabulary: number of its tokens.
+        tokenizer: of its text.
+        sampling: as its job has it, if there was one.
+        endings: ids after which there is no more text.
+        weights: from the model's layout to its weights, float32, flat.
+    """
+
+    config: GPT2Config | LlamaConfig
+    vocabulary: int
+    tokenizer: Tokenizer
+    sampling: SamplingConfig
+    endings: frozenset[int]
+    weights: Callable[[Layout], npt.NDArray[np.float32]]
+
+
+def generate(
+    folder: Path,
+    prompt: str,
+    *,
+    max_new_tokens: int = 200,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Continue a text, piece by piece, on one device; this process must have no mesh open.
+
+    A setting of the draws that is None is as the checkpoint's job has it.
+
+    Args:
+        folder: of a checkpoint of ours, or of a GPT-2 or Llama as Hugging Face's tools save it, with its tokenizer.
+        prompt: what to continue; the last tokens that the model has positions for are seen.
+        max_new_tokens: tokens to draw.
+        temperature: logits are divided by it; 0 takes the likeliest token.
+        top_k: only that many likeliest tokens; 0 for all.
+        top_p: only the likeliest tokens that make up this probability; 1 for all.
+        repetition_penalty: logits of tokens seen are divided by it (multiplied if negative); 1 for none.
+        seed: of the draws; the same seed gives the same text.
+
+    Yields:
+        Text as it comes, without the prompt; together at most `max_new_tokens` tokens, fewer if one of them ends it.
+
+    Raises:
+        Refused: no intact checkpoint of a language model, or a prompt that its tokenizer can't take.
+        ValueError: a setting out of range.
+    """
+    source = _checkpoint(folder) if (folder / STATE_FILE).is_file() else _hugging_face(folder)
+    given = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    changed = {name: value for name, value in given.items() if value is not None}
+    sampling = SamplingConfig.model_validate(source.sampling.model_dump() | changed)
+    ids = source.tokenizer.encode_prompt(prompt)
+    if not ids:
+        raise Refused("prompt: no token in it; expected at least one character to continue")
+    uniforms = np.random.Generator(generator(seed, "generate")).random(max_new_tokens)
+    text = Text(source.tokenizer, ids)
+    with open_mesh((1, 1)) as mesh:
+        decoder = Decoder(mesh, _loaded(source, mesh), _window(source.config, len(ids) + max_new_tokens))
+        seen = set(ids)
+        for uniform in uniforms:
+            token = choose(decoder.logits(ids), seen, sampling, float(uniform))
+            if token in source.endings:
+                break
+            ids.append(token)
+            seen.add(token)
+            if piece := text.grown():
+                yield piece
+        if rest := text.grown(at_end=True):
+            yield rest
+
+
+class Text:
+    """The text of a growing list of ids, decoded a few tokens at a time.
+
+    Args:
+        tokenizer: of the text.
+        ids: that the caller appends to; those there now are not shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = ids
+        # A token's text hangs on the one before it (at its start, a tokenizer may leave out a space), so that new
+        # tokens are decoded together with those shown last.
+        self._context = max(0, len(ids) - _CONTEXT)
+        self._shown = len(ids)
+
+    def grown(self, at_end: bool = False) -> str:
+        """The text of the ids that are not shown yet; empty while their last character has bytes missing."""
+        before = self._tokenizer.decode(self._ids[self._context : self._shown])
+        now = self._tokenizer.decode(self._ids[self._context :])
+        if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not at_end):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return now[len(before) :]
+
+
+def _checkpoint(folder: Path) -> _Source:
+    checkpoint = read_checkpoint(folder, with_optimizer=False)
+    job = JobConfig.from_json(checkpoint.config_json)
+    config = job.model
+    if not isinstance(config, GPT2Config | LlamaConfig) or TOKENIZER_FILE not in checkpoint.files:
+        raise Refused(
+            f"checkpoint {folder}: it is of a {config.model_type} model without a tokenizer; "
+            "text comes from gpt2 and llama models"
+        )
+    tokenizer = load_tokenizer(checkpoint.files[TOKENIZER_FILE], str(folder / TOKENIZER_FILE))
+
+    def weights(layout: Layout) -> npt.NDArray[np.float32]:
+        _hold_layout(checkpoint.layout, layout, folder)
+        return checkpoint.weights
+
+    return _Source(config, config.vocab_size or tokenizer.size, tokenizer, job.sampling, frozenset(), weights)
+
+
+def _hugging_face(folder: Path) -> _Source:
+    try:
+        stored = open_model(folder)
+    except Refused as error:  # which names the field of a job that would start from this folder
+        raise Refused(f"checkpoint {str(error).removeprefix(f'{FIELD}: ')}") from None
+    content = stored.tokenizer_json()
+    if content is None or stored.config.vocab_size is None:
+        raise Refused(
+            f"{folder}: no {TOKENIZER_FILE}, expected the model's tokenizer beside it; save it there with "
+            "save_pretrained"
+        )
+    endings = stored.folder.config.get("eos_token_id")
+    return _Source(
+        stored.config,
+        stored.config.vocab_size,
+        load_tokenizer(content, str(folder / TOKENIZER_FILE)),
+        SamplingConfig(),
+        frozenset(endings if isinstance(endings, list) else [] if endings is None else [endings]),
+        stored.weights,
+    )
+
+
+def _hold_layout(stored: Layout, expected: Layout, folder: Path) -> None:
+    found = [(entry.name, entry.shape) for entry in stored.entries]
+    wanted = [(entry.name, entry.shape) for entry in expected.entries]
+    if found != wanted:
+        different = sorted({name for name, _ in set(found) ^ set(wanted)}) or ["their order"]
+        raise Refused(
+            f"checkpoint {folder}: its layout is not this release's, starting with {different[0]}; "
+            "use the release that wrote it"
+        )
+
+
+def _loaded(source: _Source, mesh: Mesh) -> TextModel:
+    # Both kinds of config are of models that text can be drawn from.
+    model = cast(TextModel, build_model(source.config, source.vocabulary, mesh))
+    layout = model_layout(model, decay_all=True)
+    weights = source.weights(layout)
+    for entry, parameter in zip(layout.entries, model.parameters(), strict=True):
+        load_parameter(mesh, parameter, weights[entry.offset : entry.stop])
+    return model
+
+
+def _window(config: GPT2Config | LlamaConfig, tokens: int) -> int:
+    """Whole tiles for so many tokens, as far as the model has positions: caches take room for all of them."""
+    return min(config.max_sequence_length, -(-tokens // TILE) * TILE)

@@ -1,0 +1,73 @@
+"""From a job's model config to a model on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh
+from mesh.transfer import refill, upload
+from services.config import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
+from training.autograd import Parameter
+from training.models.gpt2 import GPT2
+from training.models.linear_regression import LinearRegression
+from training.models.llama import Llama
+from training.models.mlp import MLP
+from training.models.model import Model
+from training.models.own import own_model
+from training.parameter_placement import placements_of, to_mesh
+
+
+def build_model(
+    config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str] = ()
+) -> Model:
+    """The model, its parameters without values yet.
+
+    Args:
+        config: of the model.
+        vocabulary: number of tokens; not read for a model without one.
+        mesh: to run on.
+        allowed_models: whose code may be imported for a model of the user's own, `package.module` or
+            `package.module:Factory` each.
+
+    Raises:
+        Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide; code that
+            may not or can't be imported, or gives no model.
+    """
+    model = _build(config, vocabulary, mesh, allowed_models)
+    for parameter in model.parameters():
+        parameter.placements = placements_of(parameter, mesh)
+    return model
+
+
+def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str]) -> Model:
+    match config:
+        case GPT2Config():
+            return GPT2(config, vocabulary, mesh)
+        case LlamaConfig():
+            return Llama(config, vocabulary, mesh)
+        case LinearRegressionConfig():
+            return LinearRegression(config)
+        case MLPConfig():
+            return MLP(config)
+        case _:
+            return own_model(config, vocabulary, mesh, allowed_models)
+
+
+def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:
+    """Put a parameter's value on the mesh, laid out as its placements say, in the mesh's dtype.
+
+    Args:
+        mesh: to put it on.
+        parameter: to give a value; a former one is overwritten where it lies.
+        values: float32, flat, in the order of its logical shape.
+    """
+    array = to_mesh(parameter, values, mesh)
+    if parameter.value is not None:
+        refill(mesh, parameter.value, array, parameter.placements)
+        return
+    parameter.value = upload(
+        mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT, placements=parameter.placements
+    )

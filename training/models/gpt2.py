@@ -1,0 +1,143 @@
+"""GPT-2, as tt-train's NanoGPT."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mesh.device import Mesh
+from services.config import GPT2Config
+from training import ops
+from training.autograd import Parameter, Tape, Variable
+from training.models.language import LanguageModel, RunBlock
+from training.models.model import Array, constant
+from training.models.tokens import Tokens
+from training.modules import Block, LayerNorm
+from training.modules.initial import INITIAL_DEVIATION
+
+
+class GPT2(LanguageModel):
+    """Positions are added to the tokens' embeddings, trained or fixed.
+
+    Args:
+        config: of the model.
+        vocabulary: number of tokens that the tokenizer has; the mesh pads it, nothing else does.
+        mesh: to run on.
+
+    Raises:
+        Refused: a sequence length that the device library has no kernel for.
+    """
+
+    def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
+        width = config.embedding_dim
+        super().__init__(
+            config,
+            mesh,
+            tokens=Tokens(
+                mesh,
+                vocabulary,
+                width,
+                embedding_export="transformer.wte.weight",
+                projection_export=None if config.weight_tying else "lm_head.weight",
+            ),
+            norm=LayerNorm("norm", width, bias=config.bias, export_prefix="transformer.ln_f."),
+            key_value_heads=config.num_heads,
+        )
+        self._config = config
+        self._vocabulary = vocabulary
+        self.position_embedding: Parameter | None = None
+        if config.positional_embedding_type == "trainable":
+            self.position_embedding = Parameter(
+                "position_embedding.weight",
+                (config.max_sequence_length, width),
+                export_name="transformer.wpe.weight",
+                initial_deviation=INITIAL_DEVIATION,
+            )
+        self.blocks = [
+            Block(f"blocks.{index}", config, f"transformer.h.{index}.") for index in range(config.num_blocks)
+        ]
+
+    def _inner_parameters(self) -> Iterator[Parameter]:
+        if self.position_embedding is not None:
+            yield self.position_embedding
+        for block in self.blocks:
+            yield from block.parameters()
+
+    def _enter(self, tape: Tape, ids: Array, position: int) -> Variable:
+        tokens, positions = ids.shape[1], self._positions
+        if tokens < self._config.max_sequence_length:
+            positions = ops.take_rows(tape, positions, position, position + tokens)
+        x = ops.add_positions(tape, self.tokens.embed(tape, ids), positions)
+        return ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
+
+    def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
+        def run(block: Block, x: Variable, past: ops.Past | None) -> Variable:
+            return block(tape, x, mask, past)
+
+        return [partial(run, block) for block in self.blocks]
+
+    @cached_property
+    def _positions(self) -> Variable:
+        """[1, 1, tokens, width]."""
+        if self.position_embedding is not None:
+            return self.position_embedding
+        table = sinusoids(self._config.max_sequence_length, self._config.embedding_dim)
+        return constant(self._mesh, table[None, None], self._mesh.dtype)
+
+    def hugging_face_config(self) -> dict[str, Any]:
+        """The fields of transformers' GPT2LMHeadModel."""
+        config = self._config
+        dropout = config.dropout_prob
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": self._vocabulary,
+            "n_positions": config.max_sequence_length,
+            "n_embd": config.embedding_dim,
+            "n_layer": config.num_blocks,
+            "n_head": config.num_heads,
+            "activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu",
+            "resid_pdrop": dropout,
+            "embd_pdrop": dropout,
+            "attn_pdrop": dropout,
+            "layer_norm_epsilon": ops.LAYER_NORM_EPSILON,
+            "initializer_range": INITIAL_DEVIATION,
+            "tie_word_embeddings": config.weight_tying,
+            # Ours starts and ends no text with a token of its own; the defaults are ids of another tokenizer.
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "torch_dtype": "float32",
+        }
+
+    def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The zero biases of a model without any, and fixed positions: transformers' GPT-2 wants both."""
+        config = self._config
+        width = config.embedding_dim
+        exports: dict[str, npt.NDArray[np.float32]] = {}
+        if config.positional_embedding_type == "fixed":
+            exports["transformer.wpe.weight"] = sinusoids(config.max_sequence_length, width)
+        if not config.bias:
+            widths = {
+                "ln_1": width,
+                "attn.c_attn": 3 * width,
+                "attn.c_proj": width,
+                "ln_2": width,
+                "mlp.c_fc": 4 * width,
+                "mlp.c_proj": width,
+            }
+            for index in range(config.num_blocks):
+                for layer, size in widths.items():
+                    exports[f"transformer.h.{index}.{layer}.bias"] = np.zeros(size, np.float32)
+            exports["transformer.ln_f.bias"] = np.zeros(width, np.float32)
+        return exports
+
+
+def sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
+    """Fixed positions [tokens, width]: sines in the even columns, cosines in the odd ones."""
+    columns = np.arange(width)
+    angles = np.arange(tokens)[:, None] / 10000.0 ** ((columns - columns % 2) / width)
+    return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles)).astype(np.float32)

@@ -1,0 +1,52 @@
+"""Linear regression: the smallest model that goes the whole way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.config import LinearRegressionConfig
+from training.autograd import Parameter, Tape, Variable
+from training.models.model import Array
+from training.models.regression import regression_loss
+from training.modules import Linear
+
+
+class LinearRegression:
+    """One linear layer and the mean squared error.
+
+    Args:
+        config: of the model.
+    """
+
+    def __init__(self, config: LinearRegressionConfig) -> None:
+        self._config = config
+        # A deviation of 1 / sqrt(inputs) makes outputs of inputs of variance 1 start with variance 1.
+        deviation = float(config.num_features**-0.5)
+        self._layer = Linear(
+            "linear",
+            config.num_features,
+            config.num_targets,
+            bias=config.bias,
+            deviation=deviation,
+            export_prefix="",
+        )
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Weight, then bias."""
+        return self._layer.parameters()
+
+    def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
+        """The squared error of each sample, see `regression_loss`."""
+        return regression_loss(tape, lambda x: self._layer(tape, x), inputs, targets)
+
+    def hugging_face_config(self) -> dict[str, Any]:
+        """The sizes; no other program has a format for this."""
+        return self._config.model_dump(mode="json")
+
+    def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
+        """None."""
+        return {}

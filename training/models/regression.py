@@ -1,0 +1,34 @@
+"""What models of numbers (not of text) share: batches of samples and the squared error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from training import ops
+from training.autograd import Tape, Variable
+from training.models.model import Array, batched
+
+
+def regression_loss(
+    tape: Tape, predict: Callable[[Variable], Variable], inputs: Array, targets: Array
+) -> Variable:
+    """The squared error of each sample, its mean over the targets.
+
+    Args:
+        tape: of this pass.
+        predict: from [1, 1, samples of one device, features] to [1, 1, samples of one device, targets].
+        inputs: float32 [samples, features].
+        targets: float32 [samples, targets].
+
+    Returns:
+        float32 [1, 1, samples of one device, 1].
+    """
+    tt = tape.mesh.tt
+    tiles = tt.TILE_LAYOUT
+    x = batched(tape, inputs, dtype=tape.mesh.dtype, layout=tiles, dim=2, prepare=_four_dimensions)
+    y = batched(tape, targets, dtype=tt.float32, layout=tiles, dim=2, prepare=_four_dimensions)
+    return ops.squared_error(tape, predict(x), y)
+
+
+def _four_dimensions(array: Array) -> Array:
+    return array[None, None]

@@ -1,0 +1,87 @@
+"""The two ends of a language model: from token ids into the residual stream, and out of it to what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from mesh.device import Mesh
+from training import ops
+from training.autograd import Parameter, Tape, Variable
+from training.models.model import Array, batched
+from training.modules.initial import INITIAL_DEVIATION
+from training.parameter_split import Split
+
+
+class Tokens:
+    """The token embedding, and the projection to the vocabulary; tensor-parallel devices have some of the tokens each.
+
+    Args:
+        mesh: to run on.
+        vocabulary: number of tokens.
+        width: of the residual stream.
+        embedding_export: name of the embedding in `model.safetensors`.
+        projection_export: name of the projection there; None if it is the embedding.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        vocabulary: int,
+        width: int,
+        *,
+        embedding_export: str,
+        projection_export: str | None,
+    ) -> None:
+        self._mesh = mesh
+        self._size = vocabulary
+
+        def table(name: str, export_name: str) -> Parameter:
+            return Parameter(
+                name,
+                (vocabulary, width),
+                export_name=export_name,
+                initial_deviation=INITIAL_DEVIATION,
+                split=Split(0, padded=True),
+            )
+
+        self.embedding = table("token_embedding.weight", embedding_export)
+        self.projection = self.embedding
+        if projection_export is not None:
+            self.projection = table("projection.weight", projection_export)
+
+    def last_parameters(self) -> Iterator[Parameter]:
+        """The projection if it is a parameter of its own; `embedding` comes first of a model's parameters."""
+        if self.projection is not self.embedding:
+            yield self.projection
+
+    def embed(self, tape: Tape, ids: Array) -> Variable:
+        """[1, 1, sequences x tokens of one device, width] of ids, uint32 [sequences, tokens]."""
+        return ops.embedding(tape, ids, self.embedding)
+
+    def loss(self, tape: Tape, hidden: Variable, targets: Array) -> Variable:
+        """Negative log-likelihood of each target, float32 [1, 1, sequences x tokens of one device, 1].
+
+        Args:
+            tape: of this pass.
+            hidden: [1, 1, sequences x tokens of one device, width], normalised.
+            targets: uint32 [sequences, tokens].
+        """
+        tt = tape.mesh.tt
+        following = batched(
+            tape,
+            targets,
+            dtype=tt.uint32,
+            layout=tt.TILE_LAYOUT,
+            dim=2,
+            prepare=lambda array: array.reshape(1, 1, -1, 1),
+        )
+        return ops.token_loss(tape, self.logits(tape, hidden), following, self._vocabulary)
+
+    def logits(self, tape: Tape, hidden: Variable) -> Variable:
+        """[1, 1, N, vocabulary] of [1, 1, N, width]; each tensor-parallel device has its tokens' columns."""
+        return ops.linear(tape, hidden, self.projection, transpose_weight=True)
+
+    @cached_property
+    def _vocabulary(self) -> ops.Vocabulary:
+        return ops.Vocabulary.on(self._mesh, self._size)

@@ -1,0 +1,45 @@
+"""One transformer block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.config import GPT2Config
+from training import ops
+from training.autograd import Parameter, Tape, Variable
+from training.modules.attention import CausalSelfAttention
+from training.modules.feed_forward import FeedForward
+from training.modules.layer_norm import LayerNorm
+
+
+class Block:
+    """GPT-2's block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Args:
+        name: prefix of the parameters' names, and of the dropout sites.
+        config: of the model.
+        export_prefix: of the parameters' names in checkpoints.
+    """
+
+    def __init__(self, name: str, config: GPT2Config, export_prefix: str) -> None:
+        width, bias = config.embedding_dim, config.bias
+        self.attention_norm = LayerNorm(
+            f"{name}.attention_norm", width, bias=bias, export_prefix=f"{export_prefix}ln_1."
+        )
+        self.attention = CausalSelfAttention(f"{name}.attention", config, f"{export_prefix}attn.")
+        self.feed_forward_norm = LayerNorm(
+            f"{name}.feed_forward_norm", width, bias=bias, export_prefix=f"{export_prefix}ln_2."
+        )
+        self.feed_forward = FeedForward(f"{name}.feed_forward", config, f"{export_prefix}mlp.")
+
+    def parameters(self) -> Iterator[Parameter]:
+        """In order of first use."""
+        yield from self.attention_norm.parameters()
+        yield from self.attention.parameters()
+        yield from self.feed_forward_norm.parameters()
+        yield from self.feed_forward.parameters()
+
+    def __call__(self, tape: Tape, x: Variable, mask: Variable, past: ops.Past | None = None) -> Variable:
+        """[1, 1, N, width] to the same; see `ops.causal_attention` for mask and past."""
+        x = ops.add(tape, x, self.attention(tape, self.attention_norm(tape, x), mask, past))
+        return ops.add(tape, x, self.feed_forward(tape, self.feed_forward_norm(tape, x)))

@@ -1,0 +1,59 @@
+"""Llama's feed-forward half of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.config import LlamaConfig
+from training import ops
+from training.autograd import Parameter, Tape, Variable
+from training.modules.initial import INITIAL_DEVIATION
+from training.modules.linear import Linear
+
+
+class GatedFeedForward:
+    """down(silu(gate(x)) * up(x)), without biases; then dropout.
+
+    Args:
+        name: prefix of the parameters' names, and of the dropout site.
+        config: of the model.
+        export_prefix: of the parameters' names in checkpoints.
+    """
+
+    def __init__(self, name: str, config: LlamaConfig, export_prefix: str) -> None:
+        width, hidden = config.embedding_dim, config.feed_forward_width
+        self._name = name
+        self._dropout = config.dropout_prob
+        self.gate, self.up = (
+            Linear(
+                f"{name}.{part}",
+                width,
+                hidden,
+                bias=False,
+                deviation=INITIAL_DEVIATION,
+                export_prefix=f"{export_prefix}{part}_proj.",
+                split="outputs",
+                transposed=True,
+            )
+            for part in ("gate", "up")
+        )
+        self.down = Linear(
+            f"{name}.down",
+            hidden,
+            width,
+            bias=False,
+            deviation=INITIAL_DEVIATION,
+            export_prefix=f"{export_prefix}down_proj.",
+            split="inputs",
+            transposed=True,
+        )
+
+    def parameters(self) -> Iterator[Parameter]:
+        """In order of first use."""
+        for layer in (self.gate, self.up, self.down):
+            yield from layer.parameters()
+
+    def __call__(self, tape: Tape, x: Variable) -> Variable:
+        """[1, 1, N, width] to the same."""
+        hidden = ops.swiglu(tape, self.gate(tape, x), self.up(tape, x))
+        return ops.dropout(tape, self.down(tape, hidden), self._dropout, f"{self._name}.dropout")

@@ -1,0 +1,31 @@
+"""Root-mean-square normalisation with its gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from training import ops
+from training.autograd import Parameter, Tape, Variable
+
+
+class RMSNorm:
+    """Rows to mean square 1, times a gain that starts at 1.
+
+    Args:
+        name: prefix of the parameter's name.
+        width: of a row.
+        export_prefix: of the parameter's name in checkpoints.
+    """
+
+    def __init__(self, name: str, width: int, *, export_prefix: str) -> None:
+        self.gain = Parameter(
+            f"{name}.weight", (width,), export_name=f"{export_prefix}weight", initial_mean=1.0
+        )
+
+    def parameters(self) -> Iterator[Parameter]:
+        """The gain."""
+        yield self.gain
+
+    def __call__(self, tape: Tape, x: Variable) -> Variable:
+        """[1, 1, N, width] to the same."""
+        return ops.rms_norm(tape, x, self.gain)

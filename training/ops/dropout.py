@@ -1,0 +1,53 @@
+"""Dropout whose mask follows from a seed, so that nothing of it is kept for the backward pass."""
+
+from __future__ import annotations
+
+from mesh.collectives import all_gather
+from mesh.device import Mesh
+from mesh.placement import REPLICATED, Placements
+from training.autograd import Tape, Tensor, Variable
+
+
+def dropout(tape: Tape, x: Variable, probability: float, site: str) -> Variable:
+    """Zero each element with `probability` and scale the rest by 1 / (1 - probability).
+
+    Args:
+        tape: of this pass; without a dropout seed on it (or with probability 0), x comes back.
+        x: any shape.
+        probability: in [0, 1).
+        site: name of this dropout in the model; with the tape's seed it settles the mask.
+
+    Returns:
+        As `x`.
+    """
+    if probability == 0 or tape.dropout_seed is None:
+        return x
+    mesh = tape.mesh
+    seed = tape.dropout_seed(site)
+    placements = x.placements
+    value = masked(mesh, x.value, placements, probability, seed)
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (masked(mesh, gradient, placements, probability, seed),)
+
+    return tape.record(value, (x,), backward)
+
+
+def masked(mesh: Mesh, value: Tensor, placements: Placements, probability: float, seed: int) -> Tensor:
+    """`value` under the mask of a seed: one of its own for each device that has elements of its own, and the same for
+    devices that have the same elements."""
+    tt = mesh.tt
+    copies = mesh.tensor_size > 1 and placements.tensor == REPLICATED
+    if not copies or mesh.data_size == 1:
+        return _drop(mesh, value, probability, seed, own=not copies)
+    # The library seeds all devices alike or each for itself. To be alike along one axis of two, each device of that
+    # axis drops from a piece of ones, and all of them put the pieces together.
+    axis = mesh.axes.tensor
+    ones = tt.ones_like(tt.mesh_partition(value, 3, cluster_axis=axis))
+    return tt.multiply(value, all_gather(mesh, _drop(mesh, ones, probability, seed, own=True), axis, 3))
+
+
+def _drop(mesh: Mesh, value: Tensor, probability: float, seed: int, *, own: bool) -> Tensor:
+    return mesh.tt.experimental.dropout(
+        value, probability=probability, scale=1 / (1 - probability), seed=seed, use_per_device_seed=own
+    )

@@ -1,0 +1,69 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+from training.autograd import Parameter, Tape, Tensor, Variable
+from training.ops.placing import check_whole_rows
+from training.ops.precision import accurate
+
+EPSILON = 1e-5
+"""Added to the variance, as in GPT-2 (the device library's own default, 1e-12, is lost in bfloat16)."""
+
+
+def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None = None) -> Variable:
+    """Each row of x to mean 0 and variance 1, times `gain`, plus `bias`.
+
+    Args:
+        tape: of this pass.
+        x: [1, 1, N, width].
+        gain: [width].
+        bias: [width].
+
+    Returns:
+        As `x`.
+
+    Raises:
+        ValueError: `gain` or `bias` is of another width (the device library would not say so), or devices hold pieces
+            of rows.
+    """
+    mesh = tape.mesh
+    tt = mesh.tt
+    kernel = accurate(mesh)
+    x_value, gain_value = x.value, gain.value
+    shape = list(x_value.shape)
+    check_whole_rows("layer norm", x)
+    if gain.shape != (shape[3],) or (bias is not None and bias.shape != gain.shape):
+        raise ValueError(f"layer norm of width {shape[3]} with a gain of shape {gain.shape}")
+
+    def output(of: list[int]) -> Tensor:
+        # The library fills only what it is given room for: mean and deviation, and the gradients asked for.
+        return tt.empty(of, dtype=mesh.dtype, layout=tt.TILE_LAYOUT, device=mesh.handle)
+
+    value, mean, deviation = tt.moreh_layer_norm(
+        x_value,
+        1,
+        EPSILON,
+        gain_value,
+        None if bias is None else bias.value,
+        mean=output(shape[:3]),
+        rstd=output(shape[:3]),
+        compute_kernel_config=kernel,
+    )
+    parameter_shape = list(gain.mesh_shape)
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = tt.moreh_layer_norm_backward(
+            gradient,
+            x_value,
+            mean,
+            deviation,
+            1,
+            gamma=gain_value,
+            input_grad=output(shape),
+            gamma_grad=output(parameter_shape),
+            beta_grad=None if bias is None else output(parameter_shape),
+            compute_kernel_config=kernel,
+        )
+        return tuple(gradients[:2] if bias is None else gradients)
+
+    return tape.record(value, (x, gain) if bias is None else (x, gain, bias), backward)

@@ -1,0 +1,270 @@
+"""The training step of one worker: everything of a job that runs on its mesh. One thread drives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save
+
+from mesh.device import Mesh
+from mesh.fingerprint import fingerprint
+from mesh.transfer import download
+from services.checkpoints import CONSTANTS_FILE
+from services.config import JobConfig, RegressionConfig
+from services.errors import Refused
+from services.instrumentation import timeline
+from services.tensors.kernels.arithmetic import all_finite
+from services.tensors.layout import Layout
+from training.autograd import Parameter, Tape, Tensor, Variable
+from training.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
+from training.models import Model, blamed, build_model, initial_value, load_parameter, model_layout
+from training.models.imported import imported_weights
+from training.parameter_placement import from_mesh
+from training.seeds import seed32
+from training.traced_pass import TracedPass
+
+Float32Array = npt.NDArray[np.float32]
+
+
+class TrainingStep:
+    """Model and data of a job on a mesh.
+
+    Args:
+        config: of the job.
+        mesh: opened for it; whoever opened it closes it.
+        data_dir: folder of this host where corpus, tokenizer and checkpoint are looked for if they are not where the
+            job says.
+
+    Attributes:
+        layout: of the model's parameters.
+        evaluation_batches: number of held-out batches.
+        tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
+        on_phase: told FORWARD_PASS and BACKWARD_PASS at their ends, if it is set.
+        on_non_finite: told of a micro-batch whose gradient has a NaN or an infinity, if it is set: its index, and the
+            first parameter, in the order of the backward pass, whose gradient has.
+
+    Raises:
+        Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None = None,
+        allowed_models: Collection[str] = (),
+    ) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._dataset, self._tokenizer = _dataset(config, data_dir)
+        self._data_dir = data_dir
+        vocabulary = _vocabulary(config, self._tokenizer)
+        self._model: Model = build_model(config.model, vocabulary, mesh, allowed_models)
+        self._parameters = tuple(self._model.parameters())
+        self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
+        self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
+        self.on_phase: Callable[[str], None] | None = None
+        self.on_non_finite: Callable[[int, str], None] | None = None
+        self.evaluation_batches = self._dataset.evaluation_batches
+        self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
+
+    def initial_weights(self) -> Float32Array:
+        """The weights that training starts from, flat in layout order.
+
+        They are those of the checkpoint that the job names, else they follow from its seed and their names alone.
+
+        Raises:
+            Refused: the checkpoint isn't on this host, or not as it was when the job was submitted.
+        """
+        if self._config.pretrained is not None:
+            return imported_weights(self._config, self.layout, self._data_dir)
+        seed = self._config.seed
+        return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
+
+    def expect(self, fetch: Callable[[int], None]) -> None:
+        """Newer weights are on their way: passes wait for them, parameter by parameter.
+
+        Args:
+            fetch: called before a pass uses a parameter that has not been loaded since, with the index of its layout
+                entry; returns when it has been.
+        """
+        for index, parameter in enumerate(self._parameters):
+            parameter.fetch = partial(fetch, index)
+
+    def load(self, entry_index: int, values: Float32Array) -> None:
+        """Put one parameter on the mesh.
+
+        Args:
+            entry_index: of its layout entry.
+            values: float32, flat.
+        """
+        parameter = self._parameters[entry_index]
+        parameter.fetch = None
+        load_parameter(self._mesh, parameter, values)
+
+    def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
+        """Forward and backward pass of micro-batch `index` of a step.
+
+        Args:
+            step: of the job.
+            index: in the step; with step and job seed it settles data and dropout.
+            out: float32 [layout.elements], filled with the gradient of the micro-batch's mean loss, last entry first,
+                each as early as the backward pass has it.
+            ready: called with an offset when everything in `out` from it to the end is in place; last with 0.
+
+        Returns:
+            The mean loss.
+        """
+        config, mesh = self._config, self._mesh
+        batch = self._dataset.micro_batch(step, index)
+        gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
+        with blamed(config.model):
+            if self._traced is not None:
+                self._fetch_all()  # a trace of the device's runs through, whatever else happens
+                loss = self._traced.run(batch, gradients.take)
+            else:
+                tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
+                loss = self._forward_and_backward(tape, batch, gradients.take)
+            gradients.finish()
+            if gradients.non_finite and self.on_non_finite is not None:
+                self.on_non_finite(index, gradients.non_finite)
+            return float(self._rows(loss).sum() / batch.rows)
+
+    def evaluate(self, index: int) -> tuple[float, int]:
+        """Forward pass of held-out batch `index`, without dropout.
+
+        Returns:
+            Sum of the rows' losses (float64), and how many rows: tokens, or samples.
+        """
+        batch = self._dataset.evaluation_batch(index)
+        tape = Tape(self._mesh, recording=False)
+        with blamed(self._config.model):
+            losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
+        return float(losses[: batch.rows].sum()), batch.rows
+
+    def checkpoint_files(self) -> dict[str, bytes]:
+        """What a checkpoint holds of the model beside weights: `config.json`, `tokenizer.json` if there is one, and
+        `constants.safetensors` with the untrained tensors that other programs expect, if there are any."""
+        with blamed(self._config.model):
+            described = json.dumps(self._model.hugging_face_config(), indent=2) + "\n"
+            constants = self._model.constant_exports()
+        files = {"config.json": described.encode()}
+        if self._tokenizer is not None:
+            files["tokenizer.json"] = self._tokenizer.to_json().encode()
+        if constants:
+            files[CONSTANTS_FILE] = save(constants, metadata={"format": "pt"})
+        return files
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the bits of this worker's gradients hang on."""
+        return fingerprint(self._mesh)
+
+    def close(self) -> None:
+        """Free the weights on the mesh."""
+        if self._traced is not None:
+            self._traced.close()
+        for parameter in self._parameters:
+            parameter.value = None
+
+    def _forward_and_backward(
+        self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
+    ) -> Variable:
+        with timeline.span("device", "forward"):
+            loss = self._model.loss(tape, batch.inputs, batch.targets)
+        if self.on_phase is not None:
+            self.on_phase("FORWARD_PASS")
+        # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
+        with timeline.span("device", "backward"):
+            tape.backward(loss, 1 / batch.rows, on_final)
+        if self.on_phase is not None:
+            self.on_phase("BACKWARD_PASS")
+        return loss
+
+    def _fetch_all(self) -> None:
+        for parameter in self._parameters:
+            _ = parameter.value
+
+    def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
+        """The loss of every row of the batch, sequence by sequence."""
+        return download(self._mesh, loss.value, loss.placements).reshape(-1).astype(np.float64)
+
+
+class _GradientSink:
+    """Takes gradients as the backward pass completes them, in any order, and tells how far down all are in place.
+
+    Attributes:
+        non_finite: the first parameter whose gradient has a NaN or an infinity; empty if none has.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        layout: Layout,
+        indices: dict[Parameter, int],
+        out: Float32Array,
+        ready: Callable[[int], None],
+    ) -> None:
+        self._mesh = mesh
+        self._layout = layout
+        self._indices = indices
+        self._out = out
+        self._ready = ready
+        self._missing_below = len(layout.entries)
+        self._early: set[int] = set()
+        self.non_finite = ""
+
+    def take(self, parameter: Parameter, gradient: Tensor) -> None:
+        """Read a complete gradient, which lies as its parameter does, off the mesh into its place."""
+        index = self._indices[parameter]
+        entry = self._layout.entries[index]
+        value = download(self._mesh, gradient, parameter.placements)
+        place = self._out[entry.offset : entry.stop]
+        place[:] = from_mesh(parameter, value, self._mesh)
+        if not self.non_finite and not all_finite(place):  # now: `ready` may add other micro-batches to it
+            self.non_finite = entry.name
+        self._early.add(index)
+        offset = None
+        while self._missing_below - 1 in self._early:
+            self._missing_below -= 1
+            self._early.remove(self._missing_below)
+            offset = self._layout.entries[self._missing_below].offset
+        if offset is not None:
+            self._ready(offset)
+
+    def finish(self) -> None:
+        """Hold that every gradient came (ValueError: the model lists a parameter that it doesn't use)."""
+        if self._missing_below:
+            name = self._layout.entries[self._missing_below - 1].name
+            raise ValueError(f"no gradient of {name}: parameters() lists it, but the loss does not use it")
+
+
+def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
+    """Tokens of the model: those of its checkpoint, else those of the tokenizer; 0 for a model without any."""
+    tokens = tokenizer.size if tokenizer else 0
+    stored = getattr(config.model, "vocab_size", None)
+    if stored is not None and tokens > stored:
+        raise Refused(
+            f"training_config.tokenizer_path: the tokenizer has {tokens} tokens, expected at most the {stored} of the "
+            "checkpoint; give the checkpoint's own tokenizer"
+        )
+    return tokens if stored is None else int(stored)
+
+
+def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokenizer | None]:
+    sizes = {
+        "seed": config.seed,
+        "batch_size": config.batch_size,
+        "validation_batch_size": config.validation_batch_size,
+    }
+    if isinstance(config.model, RegressionConfig):
+        return RegressionDataset(config.model, **sizes), None
+    if config.data is None:
+        raise ValueError("a language model without data; JobConfig lets none through")
+    ids, tokenizer = load_tokens(config.data, data_dir)
+    return TokenDataset(ids, tokens=config.model.max_sequence_length, **sizes), tokenizer
