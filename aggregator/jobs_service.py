@@ -16,7 +16,6 @@ from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config import JobConfig
 from services.errors import Failed, Refused
-from services.protocol.plan import plan_of
 from services.transport.rpc_handlers import handlers_of
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class JobsServicer:
             name=request.name or config.name,
             submitted_seconds=time.time(),
         )
-        self._service.feed(Submitted(job, config.to_json(), plan_of(config)))
+        self._service.feed(Submitted(job, config.to_json(), config.plan()))
         return self._service.core.records[job.id].job
 
     async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:

@@ -22,7 +22,8 @@ from services.errors import Failed, Refused
 from services.instrumentation import timeline
 from services.protocol.checksums import encode
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, seal, unseal
-from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_messages import Message, TensorChunk, pack, parts_of, with_checksum
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS

@@ -39,7 +39,6 @@ from services.errors import TiermeshError
 from services.instrumentation import timeline
 from services.protocol.checksums import encode
 from services.protocol.envelope import OptimizerBody
-from services.protocol.plan import plan_of
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check
@@ -134,7 +133,7 @@ class AggregatorService:
         epoch = self._queue.epoch
         self._lead = Lead(self._queue, self._ladder)
         records = [
-            Record(job, spec_json, plan_of(JobConfig.from_json(spec_json)), fingerprint)
+            Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
             for job, spec_json, fingerprint in self._queue.jobs()
         ]
         self.journal = Journal(self._state_dir / "logs")

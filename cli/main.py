@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TiermeshError as error:
         return _report(str(error), REFUSED if isinstance(error, Refused) else FAILED, output)
     except Exception as error:
-        from services.runtime.process import describe
+        from services.errors import describe
 
         return _report(describe(error), FAILED, output)
     return code if isinstance(code, int) else DONE

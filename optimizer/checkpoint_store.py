@@ -33,7 +33,7 @@ from services.checkpoints import (
 from services.config import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import point
-from services.protocol.plan import LAST_EPOCH, LAST_GENERATION
+from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 

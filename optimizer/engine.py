@@ -32,7 +32,6 @@ from services.errors import Failed, Refused
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import point
 from services.protocol.envelope import OptimizerBody
-from services.protocol.plan import plan_of
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
@@ -253,7 +252,7 @@ class OptimizerEngine:
     def _look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
         """On the disk thread: a job as it is on the disk."""
         config = JobConfig.from_json(effect.spec_json)
-        plan = plan_of(config)
+        plan = config.plan()
         checkpoint, notices = self.store.newest(effect.job, effect.void)
         for notice in notices:
             log.warning("%s", notice)

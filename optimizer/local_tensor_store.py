@@ -18,13 +18,12 @@ from optimizer.tensor_store import HomeEvents, Save
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
-from services.errors import TiermeshError
+from services.errors import TiermeshError, describe
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import point
 from services.runtime.backlog import Backlog
 from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
-from services.runtime.process import describe
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.transport.newest_weights import NewestWeights

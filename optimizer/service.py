@@ -22,7 +22,7 @@ from services.errors import Refused
 from services.instrumentation import timeline
 from services.protocol.checksums import encode
 from services.protocol.envelope import OptimizerBody, seal, unseal
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import Message, TensorChunk, check
 from services.timeouts import Ladder

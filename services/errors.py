@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class TiermeshError(Exception):
     """Base of all errors raised for a reader; its text is one complete line, whatever was quoted in it."""
@@ -19,3 +21,11 @@ class Refused(TiermeshError):
 
 class Failed(TiermeshError):
     """Something that was accepted could not be finished: exit code 1, or the fitting gRPC status."""
+
+
+def describe(error: BaseException) -> str:
+    """An unexpected error in one line, with the place it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    text = " | ".join(str(error).split("\n"))
+    return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"

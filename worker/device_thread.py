@@ -22,12 +22,10 @@ from mesh.ttnn_errors import explained
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.config import JobConfig
-from services.errors import Failed, TiermeshError
+from services.errors import Failed, TiermeshError, describe
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import point
-from services.protocol.plan import plan_of
 from services.runtime.metrics import WorkerMetrics
-from services.runtime.process import describe
 from services.tensors.chunk_messages import TensorChunk, element_bytes
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -183,7 +181,7 @@ class DeviceThread:
             self._tell(ev.BuildFailed(effect.job, _reason(error)))
             return
         weights = Loader(step, self._fetch, self._memory.committed)
-        wire = plan_of(config).wire
+        wire = config.plan().wire
         wire_bytes = element_bytes(wire.gradients)
         self._built = BuiltStep(effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config), memory)
         self._tell(

@@ -39,7 +39,8 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
-from services.protocol.plan import PROTOCOL_VERSION, JobPlan
+from services.protocol.plan import JobPlan
+from services.protocol.versions import PROTOCOL_VERSION
 from services.timeouts import Ladder
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Fitness
-from aggregator.core.membership.members import Version
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
 from services.protocol.non_finite import why_not_finite
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 
 RATE_MEMORY = 0.9
 """Weight of the past in the reported tokens per second."""

@@ -17,7 +17,7 @@ from aggregator.core.leasing.lease_book import Granted
 from aggregator.core.leasing.orders import Orders
 from aggregator.core.membership.admission import Fitness
 from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.members import Member, Version
+from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.sums.chunk_router import Flow
 from aggregator.core.sums.step_sum import StepSum
@@ -27,6 +27,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.protocol.plan import JobPlan
+from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import Layout
 from services.timeouts import Ladder

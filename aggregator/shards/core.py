@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.core.membership.members import Version
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader, ChunkKind, DType
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
 from services.tensors.stripes import Stripe
 

@@ -14,7 +14,6 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.membership.members import Version
 from aggregator.shards.group import Shards
 from aggregator.shards.link import ShardLink
 from aggregator.shards.messages import to_node, to_order
@@ -22,6 +21,7 @@ from aggregator.worker_sessions import Sessions, WorkerSession
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.protocol.versions import Version
 from services.tensors.chunk_messages import Message, TensorChunk
 
 log = logging.getLogger("tiermesh.aggregator")

@@ -19,7 +19,6 @@ from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import point
-from services.protocol.plan import plan_of
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -69,7 +68,7 @@ class Part:
         self._incarnation = incarnation
         self._metrics = metrics
         config = JobConfig.from_json(order.spec_json)
-        self._wire = plan_of(config).wire
+        self._wire = config.plan().wire
         self.tensors = Tensors(config, stripe.layout(Layout.loads(order.layout_json)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:

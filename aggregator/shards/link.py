@@ -19,7 +19,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Failed, Refused
 from services.protocol.checksums import encode
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.stripes import Stripe
 from services.timeouts import Ladder
 from services.transport.control_streams import Reader, greet

@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.transport.streams import until_first_ends
 
 

@@ -19,7 +19,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
 from services.protocol.checksums import Damaged, decode, encode
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.transport.control_streams import Reader, greeted
 from services.transport.http2.server import Handler

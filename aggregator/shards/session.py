@@ -15,7 +15,6 @@ import grpc
 from google.protobuf.message import Message
 
 from aggregator.core.events import ChunkArrived, ExchangeOpened, Keep
-from aggregator.core.membership.members import Version
 from aggregator.data_plane.worker_streams import Exchange
 from aggregator.shards.copies import Copies, put
 from aggregator.shards.core import ShardCore
@@ -26,12 +25,12 @@ from optimizer.local_tensor_store import broke
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.config import JobConfig
-from services.errors import Refused
+from services.errors import Refused, describe
 from services.instrumentation.failpoints import point
-from services.protocol.plan import WINDOW_SUMS, plan_of
+from services.protocol.plan import WINDOW_SUMS
+from services.protocol.versions import Version
 from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.runtime.process import describe
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
@@ -282,7 +281,7 @@ class Hold:
         """On the event loop."""
         self._opening = order.opening
         elements = Layout.loads(order.layout_json).elements
-        self._core.opened(order.job, elements, plan_of(JobConfig.from_json(order.spec_json)).wire)
+        self._core.opened(order.job, elements, JobConfig.from_json(order.spec_json).plan().wire)
         point("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 

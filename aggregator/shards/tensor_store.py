@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.core.membership.members import Version
 from aggregator.shards.copies import Gathered, scattered
 from aggregator.shards.group import Shards
 from aggregator.shards.link import ShardLink
@@ -30,6 +29,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
 from services.errors import Failed
+from services.protocol.versions import Version
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array
 from services.tensors.layout import Layout, chunk_range

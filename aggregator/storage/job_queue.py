@@ -22,7 +22,7 @@ from aggregator.core.succession import Deposed, Sight
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
 from services.instrumentation.failpoints import point
-from services.protocol.plan import LAST_EPOCH
+from services.protocol.versions import LAST_EPOCH
 from services.timeouts import STANDARD, Ladder
 
 FORMAT = 1

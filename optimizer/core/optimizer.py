@@ -40,7 +40,7 @@ from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.protocol.non_finite import why_not_finite
-from services.protocol.plan import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
+from services.protocol.versions import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
 from services.tensors.layout import chunk_range
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32
 from services.config.device import DeviceConfig
 from services.config.mesh_fit import hold_fit
 from services.config.messages import refusal
@@ -27,6 +28,9 @@ from services.config.records import (
     Share,
     WireConfig,
 )
+from services.protocol.plan import JobPlan, WireTypes
+
+_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 class JobConfig(Part):
@@ -119,6 +123,23 @@ class JobConfig(Part):
     def sequences_per_step(self) -> int:
         """Sequences (or samples) of a step."""
         return self.micro_batches * self.batch_size
+
+    def plan(self) -> JobPlan:
+        """Return what the cores need to know of this job: the shape of its steps, nothing of its model."""
+        return JobPlan(
+            steps=self.steps,
+            micro_batches=self.micro_batches,
+            evaluate_every=self.evaluate_every,
+            checkpoint_every=self.checkpoint_every,
+            checkpoint_seconds=60 * self.checkpoint.every_minutes,
+            stops_without_checkpoint=self.checkpoint.on_error == "stop",
+            exact=self.exact,
+            min_workers=self.min_workers,
+            wire=WireTypes(_DTYPES[self.wire_dtype.gradients], _DTYPES[self.wire_dtype.weights]),
+            on_non_finite=self.on_non_finite,
+            verify_fraction=self.verify_fraction,
+            on_faulty=self.on_faulty,
+        )
 
     def to_json(self) -> str:
         """As canonical JSON: what `submit` sends and a checkpoint keeps; equal jobs give equal text."""

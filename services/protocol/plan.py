@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
+from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
 
-if TYPE_CHECKING:
-    from services.config import JobConfig
-
-PROTOCOL_VERSION = 2
-LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
-"""That messages can name: a generation is a uint32, and so is the half of a lease id that holds the epoch."""
 WINDOW_CHUNKS = 8
 """How many chunks of float32 ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
 WINDOW_SUMS = 16
@@ -20,7 +14,6 @@ WINDOW_SUMS = 16
 bounded, however many workers there are."""
 LEAST_WINDOW_CHUNKS = 1
 """With so many workers the chunks of the others are on their way while one waits for its next."""
-_DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 @dataclass(frozen=True)
@@ -86,21 +79,3 @@ class JobPlan:
     def checkpoints_at(self, step: int) -> bool:
         """Whether the weights after `step` updates become a checkpoint, whatever time has gone by."""
         return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)
-
-
-def plan_of(config: JobConfig) -> JobPlan:
-    """The shape in steps of a complete job."""
-    return JobPlan(
-        steps=config.steps,
-        micro_batches=config.micro_batches,
-        evaluate_every=config.evaluate_every,
-        checkpoint_every=config.checkpoint_every,
-        checkpoint_seconds=60 * config.checkpoint.every_minutes,
-        stops_without_checkpoint=config.checkpoint.on_error == "stop",
-        exact=config.exact,
-        min_workers=config.min_workers,
-        wire=WireTypes(_DTYPES[config.wire_dtype.gradients], _DTYPES[config.wire_dtype.weights]),
-        on_non_finite=config.on_non_finite,
-        verify_fraction=config.verify_fraction,
-        on_faulty=config.on_faulty,
-    )

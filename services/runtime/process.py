@@ -12,12 +12,11 @@ import signal
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Failed, Refused, TiermeshError
+from services.errors import Failed, Refused, TiermeshError, describe
 from services.timeouts import STANDARD
 
 log = logging.getLogger("tiermesh")
@@ -124,14 +123,6 @@ def run_daemon(
         log.error("%s", describe(error))
         log.debug("traceback of the above", exc_info=error)
         return 1
-
-
-def describe(error: BaseException) -> str:
-    """An unexpected error in one line, with the place it came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = " | ".join(str(error).split("\n"))
-    return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
 
 
 async def _supervise(

@@ -14,7 +14,8 @@ from aggregator.optimizer_link import LinkEvents, LocalOptimizer, RemoteOptimize
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.protocol.envelope import seal
-from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.timeouts import Ladder
 from services.transport.security import Security

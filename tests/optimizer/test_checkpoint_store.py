@@ -15,7 +15,7 @@ from optimizer.checkpoint_store import EpochFile, JobStore
 from protos import cluster_pb2 as pb
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed, Refused
-from services.protocol.plan import LAST_EPOCH, LAST_GENERATION
+from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.layout import Layout
 from tests.support.anything import is_told_in_one_line
 

@@ -21,7 +21,7 @@ from services.checkpoints import list_checkpoints, newest_checkpoint
 from services.checkpoints import write as writing
 from services.config import load_job
 from services.protocol.envelope import OptimizerBody
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import regression_config, write_config

@@ -8,7 +8,8 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
-from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.links import Link, is_end

@@ -12,7 +12,6 @@ from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import CloseWorker
 from aggregator.core.job_report import Report
 from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.members import Version
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.running_job import Run
 from aggregator.core.sums.chunk_router import WeightStore
@@ -22,6 +21,7 @@ from aggregator.core.verification.opinions import Check
 from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from services.protocol.versions import Version
 from worker.core.worker import WorkerCore
 
 

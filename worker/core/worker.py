@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
-from services.protocol.plan import PROTOCOL_VERSION, WINDOW_CHUNKS
+from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import chunk_count, chunk_range
 from worker.core.events import (

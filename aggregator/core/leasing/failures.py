@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.core.membership.members import Version
 from aggregator.core.waits import span
+from services.protocol.versions import Version
 
 MOST_FAILURES = 3
 """A worker of which so many leases fail in a row is refused."""

@@ -10,12 +10,13 @@ from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.initialisation import Initialisation
 from aggregator.core.leasing.orders import Orders
 from aggregator.core.leasing.stalls import Stalls
-from aggregator.core.membership.members import Member, Version, speeds
+from aggregator.core.membership.members import Member, speeds
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.checks import Checks
 from aggregator.core.waits import waits_of
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
 from services.timeouts import Ladder
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.leasing.evaluation import Evaluation, EvaluationLease
-from aggregator.core.membership.members import Version
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import WorkerOrder
+from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
 from services.tensors.reduction_tree import Node
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aggregator.core.membership.members import Version
 from aggregator.core.verification.checks import Finding
 from protos.cluster_pb2 import Void
 from protos.jobs_pb2 import Exclusion, Job
+from services.protocol.versions import Version
 
 
 class Exclusions:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from services.protocol.versions import Version
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
@@ -11,18 +12,6 @@ IDLE_OPTIMISM = 1.05
 """Each step without work raises a worker's supposed speed by this factor, until it is given some and measured anew."""
 LONGEST_LEASE_SECONDS = 1e6
 """Eleven days: what a worker says beyond that is no measurement."""
-
-
-class Version(NamedTuple):
-    """A weight version: (generation, step)."""
-
-    generation: int
-    step: int
-
-    @property
-    def following(self) -> Version:
-        """The version that a COMMIT of this one's step makes."""
-        return Version(self.generation, self.step + 1)
 
 
 @dataclass

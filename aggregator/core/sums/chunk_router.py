@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from aggregator.core.events import Drop, Forward, Keep, Merge, Outbox, StoreWeights
-from aggregator.core.membership.members import Member, Version
+from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
 from services.tensors.reduction_tree import Node
 

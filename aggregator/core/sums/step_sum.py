@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.core.leasing.planning import NOBODY_BUSY, plan
-from aggregator.core.membership.members import Version
 from aggregator.core.sums.coverage import Arrival, Coverage
 from aggregator.core.sums.losses import total
 from aggregator.core.verification.opinions import Check
 from protos.tensors_pb2 import NonFinite
 from services.protocol.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
+from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 
 

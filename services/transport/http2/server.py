@@ -11,8 +11,7 @@ from typing import NoReturn
 
 import grpc
 
-from services.errors import Refused
-from services.runtime.process import describe
+from services.errors import Refused, describe
 from services.timeouts import STANDARD
 from services.transport.http2.connection import Connection, address_of, headers_frames
 from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame

@@ -16,7 +16,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config import load_job
-from services.protocol.plan import PROTOCOL_VERSION
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import pack, serialize
 from services.tensors.layout import CHUNK_ELEMENTS, Layout

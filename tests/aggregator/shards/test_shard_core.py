@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aggregator.core.membership.members import Version
 from aggregator.shards.core import ShardCore
 from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.stripes import Stripe
 

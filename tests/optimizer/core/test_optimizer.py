@@ -11,7 +11,7 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import NonFinite
-from services.protocol.plan import LAST_EPOCH, PROTOCOL_VERSION
+from services.protocol.versions import LAST_EPOCH, PROTOCOL_VERSION
 from tests.support.dialogues.optimizer import PLAN, Dialogue, training
 
 # ---- who is obeyed ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
-from services.protocol.plan import LAST_GENERATION
+from services.protocol.versions import LAST_GENERATION
 from tests.support.dialogues.optimizer import Dialogue, training
 
 

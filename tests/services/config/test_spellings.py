@@ -17,7 +17,7 @@ from services.config import (
     WireConfig,
     load_job,
 )
-from services.protocol.plan import WireTypes, plan_of
+from services.protocol.plan import WireTypes
 
 
 def test_defaults_are_those_of_tt_train(load: Callable) -> None:
@@ -46,7 +46,7 @@ def test_types_on_the_wire_have_two_spellings_and_one_word_is_for_both(
     assert up.wire_dtype == WireConfig(gradients=long, weights="float32")
     down, _ = load(f"training_config.wire_dtype.weights={short}")
     assert down.wire_dtype == WireConfig(gradients="float32", weights=long)
-    assert plan_of(down).wire == WireTypes(DType.FLOAT32, DType.Value(long.upper()))
+    assert down.plan().wire == WireTypes(DType.FLOAT32, DType.Value(long.upper()))
     assert JobConfig.from_json(down.to_json()) == down
 
 

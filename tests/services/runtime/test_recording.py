@@ -18,7 +18,8 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
-from services.protocol.plan import PROTOCOL_VERSION, JobPlan, WireTypes
+from services.protocol.plan import JobPlan, WireTypes
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.recording import Recorder, ReplayDiffers, decode, encode, make_core, replay
 from services.tensors.reduction_tree import Node
 from tests.simulation.world import World

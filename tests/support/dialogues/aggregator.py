@@ -10,7 +10,8 @@ from aggregator.core.aggregator import AggregatorCore, Clock, Record
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
-from services.protocol.plan import PROTOCOL_VERSION, JobPlan
+from services.protocol.plan import JobPlan
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges, to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node

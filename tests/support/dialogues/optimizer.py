@@ -9,7 +9,8 @@ from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.protocol.plan import PROTOCOL_VERSION, JobPlan
+from services.protocol.plan import JobPlan
+from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
 

@@ -6,9 +6,9 @@ import pytest
 
 from aggregator.core import events as ev
 from aggregator.core.leasing.failures import Failures, Work
-from aggregator.core.membership.members import Version
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
+from services.protocol.versions import Version
 from tests.support.dialogues.aggregator import Dialogue, training
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aggregator.core.events import Outbox
-from aggregator.core.membership.members import Version
 from aggregator.core.sums.chunk_router import Flow
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 
 
 def test_a_finished_sum_is_float32_whatever_gradients_came_in() -> None:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from aggregator.core.membership.members import Version
 from aggregator.core.sums.step_sum import StepSum
 from protos.tensors_pb2 import NonFinite
 from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 
 VERSION = Version(1, 7)
