@@ -1,0 +1,69 @@
+"""Check that no outward contract differs from its golden file in tests/golden/outward.
+
+A golden entry changes only with an issue that asks for it; `python -m tests.support.outward` then rewrites the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.outward import GOLDEN, ROOT, SECTIONS, dump
+
+ABSENT = "absent"
+MOST_SHOWN = 40
+
+
+def check(section: str, now: str) -> None:
+    golden = json.loads((GOLDEN / f"{section}.json").read_text())
+    found = list(find_differences(section, golden, json.loads(now)))
+    more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    if found:
+        pytest.fail("\n".join(["the outward contract differs:", *found[:MOST_SHOWN], *more]), pytrace=False)
+
+
+def find_differences(path: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield one line for each entry that differs: its path, the golden value, the value now."""
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from find_differences(f"{path} > {key}", old.get(key, ABSENT), new.get(key, ABSENT))
+    elif old != new or type(old) is not type(new):
+        yield f"{path}: golden {_shorten(old)}, now {_shorten(new)}"
+
+
+def _shorten(value: Any) -> str:
+    text = value if value is ABSENT else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_contract_is_unchanged(section: str) -> None:
+    check(section, dump(section))
+
+
+def test_numpy_computes_the_golden_bits() -> None:
+    """The test above takes the compiled kernels where there are any."""
+    command = [sys.executable, "-m", "tests.support.outward", "arithmetic"]
+    environment = {**os.environ, "TIERMESH_KERNELS": "numpy"}
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+    check("arithmetic", told.stdout)
+
+
+def test_each_difference_is_named() -> None:
+    old = {"same": 1, "gone": {"1": "uint32"}, "changed": [1, 2], "typed": True}
+    new = {"same": 1, "changed": [1, 3], "typed": 1, "added": None}
+    assert list(find_differences("rpc", old, new)) == [
+        "rpc > added: golden absent, now null",
+        "rpc > changed > 1: golden 2, now 3",
+        'rpc > gone: golden {"1": "uint32"}, now absent',
+        "rpc > typed: golden true, now 1",
+    ]
