@@ -29,10 +29,10 @@ class Journal:
     def publish(self, event: JobEvent) -> None:
         """Log an event and hand it to the job's watchers."""
         line = json.dumps({"seconds": round(event.seconds, 3), "kind": event.kind, "text": event.text})
-        point("aggregator.storage.journal.before")
+        point("aggregator.journal.before")
         with self._path(event.job.id).open("a") as file:
             file.write(line + "\n")
-        point("aggregator.storage.journal.after")
+        point("aggregator.journal.after")
         for watcher in self._watchers.get(event.job.id, ()):
             if watcher.full():
                 watcher.get_nowait()

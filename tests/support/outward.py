@@ -35,18 +35,6 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
-from optimizer.rules import build_rule, clip_coefficient
-from services.checkpoints.tensor_file import pieces
-from services.config.parts import OptimizerConfig, ScheduleConfig
-from services.failpoints import POINTS
-from services.http2 import headers as http2
-from services.http2.messages import prefix
-from services.ladder import HEARTBEATS
-from services.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
-from services.plan import PROTOCOL_VERSION
-from services.streams import INCARNATION_KEY, SESSION_KEY
-from services.tensors.same_host import SHARED_MEMORY_KEY
-from services.tensors.tree import Node, children
 
 import protos
 from aggregator.service import AggregatorService
@@ -56,11 +44,24 @@ from cli import main as command_line
 from cli.chaos.plan import draw_plan
 from optimizer.schedules import learning_rate
 from optimizer.service import OptimizerService
-from services import checksums, envelope
+from optimizer.update_rules import build_rule, clip_coefficient
 from services.checkpoints import CONSTANTS_FILE, write_checkpoint
+from services.checkpoints.safetensors_file import pieces
 from services.config import JobConfig, load_job, schema
-from services.tensors import kernels, wire
+from services.config.records import OptimizerConfig, ScheduleConfig
+from services.instrumentation.failpoints import POINTS
+from services.protocol import checksums, envelope
+from services.protocol.versions import PROTOCOL_VERSION
+from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
+from services.tensors import chunk_messages as wire
+from services.tensors.kernels import arithmetic as kernels
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.tensors.reduction_tree import Node, children
+from services.timeouts import HEARTBEATS
+from services.transport.http2 import headers as http2
+from services.transport.http2.messages import prefix
+from services.transport.same_host import SHARED_MEMORY_KEY
+from services.transport.streams import INCARNATION_KEY, SESSION_KEY
 from worker.service import WorkerService
 
 ROOT = Path(__file__).parents[2]
