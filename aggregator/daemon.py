@@ -13,11 +13,11 @@ from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import AggregatorMetrics
 from services.runtime.process import make_state_dir
-from services.timeouts import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Ladder
+from services.timeouts import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.security import split_address
 
 if TYPE_CHECKING:
-    from aggregator.storage.job_queue import Queue
+    from aggregator.storage.job_queue import JobQueue
 
 OWN_RUNGS = ("lock", "hello", "silent", "lapse", "takeover", "comeback", "stall", "unfit")
 """Timeouts that the aggregator alone keeps."""
@@ -32,7 +32,7 @@ class AggregatorOptions(DaemonOptions):
         optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
         record: file to record the core's inputs and effects in, for replay; None: none.
         heartbeat_seconds: what all timeouts follow from.
-        timeouts: rungs of the ladder that are set by hand, in seconds.
+        timeout_overrides: rungs of the ladder that are set by hand, in seconds.
         shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in; none: they are in this
             one.
         shard: whether this is such a process itself, which is told everything by the aggregator that names it.
@@ -43,7 +43,7 @@ class AggregatorOptions(DaemonOptions):
     optimizer: str | None = field(default=None, kw_only=True)
     record: Path | None = field(default=None, kw_only=True)
     heartbeat_seconds: float = field(default=STANDARD_HEARTBEAT_SECONDS, kw_only=True)
-    timeouts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
+    timeout_overrides: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     shards: tuple[str, ...] = field(default=(), kw_only=True)
     shard: bool = field(default=False, kw_only=True)
     standby: bool = field(default=False, kw_only=True)
@@ -61,11 +61,11 @@ def run(options: AggregatorOptions) -> int:
 
         if not 0.1 <= options.heartbeat_seconds <= 600:
             raise Refused(f"--heartbeat-seconds {options.heartbeat_seconds}: expected 0.1 to 600; 5 is usual")
-        ladder = _ladder(options)
+        timeouts = _timeouts(options)
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
-        def make(queue: Queue | None) -> AggregatorService:
+        def make(queue: JobQueue | None) -> AggregatorService:
             return AggregatorService(
                 name=options.name,
                 state_dir=options.state_dir,
@@ -74,7 +74,7 @@ def run(options: AggregatorOptions) -> int:
                 metrics=metrics,
                 record=options.record,
                 heartbeat_seconds=options.heartbeat_seconds,
-                timeouts=options.timeouts,
+                timeout_overrides=options.timeout_overrides,
                 shared_memory=options.shared_memory,
                 shards=options.shards,
                 queue=queue,
@@ -83,7 +83,7 @@ def run(options: AggregatorOptions) -> int:
         if not options.standby:
             return make(None), metrics.registry
         service = StandbyService(
-            name=options.name, state_dir=options.state_dir, ladder=ladder, metrics=metrics, make=make
+            name=options.name, state_dir=options.state_dir, timeouts=timeouts, metrics=metrics, make=make
         )
         return service, metrics.registry
 
@@ -116,15 +116,15 @@ def _check_roles(options: AggregatorOptions) -> None:
         raise Refused(f"--shards: {', '.join(sorted(twice))} given twice; each shard is a process of its own")
 
 
-def _ladder(options: AggregatorOptions) -> Ladder:
+def _timeouts(options: AggregatorOptions) -> Timeouts:
     """The timeouts; those that are set by hand must be an aggregator's own, and in order (Refused)."""
-    for name in options.timeouts:
+    for name in options.timeout_overrides:
         if name in HEARTBEATS and name not in OWN_RUNGS:
             raise Refused(
                 f"--timeout {name}: other processes keep it too, so it follows from the heartbeat alone; expected one "
                 f"of {', '.join(OWN_RUNGS)}"
             )
-    return Ladder.of(options.heartbeat_seconds, options.timeouts)
+    return Timeouts.from_heartbeat(options.heartbeat_seconds, options.timeout_overrides)
 
 
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:

@@ -15,7 +15,7 @@ import grpc
 
 from aggregator.core.succession import Deposed
 from optimizer.core.events import Ordered
-from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed, Refused
@@ -28,9 +28,9 @@ from services.tensors.chunk_messages import Message, TensorChunk, pack, parts_of
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
-from services.timeouts import Ladder
-from services.transport.control_streams import Reader, greet
-from services.transport.data_streams import DataStreams, write_message
+from services.timeouts import Timeouts
+from services.transport.control_streams import ControlReader, greet
+from services.transport.data_streams import DataStreamConnector, write_message
 from services.transport.newest_weights import sequence_of
 from services.transport.same_host import OfferedLink
 from services.transport.security import Security
@@ -56,7 +56,7 @@ _SUM_BYTES = 4
 
 
 @dataclass(frozen=True)
-class LinkEvents:
+class OptimizerLinkEvents:
     """What a link tells, on the event loop."""
 
     connected: Callable[[str], None]  # the optimizer's name
@@ -84,7 +84,7 @@ class OptimizerLink(Protocol):
         """An async iterator over the file parts of a checkpoint."""
 
 
-class SumsLink(OptimizerLink, Protocol):
+class GradientLink(OptimizerLink, Protocol):
     """A link that finished sums of this process go through."""
 
     def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Any:
@@ -97,10 +97,12 @@ class SumsLink(OptimizerLink, Protocol):
         """Wait until few enough sums are on their way to the optimizer for workers to send more."""
 
 
-class LocalOptimizer:
+class LocalOptimizerLink:
     """An engine in this process."""
 
-    def __init__(self, engine: OptimizerEngine, *, name: str, epoch: int, events: LinkEvents) -> None:
+    def __init__(
+        self, engine: OptimizerEngine, *, name: str, epoch: int, events: OptimizerLinkEvents
+    ) -> None:
         self._engine = engine
         self._epoch = epoch
         self._events = events
@@ -115,7 +117,7 @@ class LocalOptimizer:
         Raises:
             Failed: the engine refused this aggregator.
         """
-        outlet = Outlet(
+        outlet = EngineCallbacks(
             say=lambda body: _later(self._loop, self._events.message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
             wake=self._wake.set,
@@ -161,7 +163,7 @@ class LocalOptimizer:
         return self._engine.store.parts(request)
 
 
-class RemoteOptimizer:
+class RemoteOptimizerLink:
     """An optimizer on another host: control and data on a connection each, opened again when they break."""
 
     def __init__(
@@ -172,17 +174,17 @@ class RemoteOptimizer:
         name: str,
         incarnation: str,
         epoch: int,
-        events: LinkEvents,
+        events: OptimizerLinkEvents,
         heartbeat_seconds: float,
         shared_memory: bool,
         count: Callable[[int], None],
     ) -> None:
-        self._ladder = Ladder.of(heartbeat_seconds)
+        self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
         self._shared_memory = shared_memory
         self._count = count
         self._address = address
         self._security = security
-        self._streams = DataStreams("/tiermesh.Optimizer/Exchange", security)
+        self._streams = DataStreamConnector("/tiermesh.Optimizer/Exchange", security)
         self._epoch = epoch
         self._incarnation = incarnation
         self._events = events
@@ -211,7 +213,7 @@ class RemoteOptimizer:
         Raises:
             Deposed: the optimizer obeys a newer aggregator.
         """
-        backoff = Backoff(most_seconds=self._ladder.retry)
+        backoff = Backoff(most_seconds=self._timeouts.retry)
         said = ""
         while True:
             try:
@@ -242,7 +244,7 @@ class RemoteOptimizer:
                 "/tiermesh.Optimizer/Attend",
                 request_serializer=encode,
             )()
-            messages = Reader(attend.read, pb.OptimizerMessage, "Attend")
+            messages = ControlReader(attend.read, pb.OptimizerMessage, "Attend")
             hello = unseal(await greet(attend, seal(pb.OptimizerCommand, self._epoch, self._hello), messages))
             if not isinstance(hello, pb.Hello):
                 raise LinkClosed("its first message is no Hello")
@@ -253,7 +255,7 @@ class RemoteOptimizer:
             backoff.reset()
             log.info("optimizer %s at %s", hello.name, self._address)
             self._events.connected(hello.name)
-            heartbeats = Heartbeats(self._ladder, lambda: self.tell(pb.Heartbeat()))
+            heartbeats = Heartbeats(self._timeouts, lambda: self.tell(pb.Heartbeat()))
             try:
                 await until_first_ends(
                     self._take_messages(attend, messages, heartbeats),
@@ -275,7 +277,7 @@ class RemoteOptimizer:
             )
 
     async def _take_messages(
-        self, attend: Any, messages: Reader[pb.OptimizerMessage], heartbeats: Heartbeats
+        self, attend: Any, messages: ControlReader[pb.OptimizerMessage], heartbeats: Heartbeats
     ) -> None:
         while (message := await messages.next()) is not None:
             heartbeats.heard()

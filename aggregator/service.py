@@ -17,20 +17,26 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock, Record
-from aggregator.data_plane.plane import DataPlane, OwnPlane
+from aggregator.data_plane.plane import DataPlane, LocalDataPlane
 from aggregator.jobs_service import JobsServicer
-from aggregator.optimizer_link import LinkEvents, LocalOptimizer, OptimizerLink, RemoteOptimizer, SumsLink
-from aggregator.shards.data_plane import Lanes
-from aggregator.shards.group import Shards
-from aggregator.shards.optimizer_link import ShardedOptimizer
-from aggregator.shards.tensor_store import TensorsInShards
-from aggregator.storage.job_queue import Queue, open_queue
+from aggregator.optimizer_link import (
+    GradientLink,
+    LocalOptimizerLink,
+    OptimizerLink,
+    OptimizerLinkEvents,
+    RemoteOptimizerLink,
+)
+from aggregator.shards.data_plane import ShardedDataPlane
+from aggregator.shards.group import ShardGroup
+from aggregator.shards.optimizer_link import ShardedOptimizerLink
+from aggregator.shards.tensor_store import ShardedTensorStore
+from aggregator.storage.job_queue import JobQueue, open_queue
 from aggregator.storage.journal import Journal
-from aggregator.storage.leadership import Lead
-from aggregator.worker_control import Attendance
-from aggregator.worker_sessions import Sessions
+from aggregator.storage.leadership import Leadership
+from aggregator.worker_control import WorkerControl
+from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
-from optimizer.tensor_store import HomeEvents, TensorHome
+from optimizer.tensor_store import TensorStore, TensorStoreEvents
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -42,7 +48,7 @@ from services.protocol.envelope import OptimizerBody
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check
-from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Ladder
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.http2.server import Handler
 from services.transport.newest_weights import NewestWeights
 from services.transport.security import Security
@@ -62,7 +68,7 @@ class AggregatorService:
         metrics: of this aggregator.
         record: file to record the core in; None: none.
         heartbeat_seconds: what all timeouts follow from.
-        timeouts: rungs of the ladder that are set by hand, in seconds.
+        timeout_overrides: rungs of the ladder that are set by hand, in seconds.
         shared_memory: whether tensors may go through memory shared with a peer.
         shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in.
         queue: that of the state dir, whose epoch has been raised; None: both are done at the start.
@@ -80,10 +86,10 @@ class AggregatorService:
         metrics: AggregatorMetrics,
         record: Path | None = None,
         heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
-        timeouts: Mapping[str, float] | None = None,
+        timeout_overrides: Mapping[str, float] | None = None,
         shared_memory: bool = True,
         shards: Sequence[str] = (),
-        queue: Queue | None = None,
+        queue: JobQueue | None = None,
     ) -> None:
         self.name = name
         self.metrics = metrics
@@ -94,8 +100,8 @@ class AggregatorService:
         self._security = security
         self._record = record
         self._heartbeat_seconds = heartbeat_seconds
-        self._timeouts = dict(timeouts or {})
-        self._ladder = Ladder.of(heartbeat_seconds, timeouts)
+        self._timeout_overrides = dict(timeout_overrides or {})
+        self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
@@ -107,12 +113,12 @@ class AggregatorService:
         self.journal: Journal
         self.link: OptimizerLink
         self._given_queue = queue
-        self._queue: Queue
-        self._lead: Lead
-        self._sessions: Sessions
+        self._queue: JobQueue
+        self._lead: Leadership
+        self._sessions: WorkerSessions
         self._newest: NewestWeights
         self._plane: DataPlane
-        self.shards: Shards | None = None
+        self.shards: ShardGroup | None = None
         self._waits_told: dict[tuple[str, int, str], str] = {}  # the rung that each has passed
 
     # ---- life ----
@@ -126,12 +132,12 @@ class AggregatorService:
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
         if self._given_queue is None:
-            self._queue = open_queue(self._state_dir, self._ladder)
-            self._queue.raise_epoch(self.name, self._ladder.takeover)
+            self._queue = open_queue(self._state_dir, self._timeouts)
+            self._queue.raise_epoch(self.name, self._timeouts.takeover)
         else:
             self._queue = self._given_queue
         epoch = self._queue.epoch
-        self._lead = Lead(self._queue, self._ladder)
+        self._lead = Leadership(self._queue, self._timeouts)
         records = [
             Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
             for job, spec_json, fingerprint in self._queue.jobs()
@@ -144,17 +150,17 @@ class AggregatorService:
             epoch=epoch,
             records=records,
             heartbeat_seconds=self._heartbeat_seconds,
-            timeouts=self._timeouts,
+            timeout_overrides=self._timeout_overrides,
             tiers=3 if self._optimizer else 2,
             lanes=max(1, len(self._shard_addresses)),
         )
-        self._sessions = Sessions(epoch)
+        self._sessions = WorkerSessions(epoch)
         if self._shard_addresses:
             self._take_shards(epoch)
         else:
             link = self._make_link(epoch)
             self.link = link
-            self._plane = OwnPlane(
+            self._plane = LocalDataPlane(
                 core=self.core,
                 newest=self._newest,
                 sessions=self._sessions,
@@ -164,7 +170,7 @@ class AggregatorService:
                 failed=self._fail_later,
                 shared_memory=self._shared_memory,
             )
-        self._attendance = Attendance(self._sessions, self._plane, self.feed, self._ladder.hello)
+        self._attendance = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
         self.metrics.epoch(epoch)
         self.metrics.leads(True)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
@@ -177,17 +183,17 @@ class AggregatorService:
 
     def _take_shards(self, epoch: int) -> None:
         """Payloads and the optimizer's tensors are in other processes."""
-        shards = self.shards = Shards(
+        shards = self.shards = ShardGroup(
             self._shard_addresses,
             self._security,
             name=self.name,
             incarnation=self._incarnation,
             epoch=epoch,
-            ladder=self._ladder,
+            timeouts=self._timeouts,
         )
         metrics = self.metrics.of_optimizer
-        link = ShardedOptimizer(
-            self._make_engine(metrics, lambda events: TensorsInShards(events, shards, metrics)),
+        link = ShardedOptimizerLink(
+            self._make_engine(metrics, lambda events: ShardedTensorStore(events, shards, metrics)),
             shards,
             name=self.name,
             epoch=epoch,
@@ -197,12 +203,12 @@ class AggregatorService:
             weights=lambda header: self.feed(ev.WeightsArrived(header)),
         )
         self.link = link
-        self._plane = Lanes(
+        self._plane = ShardedDataPlane(
             shards, core=self.core, sessions=self._sessions, feed=self.feed, finished=link.finished
         )
 
     def _make_engine(
-        self, metrics: OptimizerMetrics, make_home: Callable[[HomeEvents], TensorHome] | None = None
+        self, metrics: OptimizerMetrics, make_home: Callable[[TensorStoreEvents], TensorStore] | None = None
     ) -> OptimizerEngine:
         self._engine = OptimizerEngine(
             name=self.name,
@@ -215,8 +221,8 @@ class AggregatorService:
         )
         return self._engine
 
-    def _make_link(self, epoch: int) -> SumsLink:
-        events = LinkEvents(
+    def _make_link(self, epoch: int) -> GradientLink:
+        events = OptimizerLinkEvents(
             connected=self._optimizer_connected,
             lost=self._optimizer_lost,
             message=self._optimizer_said,
@@ -224,7 +230,7 @@ class AggregatorService:
         )
         if self._optimizer:
             self._newest = NewestWeights()
-            return RemoteOptimizer(
+            return RemoteOptimizerLink(
                 self._optimizer,
                 self._security,
                 name=self.name,
@@ -237,7 +243,7 @@ class AggregatorService:
             )
         engine = self._make_engine(self.metrics.of_optimizer)
         self._newest = engine.newest  # what it updates is what workers are sent
-        return LocalOptimizer(engine, name=self.name, epoch=epoch, events=events)
+        return LocalOptimizerLink(engine, name=self.name, epoch=epoch, events=events)
 
     async def run(self) -> None:
         """Serve until cancelled, or until something that must not fail has failed."""
@@ -265,7 +271,7 @@ class AggregatorService:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._ladder.tick)
+            await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
             self.metrics.workers_connected(len(self.core.members))
             self._name_waits(self.core.waits(time.monotonic()))
@@ -277,7 +283,7 @@ class AggregatorService:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._ladder.beat)
+            await asyncio.sleep(self._timeouts.beat)
             self._sessions.tell_all(pb.Heartbeat())
 
     def standbys(self) -> dict[str, float]:
@@ -289,7 +295,7 @@ class AggregatorService:
         self.metrics.waits({each.peer: each.seconds for each in reversed(waits)})
         told, self._waits_told = self._waits_told, {}
         for each in waits:
-            owed, rung = (each.peer, each.step, each.what), self._ladder.passed(each.seconds)
+            owed, rung = (each.peer, each.step, each.what), self._timeouts.passed(each.seconds)
             self._waits_told[owed] = rung
             if rung and told.get(owed, "") != rung:
                 log.warning(

@@ -12,12 +12,12 @@ from typing import Any
 
 import grpc
 
-from aggregator.core.succession import Deposed, Sight, Succession
+from aggregator.core.succession import Deposed, LeaderSighting, Succession
 from aggregator.service import AggregatorService
-from aggregator.storage.job_queue import Queue, open_queue
+from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
 from services.runtime.metrics import AggregatorMetrics
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.http2.server import Handler
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -29,7 +29,7 @@ class StandbyService:
     Args:
         name: of this aggregator, as its leader and people know it.
         state_dir: on storage that it shares with the others.
-        ladder: how often to look (`tick`), and after how long to take over (`takeover`).
+        timeouts: how often to look (`tick`), and after how long to take over (`takeover`).
         metrics: of this aggregator.
         make: an aggregator that leads, with the queue whose epoch was raised for it.
     """
@@ -41,27 +41,27 @@ class StandbyService:
         *,
         name: str,
         state_dir: Path,
-        ladder: Ladder,
+        timeouts: Timeouts,
         metrics: AggregatorMetrics,
-        make: Callable[[Queue], AggregatorService],
+        make: Callable[[JobQueue], AggregatorService],
     ) -> None:
         self.name = name
         self.tensor_port = 0
         self._state_dir = state_dir
-        self._ladder = ladder
+        self._timeouts = timeouts
         self._metrics = metrics
         self._make = make
         self._leading: AggregatorService | None = None
         self._turns_away: list[grpc.GenericRpcHandler] = [_TurnsAway(self.service_names, self._why_not)]
         self._handlers: Sequence[grpc.GenericRpcHandler] = self._turns_away
-        self._sight: Sight | None = None
+        self._sight: LeaderSighting | None = None
         self._said = ""
 
     # ---- life ----
 
     async def start(self) -> None:
         """Hold that the state folder can be used (Refused)."""
-        (await asyncio.to_thread(open_queue, self._state_dir, self._ladder)).close()
+        (await asyncio.to_thread(open_queue, self._state_dir, self._timeouts)).close()
 
     async def run(self) -> None:
         """Stand by and lead in turn, until cancelled, or until something that must not fail has failed."""
@@ -82,14 +82,14 @@ class StandbyService:
     async def stop(self) -> None:
         """Nothing: what `run` began has ended with it."""
 
-    async def _stand_by(self) -> Queue:
+    async def _stand_by(self) -> JobQueue:
         """Wait until this one is to lead; the queue, whose epoch it has raised."""
         while (queue := await self._open()) is None:
-            await asyncio.sleep(self._ladder.tick)
-        succession = Succession(self._ladder.takeover)
+            await asyncio.sleep(self._timeouts.tick)
+        succession = Succession(self._timeouts.takeover)
         try:
             while not await self._takes_over(queue, succession):
-                await asyncio.sleep(self._ladder.tick)
+                await asyncio.sleep(self._timeouts.tick)
         except BaseException:
             with suppress(TiermeshError):
                 queue.leave(self.name)
@@ -97,14 +97,14 @@ class StandbyService:
             raise
         return queue
 
-    async def _open(self) -> Queue | None:
+    async def _open(self) -> JobQueue | None:
         try:
-            return await asyncio.to_thread(open_queue, self._state_dir, self._ladder)
+            return await asyncio.to_thread(open_queue, self._state_dir, self._timeouts)
         except TiermeshError as error:
             self._warn(error)
             return None
 
-    async def _takes_over(self, queue: Queue, succession: Succession) -> bool:
+    async def _takes_over(self, queue: JobQueue, succession: Succession) -> bool:
         """Take a look, and if nobody leads, raise the epoch; whether that was done."""
         try:
             sight = await asyncio.to_thread(queue.look, self.name)
@@ -114,7 +114,7 @@ class StandbyService:
             now = time.monotonic()
             if not succession.is_due(sight, now):
                 return False
-            epoch = await asyncio.to_thread(queue.take_over, sight, self.name, self._ladder.takeover)
+            epoch = await asyncio.to_thread(queue.take_over, sight, self.name, self._timeouts.takeover)
         except TiermeshError as error:
             self._warn(error)
             return False
@@ -177,13 +177,13 @@ class _TurnsAway:
         await context.abort(grpc.StatusCode.UNAVAILABLE, self._why())
 
 
-def _whom(sight: Sight | None) -> str:
+def _whom(sight: LeaderSighting | None) -> str:
     if sight is None or not sight.epoch:
         return "nobody yet"
     return f"{sight.leader or 'an aggregator'} (epoch {sight.epoch})"
 
 
-def _why_gone(sight: Sight, silent_seconds: float) -> str:
+def _why_gone(sight: LeaderSighting, silent_seconds: float) -> str:
     if not sight.epoch:
         return "nobody led before"
     return f"{_whom(sight)} " + (

@@ -9,14 +9,14 @@ import grpc
 
 from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.data_plane.plane import DataPlane
-from aggregator.worker_sessions import Sessions, WorkerSession
+from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import unseal
-from services.transport.control_streams import Reader, greeted
+from services.transport.control_streams import ControlReader, greeted
 from services.transport.streams import LinkClosed, until_first_ends
 
 
-class Attendance:
+class WorkerControl:
     """Serves `tiermesh.Cluster/Attend`.
 
     Args:
@@ -28,7 +28,7 @@ class Attendance:
 
     def __init__(
         self,
-        sessions: Sessions,
+        sessions: WorkerSessions,
         plane: DataPlane,
         feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
         hello_seconds: float,
@@ -40,7 +40,7 @@ class Attendance:
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
-        messages = Reader(context.read, pb.WorkerMessage, "Attend")
+        messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
         hello = await greeted(context, messages, unseal, self._hello_seconds)
         if waits := self._plane.why_not_yet():
             await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
@@ -59,7 +59,7 @@ class Attendance:
             self._plane.left(session, reason)
             self._feed(WorkerLost(session.number, reason))
 
-    async def _take_messages(self, session: WorkerSession, messages: Reader[pb.WorkerMessage]) -> None:
+    async def _take_messages(self, session: WorkerSession, messages: ControlReader[pb.WorkerMessage]) -> None:
         while (message := await messages.next()) is not None:
             body = unseal(message)
             if body is not None:

@@ -33,7 +33,7 @@ class WorkerSession:
         self.mailbox.put(seal(pb.WorkerCommand, self._epoch, body))
 
 
-class Sessions:
+class WorkerSessions:
     """All sessions, by number."""
 
     def __init__(self, epoch: int) -> None:

@@ -11,11 +11,11 @@ import google_crc32c
 import grpc
 from google.protobuf.message import Message
 
-from cli.options import Target
+from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, Refused, TiermeshError
-from services.transport.addresses import Rotation, split_addresses
+from services.transport.addresses import AddressRotation, split_addresses
 from services.transport.server import open_channel
 
 _BAD_INPUT = frozenset(
@@ -49,9 +49,9 @@ class JobsClient:
         Failed: any other trouble.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: AggregatorTarget) -> None:
         addresses = split_addresses("--aggregator", target.address)
-        self._addresses = Rotation(addresses)
+        self._addresses = AddressRotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._with_tls = target.security.tls
         channels = [open_channel(each, target.security) for each in addresses]

@@ -103,7 +103,7 @@ def aggregator(
             optimizer=optimizer,
             record=record,
             heartbeat_seconds=heartbeat_seconds,
-            timeouts=timeouts,
+            timeout_overrides=timeouts,
             shards=tuple(address.strip() for address in shards.split(",") if address.strip()),
             shard=shard,
             standby=standby,

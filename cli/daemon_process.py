@@ -14,7 +14,7 @@ from pathlib import Path
 
 from services.errors import Failed
 from services.tensors.kernels import compiler
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 
 READY_SECONDS = 120.0
 """A daemon must serve within this time; a device, or a busy machine, takes its time."""
@@ -137,7 +137,7 @@ class Daemon:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), STANDARD.kill)
+                await asyncio.wait_for(self._process.wait(), STANDARD_TIMEOUTS.kill)
             except asyncio.TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()

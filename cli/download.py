@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from cli.client import JobsClient
-from cli.options import Target
+from cli.options import AggregatorTarget
 from cli.output import Output
 from services.errors import Failed, Refused
 
@@ -17,7 +17,9 @@ MOST_FILES = 100
 """Of a checkpoint, which has some five."""
 
 
-async def download(target: Target, job: str, folder: Path, step: int | None, output: Output) -> None:
+async def download(
+    target: AggregatorTarget, job: str, folder: Path, step: int | None, output: Output
+) -> None:
     """Write a checkpoint of `job` to `folder`/step-XXXXXXXX.
 
     Args:

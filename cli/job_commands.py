@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.options import (
+    AggregatorTarget,
     Command,
-    Target,
     allow_models_option,
     client_options,
     option,
@@ -158,7 +158,9 @@ def chaos(
 @job_config
 @option("--follow", is_flag=True, help="Show the job to its end.")
 @client_options
-def submit(*, path: Path, overrides: tuple[str, ...], follow: bool, target: Target, output: Output) -> None:
+def submit(
+    *, path: Path, overrides: tuple[str, ...], follow: bool, target: AggregatorTarget, output: Output
+) -> None:
     """Queue a job and print its id."""
     import asyncio
 
@@ -170,7 +172,7 @@ def submit(*, path: Path, overrides: tuple[str, ...], follow: bool, target: Targ
 
 @click.command()
 @client_options
-def jobs(*, target: Target, output: Output) -> None:
+def jobs(*, target: AggregatorTarget, output: Output) -> None:
     """List the jobs, oldest first."""
     import asyncio
 
@@ -182,7 +184,7 @@ def jobs(*, target: Target, output: Output) -> None:
 @click.command()
 @click.argument("job", required=False)
 @client_options
-def status(*, job: str | None, target: Target, output: Output) -> None:
+def status(*, job: str | None, target: AggregatorTarget, output: Output) -> None:
     """Show the cluster or, given its id, a job."""
     import asyncio
 
@@ -195,7 +197,7 @@ def status(*, job: str | None, target: Target, output: Output) -> None:
 @click.argument("job")
 @option("--follow", is_flag=True, help="Go on with new lines until the job ends.")
 @client_options
-def logs(*, job: str, follow: bool, target: Target, output: Output) -> None:
+def logs(*, job: str, follow: bool, target: AggregatorTarget, output: Output) -> None:
     """Print the log of a job."""
     import asyncio
 
@@ -207,7 +209,7 @@ def logs(*, job: str, follow: bool, target: Target, output: Output) -> None:
 @click.command()
 @click.argument("job")
 @client_options
-def cancel(*, job: str, target: Target, output: Output) -> None:
+def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
     """Cancel a job, queued or running."""
     import asyncio
 
@@ -221,7 +223,7 @@ def cancel(*, job: str, target: Target, output: Output) -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @option("--step", type=click.IntRange(min=0), help="Of the checkpoint; the newest if left out.")
 @client_options
-def download(*, job: str, folder: Path, step: int | None, target: Target, output: Output) -> None:
+def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarget, output: Output) -> None:
     """Fetch a checkpoint of a job into DIR/step-XXXXXXXX, verified."""
     import asyncio
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from cli.client import JobsClient, Unreachable
-from cli.options import Target
+from cli.options import AggregatorTarget
 from cli.output import Output, clock, job_fields, job_line, state_name
 from cli.progress import ProgressView
 from protos import jobs_pb2
 from services.errors import Failed
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
     from services.config import JobConfig
 
-PATIENCE_SECONDS = STANDARD.follow
+PATIENCE_SECONDS = STANDARD_TIMEOUTS.follow
 """Following a job outlives a restart of its aggregator that takes no longer than this."""
 
 _RETRY_SECONDS = 1.0
@@ -42,7 +42,7 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
     return config
 
 
-async def submit(target: Target, config: JobConfig, output: Output, *, follow_it: bool) -> None:
+async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *, follow_it: bool) -> None:
     """Queue a job, print its id and, with `follow_it`, show it to its end.
 
     Raises:
@@ -112,7 +112,7 @@ def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
 
 
-async def list_jobs(target: Target, output: Output) -> None:
+async def list_jobs(target: AggregatorTarget, output: Output) -> None:
     """Print all jobs, oldest first."""
     async with JobsClient(target) as client:
         jobs = await client.jobs()
@@ -123,7 +123,7 @@ async def list_jobs(target: Target, output: Output) -> None:
     output.result({"jobs": [job_fields(job) for job in jobs]})
 
 
-async def job_status(target: Target, job: str, output: Output) -> None:
+async def job_status(target: AggregatorTarget, job: str, output: Output) -> None:
     """Print one job, a field a line."""
     async with JobsClient(target) as client:
         fields = job_fields(await client.job(job))
@@ -136,7 +136,7 @@ async def job_status(target: Target, job: str, output: Output) -> None:
     output.result(fields)
 
 
-async def cluster_status(target: Target, output: Output) -> None:
+async def cluster_status(target: AggregatorTarget, output: Output) -> None:
     """Print the cluster: tiers, optimizer, workers, the running job and what it waits for."""
     async with JobsClient(target) as client:
         status = await client.status()
@@ -219,7 +219,7 @@ async def cluster_status(target: Target, output: Output) -> None:
     )
 
 
-async def show_logs(target: Target, job: str, output: Output, *, follow_it: bool) -> None:
+async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follow_it: bool) -> None:
     """Print the lines of a job's log."""
     lines = 0
     async with JobsClient(target) as client, contextlib.aclosing(client.logs(job, follow=follow_it)) as log:
@@ -229,7 +229,7 @@ async def show_logs(target: Target, job: str, output: Output, *, follow_it: bool
     output.result({"job": job, "lines": lines})
 
 
-async def cancel(target: Target, job: str, output: Output) -> None:
+async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
     """Cancel a job."""
     async with JobsClient(target) as client:
         cancelled = await client.cancel(job)

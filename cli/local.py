@@ -15,7 +15,7 @@ from typing import Any
 from cli.client import JobsClient
 from cli.daemon_process import Daemon, stop_all
 from cli.jobs import ENDED, follow, patiently, raise_unless_succeeded, read_job
-from cli.options import Target
+from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from cli.supervise import supervise
@@ -115,7 +115,9 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
 
 
 @asynccontextmanager
-async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple[Target, list[Daemon]]]:
+async def _cluster(
+    options: LocalOptions, output: Output
+) -> AsyncIterator[tuple[AggregatorTarget, list[Daemon]]]:
     """The daemons, ready; stopped when the context ends."""
     daemons: list[Daemon] = []
     state, logs = options.state_dir, options.state_dir / "logs"
@@ -151,7 +153,7 @@ async def _cluster(options: LocalOptions, output: Output) -> AsyncIterator[tuple
             f"{options.tiers}-tier cluster: "
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
         )
-        yield Target(aggregator.address, Security(), ANSWER_SECONDS), daemons
+        yield AggregatorTarget(aggregator.address, Security(), ANSWER_SECONDS), daemons
     finally:
         await asyncio.shield(stop_all(daemons))
 

@@ -26,7 +26,7 @@ ANY_PORT = "127.0.0.1:0"
 
 
 @dataclass(frozen=True)
-class Target:
+class AggregatorTarget:
     """The aggregator that a command talks to.
 
     Attributes:
@@ -97,7 +97,7 @@ def client_options(command: Command) -> Command:
     ) -> Any:
         from services.transport.security import Security
 
-        target = Target(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds)
+        target = AggregatorTarget(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds)
         return command(*arguments, target=target, **rest)
 
     return with_target

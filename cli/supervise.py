@@ -17,7 +17,7 @@ STEADY_SECONDS = 60.0
 """A daemon that lived so long is well: the next wait is the first again."""
 
 
-class Backoff:
+class RestartBackoff:
     """How long to wait before a start, given how long the process before lived."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ async def supervise(daemon: Daemon, say: Callable[[str], None]) -> int:
         daemon: started, and ready.
         say: takes one line per restart.
     """
-    backoff = Backoff()
+    backoff = RestartBackoff()
     while await daemon.ended() != REFUSED:
         wait_seconds = backoff.wait_seconds(daemon.age_seconds)
         say(f"{daemon.obituary()}; started again in {wait_seconds:g} s")

@@ -60,7 +60,7 @@ class EpochFile:
             raise Failed(f"{self._path}: not written: {error.strerror or error}") from None
 
 
-class JobStore:
+class CheckpointStore:
     """The folder of all jobs' checkpoints; each job has one named by its id.
 
     Args:
@@ -221,7 +221,7 @@ class JobStore:
 def _read_unless(void: Collection[pb.Void], path: Path) -> Checkpoint:
     """A checkpoint (Refused: it is damaged, or void)."""
     checkpoint = read_checkpoint(path)
-    if is_void(JobStore.describe(checkpoint), void):
+    if is_void(CheckpointStore.describe(checkpoint), void):
         raise Refused(
             f"checkpoint {path}: of step {checkpoint.step}, generation {checkpoint.generation}: a worker that was "
             "found faulty since may have had a part in it"

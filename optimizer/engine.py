@@ -19,11 +19,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optimizer import update_rules as rules
-from optimizer.checkpoint_store import EpochFile, JobStore
+from optimizer.checkpoint_store import CheckpointStore, EpochFile
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
-from optimizer.local_tensor_store import TensorsHere, broke, not_saved
-from optimizer.tensor_store import HomeEvents, TensorHome, TensorsGone
+from optimizer.local_tensor_store import LocalTensorStore, broke, not_saved
+from optimizer.tensor_store import TensorStore, TensorStoreEvents, TensorStoreLost
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.checkpoints import Checkpoint, Fence
@@ -42,7 +42,7 @@ log = logging.getLogger("tiermesh.optimizer")
 
 
 @dataclass(frozen=True)
-class Outlet:
+class EngineCallbacks:
     """Where an engine's words go; all are called on the event loop.
 
     Attributes:
@@ -87,28 +87,28 @@ class OptimizerEngine:
         state_dir: Path,
         metrics: OptimizerMetrics,
         record: Path | None,
-        make_home: Callable[[HomeEvents], TensorHome] | None = None,
+        make_home: Callable[[TensorStoreEvents], TensorStore] | None = None,
         epochs: EpochFile | None = None,
         fence: Fence = nullcontext,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
         rules.prepare()
-        self.store = JobStore(state_dir / "checkpoints", fence)
+        self.store = CheckpointStore(state_dir / "checkpoints", fence)
         self._epochs = epochs
         self.core = make_core(OptimizerCore, record, name=name, epoch=epochs.read() if epochs else 0)
         self._metrics = metrics
-        self._outlet: Outlet | None = None
+        self._outlet: EngineCallbacks | None = None
         self._config: JobConfig | None = None
         self._opened: _Opened | None = None
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         self._loop = asyncio.get_running_loop()
-        events = HomeEvents(self._told, self._updated)
-        self._home: TensorHome = (
+        events = TensorStoreEvents(self._told, self._updated)
+        self._home: TensorStore = (
             make_home(events)
             if make_home
-            else TensorsHere(events, self.newest, incarnation=incarnation, metrics=metrics)
+            else LocalTensorStore(events, self.newest, incarnation=incarnation, metrics=metrics)
         )
         self._closed = False
         self._opening = asyncio.Lock()
@@ -122,12 +122,12 @@ class OptimizerEngine:
 
     # ---- what the link brings ----
 
-    def connect(self, hello: pb.Hello, outlet: Outlet) -> None:
+    def connect(self, hello: pb.Hello, outlet: EngineCallbacks) -> None:
         """An aggregator is there; from now on the outlet is its."""
         self._outlet = outlet
         self.feed(ev.Connected(hello))
 
-    def disconnect(self, outlet: Outlet) -> None:
+    def disconnect(self, outlet: EngineCallbacks) -> None:
         """That aggregator's link is down."""
         if self._outlet is outlet:
             self.feed(ev.Disconnected())
@@ -230,7 +230,7 @@ class OptimizerEngine:
         async with self._opening:
             try:
                 await work
-            except TensorsGone as gone:
+            except TensorStoreLost as gone:
                 log.info("job %s: %s", job, gone)
             except Exception as error:
                 self.feed(broke(job, error))
@@ -304,8 +304,8 @@ class OptimizerEngine:
         )
         self._home.update(effect, header)
 
-    def _told(self, event: ev.Measured | ev.NotSaved | ev.Broke) -> None:
-        if isinstance(event, ev.NotSaved):
+    def _told(self, event: ev.Measured | ev.SaveFailed | ev.OperationFailed) -> None:
+        if isinstance(event, ev.SaveFailed):
             log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
             self._metrics.checkpoint_failed(event.job)
         elif isinstance(event, ev.Measured):

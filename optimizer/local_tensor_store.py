@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from optimizer.core import events as ev
-from optimizer.master_tensors import Tensors
-from optimizer.tensor_store import HomeEvents, Save
+from optimizer.master_tensors import MasterTensors
+from optimizer.tensor_store import Save, TensorStoreEvents
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
@@ -31,8 +31,8 @@ from services.transport.newest_weights import NewestWeights
 log = logging.getLogger("tiermesh.optimizer")
 
 
-class TensorsHere:
-    """A `TensorHome`.
+class LocalTensorStore:
+    """A `TensorStore`.
 
     Args:
         events: takes what is told.
@@ -42,14 +42,14 @@ class TensorsHere:
     """
 
     def __init__(
-        self, events: HomeEvents, newest: NewestWeights, *, incarnation: str, metrics: OptimizerMetrics
+        self, events: TensorStoreEvents, newest: NewestWeights, *, incarnation: str, metrics: OptimizerMetrics
     ) -> None:
         self._events = events
         self._newest = newest
         self._incarnation = incarnation
         self._metrics = metrics
         self._job = ""
-        self._tensors: Tensors | None = None
+        self._tensors: MasterTensors | None = None
         self._kernel = ThreadPoolExecutor(1, "kernel")
         self._backlog = Backlog()
         self._loop = asyncio.get_running_loop()
@@ -119,22 +119,22 @@ class TensorsHere:
 
     # ---- on the kernel thread ----
 
-    def _store_initial(self, tensors: Tensors, chunk: int, values: Float32Array) -> None:
+    def _store_initial(self, tensors: MasterTensors, chunk: int, values: Float32Array) -> None:
         self._backlog.take()
         tensors.store_initial(chunk, values)
 
-    def _stage(self, tensors: Tensors, chunk: int, values: Float32Array) -> None:
+    def _stage(self, tensors: MasterTensors, chunk: int, values: Float32Array) -> None:
         self._backlog.take()
         with timeline.span("kernel", "stage", chunk=chunk):
             tensors.stage(chunk, values)
 
-    def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
+    def _measure(self, tensors: MasterTensors, effect: ev.Measure) -> None:
         with timeline.span("kernel", "measure", effect.step):
             norm, finite, rate = tensors.measure(effect.step)
         measured = ev.Measured(effect.job, effect.step, norm, finite, rate)
         self._loop.call_soon_threadsafe(self._events.tell, measured)
 
-    def _update(self, tensors: Tensors, effect: ev.Update, header: ChunkHeader) -> None:
+    def _update(self, tensors: MasterTensors, effect: ev.Update, header: ChunkHeader) -> None:
         started = time.perf_counter()
         if effect.applied:
             tensors.begin_update(effect.norm, effect.learning_rate)
@@ -152,11 +152,11 @@ class TensorsHere:
             learning_rate=effect.learning_rate,
         )
 
-    def _publish(self, tensors: Tensors, header: ChunkHeader, chunk: int) -> None:
+    def _publish(self, tensors: MasterTensors, header: ChunkHeader, chunk: int) -> None:
         header.incarnation = self._incarnation
         self._newest.put(header, chunk, tensors.chunk_weights(chunk), tensors.layout.elements)
 
-    def _snapshot(self, tensors: Tensors, effect: ev.Snapshot, save: Save) -> None:
+    def _snapshot(self, tensors: MasterTensors, effect: ev.Snapshot, save: Save) -> None:
         """Nothing here waits for the disk: the core asks for one at a time."""
         try:
             copies = tensors.copy()
@@ -166,22 +166,22 @@ class TensorsHere:
             self._loop.call_soon_threadsafe(self._events.tell, not_saved(effect, error))
 
 
-def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> Tensors:
+def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> MasterTensors:
     """Tensors of a job, all zero or as in a checkpoint (Refused: it is not of this job's optimizer)."""
-    tensors = Tensors(config, layout)
+    tensors = MasterTensors(config, layout)
     if checkpoint is not None:
         tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
     return tensors
 
 
-def broke(job: str, error: Exception) -> ev.Broke:
+def broke(job: str, error: Exception) -> ev.OperationFailed:
     """What to tell the core of a job's failure."""
-    return ev.Broke(job, _reason(error))
+    return ev.OperationFailed(job, _reason(error))
 
 
-def not_saved(effect: ev.Snapshot, error: Exception) -> ev.NotSaved:
+def not_saved(effect: ev.Snapshot, error: Exception) -> ev.SaveFailed:
     """What to tell the core of a snapshot that did not become a checkpoint."""
-    return ev.NotSaved(effect.job, effect.generation, effect.step, _reason(error))
+    return ev.SaveFailed(effect.job, effect.generation, effect.step, _reason(error))
 
 
 def _reason(error: Exception) -> str:

@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from optimizer.arrays import zeros
 from optimizer.schedules import learning_rate
-from optimizer.update_rules import Rule, build_rule, clip_coefficient
+from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks, scale
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 
 
-class Tensors:
+class MasterTensors:
     """Flat float32 arrays over one layout, and what is done with them chunk by chunk."""
 
     def __init__(self, config: JobConfig, layout: Layout) -> None:
         self.config = config
         self.layout = layout
         self.weights: Float32Array = zeros(layout.elements, place=0)
-        self.rule: Rule = build_rule(config.optimizer, layout)
+        self.rule: UpdateRule = build_rule(config.optimizer, layout)
         self._gradient: Float32Array = zeros(layout.elements, place=1)
         self._block_sums: dict[int, NDArray[np.float64]] = {}
 
@@ -78,7 +78,7 @@ class Tensors:
 def measured(
     config: JobConfig, chunk_sums: Sequence[NDArray[np.float64]], step: int
 ) -> tuple[float, bool, float]:
-    """What `Tensors.measure` says, from the block sums of all chunks in the order of the layout."""
+    """What `MasterTensors.measure` says, from the block sums of all chunks in the order of the layout."""
     sums = np.concatenate(chunk_sums)
     return (
         norm(sums),

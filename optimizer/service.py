@@ -15,7 +15,7 @@ import grpc
 
 from optimizer.checkpoint_store import EpochFile
 from optimizer.core.events import Ordered
-from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.errors import Refused
@@ -25,8 +25,8 @@ from services.protocol.envelope import OptimizerBody, seal, unseal
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import Message, TensorChunk, check
-from services.timeouts import Ladder
-from services.transport.control_streams import Reader, greeted
+from services.timeouts import Timeouts
+from services.transport.control_streams import ControlReader, greeted
 from services.transport.data_streams import write_message
 from services.transport.http2.server import Handler
 from services.transport.same_host import AcceptedLink
@@ -35,7 +35,7 @@ from services.transport.streams import INCARNATION_KEY, Heartbeats, LinkClosed, 
 log = logging.getLogger("tiermesh.optimizer")
 
 
-class AggregatorLink:
+class AggregatorSession:
     """The aggregator that attends now (Refused: its heartbeat is no time)."""
 
     def __init__(self, hello: pb.Hello) -> None:
@@ -44,8 +44,10 @@ class AggregatorLink:
         self.epoch = hello.epoch_seen
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
         self.wake = asyncio.Event()
-        self.heartbeats = Heartbeats(Ladder.of(hello.heartbeat_seconds), lambda: self.say(pb.Heartbeat()))
-        self.outlet = Outlet(
+        self.heartbeats = Heartbeats(
+            Timeouts.from_heartbeat(hello.heartbeat_seconds), lambda: self.say(pb.Heartbeat())
+        )
+        self.outlet = EngineCallbacks(
             say=self.say,
             refuse=self.mailbox.close,
             wake=self.wake.set,
@@ -87,7 +89,7 @@ class OptimizerService:
         self._metrics = metrics
         self._record = record
         self._incarnation = uuid.uuid4().hex
-        self._link: AggregatorLink | None = None
+        self._link: AggregatorSession | None = None
         self.engine: OptimizerEngine
 
     async def start(self) -> None:
@@ -145,7 +147,7 @@ class OptimizerService:
         return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        orders = Reader(context.read, pb.OptimizerCommand, "Attend")
+        orders = ControlReader(context.read, pb.OptimizerCommand, "Attend")
         hello = await greeted(context, orders, unseal)
         reason = self.engine.core.why_not(hello)
         if reason:
@@ -153,7 +155,7 @@ class OptimizerService:
             code = grpc.StatusCode.ABORTED if fenced else grpc.StatusCode.FAILED_PRECONDITION
             await context.abort(code, reason)
         try:
-            link = AggregatorLink(hello)
+            link = AggregatorSession(hello)
         except Refused as refused:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"Hello of aggregator {hello.name}: {refused}"
@@ -188,7 +190,7 @@ class OptimizerService:
                 self._link = None
             log.info("aggregator %s has left%s", hello.name, why)
 
-    async def _take_orders(self, link: AggregatorLink, orders: Reader[pb.OptimizerCommand]) -> None:
+    async def _take_orders(self, link: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]) -> None:
         while (command := await orders.next()) is not None:
             link.heartbeats.heard()
             body = unseal(command)
@@ -200,7 +202,7 @@ class OptimizerService:
         if self._link is not None:
             self._link.wake.set()
 
-    async def _say(self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _say(self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await context.write(await link.mailbox.take())
 
@@ -236,7 +238,7 @@ class OptimizerService:
                 tensors.close()
 
     async def _receive(
-        self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), Message):
@@ -257,7 +259,7 @@ class OptimizerService:
         return stale
 
     async def _send(
-        self, link: AggregatorLink, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
     ) -> None:
         while True:
             link.wake.clear()

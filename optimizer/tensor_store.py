@@ -24,12 +24,12 @@ Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], None]"
 """Has copies of weights, [elements] float32, and rule state put on the disk, without waiting; on any thread."""
 
 
-class TensorsGone(TiermeshError):
+class TensorStoreLost(TiermeshError):
     """What was asked for can't be done: the tensors are lost, which is told of as TensorsLost."""
 
 
 @dataclass(frozen=True)
-class HomeEvents:
+class TensorStoreEvents:
     """What a home tells; called on the event loop, never from within a call to the home.
 
     Attributes:
@@ -37,11 +37,11 @@ class HomeEvents:
         updated: a chunk has been updated, and its new weights can be sent.
     """
 
-    tell: Callable[[ev.Measured | ev.NotSaved | ev.Broke], None]
+    tell: Callable[[ev.Measured | ev.SaveFailed | ev.OperationFailed], None]
     updated: Callable[[ev.Updated], None]
 
 
-class TensorHome(Protocol):
+class TensorStore(Protocol):
     """Weights, staged gradient and rule state of the job that is open."""
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
@@ -49,7 +49,7 @@ class TensorHome(Protocol):
 
         Raises:
             Refused: the checkpoint is not of this job's optimizer.
-            TensorsGone: the home was lost meanwhile.
+            TensorStoreLost: the home was lost meanwhile.
         """
 
     def drop(self) -> None:
@@ -81,7 +81,7 @@ class TensorHome(Protocol):
         """
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Copy weights and state, and have them saved; tells with NotSaved where that can't be begun."""
+        """Copy weights and state, and have them saved; tells with SaveFailed where that can't be begun."""
 
     def close(self) -> None:
         """Stop what threads there are; called on any thread."""

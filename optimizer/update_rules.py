@@ -42,7 +42,7 @@ def prepare() -> None:
     compiler.load(COMPILED)
 
 
-class Rule(ABC):
+class UpdateRule(ABC):
     """An update rule with its state over a layout.
 
     `begin` fixes an update's scalars; then `update` is called on ranges that together cover the layout once, in
@@ -131,7 +131,7 @@ class Rule(ABC):
             run += 1
 
 
-class AdamW(Rule):
+class AdamW(UpdateRule):
     """Adam with decoupled weight decay; `exp_avg` and `exp_avg_sq` are the moments, by torch's names."""
 
     def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
@@ -185,7 +185,7 @@ class AdamW(Rule):
         np.subtract(weights[block], scratch, out=weights[block])
 
 
-class SGD(Rule):
+class SGD(UpdateRule):
     """Stochastic gradient descent; with momentum, `momentum_buffer` is the velocity, by torch's name."""
 
     def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
@@ -227,7 +227,7 @@ class SGD(Rule):
         np.subtract(weights[block], scratch, out=weights[block])
 
 
-def build_rule(config: OptimizerConfig, layout: Layout) -> Rule:
+def build_rule(config: OptimizerConfig, layout: Layout) -> UpdateRule:
     """The rule that a job asks for, its state all zero."""
     rules: dict[str, type[AdamW | SGD]] = {"adamw": AdamW, "sgd": SGD}
     return rules[config.type](config, layout)

@@ -63,28 +63,28 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., incarnation: _Optional[str] = ..., epoch_seen: _Optional[int] = ..., layout_hash: _Optional[str] = ..., shard_index: _Optional[int] = ..., shard_count: _Optional[int] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., tensor_port: _Optional[int] = ..., heartbeat_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "holding", "computed", "evaluated", "unable", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "ready", "description", "weights_loaded", "computed", "evaluated", "failure", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
-    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
     COMPUTED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
-    UNABLE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
     description: Description
-    holding: Holding
+    weights_loaded: WeightsLoaded
     computed: Computed
     evaluated: Evaluated
-    unable: Unable
+    failure: Failure
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., description: _Optional[_Union[Description, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., computed: _Optional[_Union[Computed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class WorkerCommand(_message.Message):
     __slots__ = ("epoch", "welcome", "heartbeat", "join", "lease", "revoke", "resend", "window", "leave", "own_crc32c")
@@ -246,7 +246,7 @@ class Description(_message.Message):
     files: _containers.ScalarMap[str, bytes]
     def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., layout_json: _Optional[str] = ..., files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
-class Holding(_message.Message):
+class WeightsLoaded(_message.Message):
     __slots__ = ("job", "generation", "step")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -306,7 +306,7 @@ class Evaluated(_message.Message):
     losses: _containers.RepeatedCompositeFieldContainer[BatchLoss]
     def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., lease: _Optional[int] = ..., losses: _Optional[_Iterable[_Union[BatchLoss, _Mapping]]] = ...) -> None: ...
 
-class Unable(_message.Message):
+class Failure(_message.Message):
     __slots__ = ("job", "lease", "reason", "retries")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -341,26 +341,26 @@ class OptimizerCommand(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., initialise: _Optional[_Union[Initialise, _Mapping]] = ..., send_weights: _Optional[_Union[SendWeights, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., start_over: _Optional[_Union[StartOver, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class OptimizerMessage(_message.Message):
-    __slots__ = ("epoch", "hello", "heartbeat", "standing", "commit", "checkpoint_written", "unable", "checkpoint_missed", "own_crc32c")
+    __slots__ = ("epoch", "hello", "heartbeat", "optimizer_status", "commit", "checkpoint_written", "failure", "checkpoint_missed", "own_crc32c")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_STATUS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_WRITTEN_FIELD_NUMBER: _ClassVar[int]
-    UNABLE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_MISSED_FIELD_NUMBER: _ClassVar[int]
     OWN_CRC32C_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     hello: Hello
     heartbeat: Heartbeat
-    standing: Standing
+    optimizer_status: OptimizerStatus
     commit: Commit
     checkpoint_written: CheckpointWritten
-    unable: Unable
+    failure: Failure
     checkpoint_missed: CheckpointMissed
     own_crc32c: int
-    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., unable: _Optional[_Union[Unable, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., optimizer_status: _Optional[_Union[OptimizerStatus, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., checkpoint_written: _Optional[_Union[CheckpointWritten, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., checkpoint_missed: _Optional[_Union[CheckpointMissed, _Mapping]] = ..., own_crc32c: _Optional[int] = ...) -> None: ...
 
 class Void(_message.Message):
     __slots__ = ("generation", "step")
@@ -382,18 +382,18 @@ class Open(_message.Message):
     void: _containers.RepeatedCompositeFieldContainer[Void]
     def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
 
-class Standing(_message.Message):
+class OptimizerStatus(_message.Message):
     __slots__ = ("job", "state", "generation", "step", "layout_json", "missing")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        STATE_UNSPECIFIED: _ClassVar[Standing.State]
-        EMPTY: _ClassVar[Standing.State]
-        RECEIVING: _ClassVar[Standing.State]
-        TRAINING: _ClassVar[Standing.State]
-    STATE_UNSPECIFIED: Standing.State
-    EMPTY: Standing.State
-    RECEIVING: Standing.State
-    TRAINING: Standing.State
+        STATE_UNSPECIFIED: _ClassVar[OptimizerStatus.State]
+        EMPTY: _ClassVar[OptimizerStatus.State]
+        RECEIVING: _ClassVar[OptimizerStatus.State]
+        TRAINING: _ClassVar[OptimizerStatus.State]
+    STATE_UNSPECIFIED: OptimizerStatus.State
+    EMPTY: OptimizerStatus.State
+    RECEIVING: OptimizerStatus.State
+    TRAINING: OptimizerStatus.State
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -401,12 +401,12 @@ class Standing(_message.Message):
     LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     job: str
-    state: Standing.State
+    state: OptimizerStatus.State
     generation: int
     step: int
     layout_json: str
     missing: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[Standing.State, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., layout_json: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[OptimizerStatus.State, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., layout_json: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
 class Initialise(_message.Message):
     __slots__ = ("job", "layout_json", "files")

@@ -39,7 +39,7 @@ HEARTBEATS = {
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Timeouts:
     """The rungs, in seconds, from the lowest to the highest.
 
     Attributes:
@@ -83,7 +83,9 @@ class Ladder:
     unfit: float
 
     @classmethod
-    def of(cls, heartbeat_seconds: float, overrides: Mapping[str, float] | None = None) -> Ladder:
+    def from_heartbeat(
+        cls, heartbeat_seconds: float, overrides: Mapping[str, float] | None = None
+    ) -> Timeouts:
         """The ladder of a heartbeat, with some rungs set by hand, in seconds.
 
         Raises:
@@ -95,9 +97,9 @@ class Ladder:
         for name in overrides or ():
             if name not in rungs:
                 raise Refused(f"timeout {name}: no such rung; expected one of {', '.join(rungs)}")
-        ladder = cls(**{**rungs, **(overrides or {})})
-        ladder.check()
-        return ladder
+        timeouts = cls(**{**rungs, **(overrides or {})})
+        timeouts.check()
+        return timeouts
 
     def passed(self, seconds: float) -> str:
         """The highest rung, from `silent` on, that is shorter than a wait; empty if there is none."""
@@ -121,5 +123,5 @@ class Ladder:
             below, below_seconds = name, seconds
 
 
-STANDARD = Ladder.of(STANDARD_HEARTBEAT_SECONDS)
+STANDARD_TIMEOUTS = Timeouts.from_heartbeat(STANDARD_HEARTBEAT_SECONDS)
 """For what is waited for before, or without, a cluster's heartbeat."""

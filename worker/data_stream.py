@@ -18,8 +18,8 @@ from services.instrumentation import timeline
 from services.instrumentation.failpoints import point
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import (
+    ChunkOverwritten,
     Message,
-    Overtaken,
     TensorChunk,
     check,
     element_bytes,
@@ -42,7 +42,7 @@ MESSAGES_AT_ONCE = 4
 """Chunks that are made ready in one turn of the sender thread, if there are so many: each turn costs wake-ups."""
 
 
-class Exchange:
+class DataStream:
     """One data stream, open.
 
     Args:
@@ -120,7 +120,7 @@ class Exchange:
                 return  # of a job that is over
             try:
                 check(chunk, built.elements, built.wire.weights)
-            except Overtaken:
+            except ChunkOverwritten:
                 continue  # this worker is slow, no more: newer weights are on their way
             timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
             self._metrics.received(chunk.header.job, len(chunk.payload))

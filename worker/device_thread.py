@@ -36,7 +36,7 @@ from worker.gradient_checksum import GradientChecksum
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
 from worker.sum_memory import LeaseSum, SumMemory
-from worker.weight_loader import GivenUp, Inbox, Loader
+from worker.weight_loader import LeaseDropped, WeightInbox, WeightLoader
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -53,7 +53,7 @@ class BuiltStep:
         job: str,
         step: TrainingStep,
         mesh: Mesh,
-        weights: Loader,
+        weights: WeightLoader,
         wire_bytes: int,
         meter: PerformanceMeter,
         memory: MemoryUsageTracker,
@@ -99,7 +99,7 @@ class DeviceThread:
         self._allowed_models = allowed_models
         self._thread = ThreadPoolExecutor(1, "device")
         self._built: BuiltStep | None = None
-        self._inbox = Inbox()
+        self._inbox = WeightInbox()
         self._performing = 0  # the lease under way
         self._fetching_seconds = 0.0  # of it, until the weights that it needed were on the mesh
         self._sums: dict[int, LeaseSum] = {}
@@ -180,7 +180,7 @@ class DeviceThread:
         except Exception as error:
             self._tell(ev.BuildFailed(effect.job, _reason(error)))
             return
-        weights = Loader(step, self._fetch, self._memory.committed)
+        weights = WeightLoader(step, self._fetch, self._memory.committed)
         wire = config.plan().wire
         wire_bytes = element_bytes(wire.gradients)
         self._built = BuiltStep(effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config), memory)
@@ -230,7 +230,7 @@ class DeviceThread:
         """Have the parameter of a layout entry on the mesh, before the lease under way uses it.
 
         Raises:
-            GivenUp: the lease was dropped.
+            LeaseDropped: the lease was dropped.
         """
         built, lease = self._built, self._performing
         assert built is not None
@@ -238,7 +238,7 @@ class DeviceThread:
         while True:
             self._load()
             if self._is_dropped():
-                raise GivenUp(f"lease {lease}: dropped while it waited for weights")
+                raise LeaseDropped(f"lease {lease}: dropped while it waited for weights")
             if built.weights.loaded > entry:
                 break
             with timeline.span("device", "wait for weights", chunk=built.weights.missing_chunk):
@@ -273,7 +273,7 @@ class DeviceThread:
                 self._evaluate(built.step, lease)
             else:
                 self._initialise(built.step, lease)
-        except GivenUp:
+        except LeaseDropped:
             return  # by the core, which knows
         except Exception as error:
             reason = _reason(error)

@@ -20,10 +20,10 @@ from services.protocol.checksums import encode
 from services.protocol.envelope import seal, unseal
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
-from services.timeouts import Ladder
-from services.transport.addresses import Rotation
-from services.transport.control_streams import Reader, greet
-from services.transport.data_streams import DataStreams
+from services.timeouts import Timeouts
+from services.transport.addresses import AddressRotation
+from services.transport.control_streams import ControlReader, greet
+from services.transport.data_streams import DataStreamConnector
 from services.transport.security import Security
 from services.transport.server import open_channel
 from services.transport.streams import (
@@ -40,7 +40,7 @@ from services.transport.streams import (
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
-from worker.shard_streams import Lanes
+from worker.shard_streams import ShardStreams
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -73,8 +73,8 @@ class WorkerService:
     ) -> None:
         self.name = name
         self._shared_memory = shared_memory
-        self._aggregators = Rotation(aggregators)
-        self._streams = DataStreams("/tiermesh.Cluster/Exchange", security)
+        self._aggregators = AddressRotation(aggregators)
+        self._streams = DataStreamConnector("/tiermesh.Cluster/Exchange", security)
         self._security = security
         self._data_dir = data_dir
         self._allowed_models = allowed_models
@@ -82,7 +82,7 @@ class WorkerService:
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
-        self._lanes: Lanes | None = None
+        self._lanes: ShardStreams | None = None
         self._welcome = False  # on this attempt to attend
 
     # ---- life ----
@@ -132,7 +132,7 @@ class WorkerService:
                 "/tiermesh.Cluster/Attend",
                 request_serializer=encode,
             )()
-            orders = Reader(attend.read, pb.WorkerCommand, "Attend")
+            orders = ControlReader(attend.read, pb.WorkerCommand, "Attend")
             hello = seal(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
             first = await greet(attend, hello, orders)
             welcome = unseal(first)
@@ -146,12 +146,12 @@ class WorkerService:
             self._welcome = True
             self._aggregators.answered()
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
-            ladder = ladder_of(welcome)
-            backoff.limit(ladder.retry)
+            timeouts = ladder_of(welcome)
+            backoff.limit(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
-            self._lanes = Lanes(
+            self._lanes = ShardStreams(
                 address,
                 welcome,
                 streams=self._streams,
@@ -163,7 +163,7 @@ class WorkerService:
                 metrics=self._metrics,
                 up=backoff.reset,
             )
-            heartbeats = Heartbeats(ladder, self._beat)
+            heartbeats = Heartbeats(timeouts, self._beat)
             try:
                 await until_first_ends(
                     self._take_orders(attend, orders, heartbeats),
@@ -194,7 +194,7 @@ class WorkerService:
     # ---- control ----
 
     async def _take_orders(
-        self, attend: Any, orders: Reader[pb.WorkerCommand], heartbeats: Heartbeats
+        self, attend: Any, orders: ControlReader[pb.WorkerCommand], heartbeats: Heartbeats
     ) -> None:
         while (command := await orders.next()) is not None:
             heartbeats.heard()
@@ -213,13 +213,13 @@ class WorkerService:
         self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
 
-def ladder_of(welcome: pb.Welcome) -> Ladder:
+def ladder_of(welcome: pb.Welcome) -> Timeouts:
     """The timeouts of the cluster that a worker is welcome in.
 
     Raises:
         LinkClosed: its heartbeat is no time: the aggregator is damaged, or something else.
     """
     try:
-        return Ladder.of(welcome.heartbeat_seconds)
+        return Timeouts.from_heartbeat(welcome.heartbeat_seconds)
     except Refused as refused:
         raise LinkClosed(f"its Welcome names a {refused}") from None

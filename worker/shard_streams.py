@@ -12,16 +12,16 @@ from protos import cluster_pb2 as pb
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.stripes import Stripe
-from services.transport.data_streams import DataStreams
+from services.transport.data_streams import DataStreamConnector
 from services.transport.same_host import OfferedLink
 from services.transport.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore
-from worker.data_stream import Exchange
+from worker.data_stream import DataStream
 from worker.device_thread import DeviceThread
 
 
-class Lanes:
+class ShardStreams:
     """The data streams of one connection to an aggregator.
 
     Each chunk goes through the lane that its index says, and lanes send side by side, so that all of them are busy.
@@ -44,7 +44,7 @@ class Lanes:
         aggregator: str,
         welcome: pb.Welcome,
         *,
-        streams: DataStreams,
+        streams: DataStreamConnector,
         shared_memory: bool,
         core: WorkerCore,
         device: DeviceThread,
@@ -71,7 +71,7 @@ class Lanes:
         self._metrics = metrics
         self._up = up
         self._down = len(self._peers)  # streams that are not up yet
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[DataStream] = []
 
     def wake(self) -> None:
         """There may be something to send."""
@@ -91,7 +91,7 @@ class Lanes:
         metadata = (*self._metadata, *link.metadata)
         try:
             async with self._streams.open(address, tensor_port, metadata) as stream:
-                exchange = Exchange(
+                exchange = DataStream(
                     stream,
                     link,
                     stripe=stripe,

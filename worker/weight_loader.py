@@ -19,11 +19,11 @@ from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
 from training.step import TrainingStep
 
 
-class GivenUp(TiermeshError):
+class LeaseDropped(TiermeshError):
     """The lease under way was dropped; nobody wants what it would give."""
 
 
-class Inbox:
+class WeightInbox:
     """Chunks that have arrived and that the device thread has yet to take. The one object that both threads call."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Inbox:
             return self._changed.wait_for(lambda: bool(self._chunks) or ended(), seconds)
 
 
-class Loader:
+class WeightLoader:
     """Puts chunks of one version after the other on the mesh, parameter by parameter. Of the device thread.
 
     Float32 weights in memory that the aggregator shares are read where they lie. It may go on to newer ones meanwhile:

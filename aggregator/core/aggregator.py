@@ -33,7 +33,7 @@ from aggregator.core.events import (
 )
 from aggregator.core.job_report import name_checkpoint
 from aggregator.core.membership.members import Member
-from aggregator.core.running_job import Run
+from aggregator.core.running_job import RunningJob
 from aggregator.core.waits import OptimizerWait
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
@@ -41,7 +41,7 @@ from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 
 class Clock(NamedTuple):
@@ -73,17 +73,17 @@ class AggregatorCore:
         heartbeat_seconds: float,
         tiers: int,
         lanes: int = 1,
-        timeouts: Mapping[str, float] | None = None,
+        timeout_overrides: Mapping[str, float] | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
         self.heartbeat_seconds = heartbeat_seconds
-        self.ladder = Ladder.of(heartbeat_seconds, timeouts)
+        self.timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self.tiers = tiers
         self._lanes = lanes
         self.records = {record.job.id: record for record in records}
         self.members: dict[int, Member] = {}
-        self.run: Run | None = None
+        self.run: RunningJob | None = None
         self.optimizer = ""
         self._why_no_optimizer = "not connected yet"
         self._optimizer_wait = OptimizerWait()
@@ -99,7 +99,7 @@ class AggregatorCore:
         member = self.members.get(session)
         if self.run is None or member is None:
             return None
-        return self.run.flow.next_weights(member)
+        return self.run.router.next_weights(member)
 
     def expected_elements(self, job: str) -> int | None:
         """Elements of the running job's layout; None: this job is not running or its layout not known."""
@@ -116,7 +116,7 @@ class AggregatorCore:
             return f"of epoch {header.epoch}: this aggregator is of epoch {self.epoch}"
         if self.run is None or self.run.job.id != header.job:
             return f"of job {header.job!r}: the running job is {self.run.job.id if self.run else 'none'}"
-        return self.run.granted.why_stale(session, header)
+        return self.run.lease_book.why_stale(session, header)
 
     def status(self, now: float) -> ClusterStatus:
         """The cluster as people see it."""
@@ -133,7 +133,7 @@ class AggregatorCore:
             if self.run is None:
                 doing = "connected"
             else:
-                doing = "computing" if self.run.granted.is_computing(member) else member.describe()
+                doing = "computing" if self.run.lease_book.is_computing(member) else member.describe()
             status.workers.append(
                 MemberStatus(
                     name=member.name,
@@ -153,7 +153,7 @@ class AggregatorCore:
         if self.run is None:
             return []
         own = self._own_time(now)
-        waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own) + self.run.granted.waits(own)
+        waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own) + self.run.lease_book.waits(own)
         return sorted(waits, key=lambda wait: -wait.seconds)
 
     def _owed_by_optimizer(self) -> Wait | None:
@@ -273,7 +273,7 @@ class AggregatorCore:
         for other in self.members.values():
             silent = now - other.heard_seconds
             namesake = other.name == hello.name and other.incarnation != hello.incarnation
-            if namesake and silent < self.ladder.silent:
+            if namesake and silent < self.timeouts.silent:
                 return (
                     f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
                     "give this one another --name"
@@ -310,15 +310,15 @@ class AggregatorCore:
         match body:
             case pb.Ready():
                 self.run.ready(member, body, now)
-            case pb.Holding():
-                self.run.holding(member, body, now)
+            case pb.WeightsLoaded():
+                self.run.weights_loaded(member, body, now)
             case pb.Computed():
                 self.run.computed(member, body, now)
             case pb.Evaluated():
                 self.run.evaluated(member, body, now)
             case pb.Description():
                 self.run.description(member, body)
-            case pb.Unable():
+            case pb.Failure():
                 if body.retries:
                     self.run.unfit(member, body.reason, now)
                 elif body.lease:
@@ -342,7 +342,7 @@ class AggregatorCore:
     def _ticked(self, now: float) -> None:
         for member in list(self.members.values()):
             silent = now - member.heard_seconds
-            if silent > self.ladder.silent:
+            if silent > self.timeouts.silent:
                 self._close(member, f"silent for {silent:.1f} s", now)
         if self.run is not None and not self.run.ended:
             self.run.tick(now)
@@ -359,15 +359,15 @@ class AggregatorCore:
                 self._written_late(body)
             return
         match body:
-            case pb.Standing():
-                self.run.standing(body, now)
+            case pb.OptimizerStatus():
+                self.run.optimizer_status(body, now)
             case pb.Commit():
                 self.run.commit(body, now)
             case pb.CheckpointWritten():
                 self.run.checkpoint_written(body)
             case pb.CheckpointMissed():
                 self.run.report.checkpoint_missed(body)
-            case pb.Unable():
+            case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
     def _written_late(self, written: pb.CheckpointWritten) -> None:
@@ -411,13 +411,13 @@ class AggregatorCore:
         record = min(waiting, key=lambda each: each.job.state != RUNNING)
         if not record.job.started_seconds:
             record.job.started_seconds = unix_seconds
-        self.run = Run(
+        self.run = RunningJob(
             record.job,
             record.spec_json,
             record.plan,
             record.fingerprint,
             epoch=self.epoch,
-            ladder=self.ladder,
+            timeouts=self.timeouts,
             lanes=self._lanes,
             new_lease=self._new_lease,
             members=self.members,

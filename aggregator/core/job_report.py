@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core.events import Note, Outbox, SaveJob
-from aggregator.core.membership.admission import Fitness
+from aggregator.core.membership.admission import Admission
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
 from services.protocol.non_finite import why_not_finite
@@ -14,7 +14,7 @@ RATE_MEMORY = 0.9
 """Weight of the past in the reported tokens per second."""
 
 
-class Report:
+class JobReport:
     """Keeps a job's record up to date, saves it, and notes what happens: first on disk, then to people.
 
     Attributes:
@@ -22,10 +22,10 @@ class Report:
         spec_json: the complete job.
     """
 
-    def __init__(self, job: Job, spec_json: str, fitness: Fitness, out: Outbox) -> None:
+    def __init__(self, job: Job, spec_json: str, admission: Admission, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
-        self._fitness = fitness
+        self._fitness = admission
         self._out = out
         self._told: Version | None = None
         self._committed_seconds: float | None = None

@@ -16,7 +16,7 @@ class Deposed(Failed):
 
 
 @dataclass(frozen=True)
-class Sight:
+class LeaderSighting:
     """What a standby sees of the leader.
 
     Attributes:
@@ -46,7 +46,7 @@ class Succession:
         self._seen = (-1, -1)
         self._since_seconds = 0.0
 
-    def is_due(self, sight: Sight, now_seconds: float) -> bool:
+    def is_due(self, sight: LeaderSighting, now_seconds: float) -> bool:
         """Take a look; whether the leader is gone."""
         if not sight.takeover_seconds:
             return True

@@ -10,9 +10,9 @@ import grpc
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import ChunkArrived, ExchangeOpened, SumEffect
 from aggregator.data_plane.reduction import Reduction
-from aggregator.data_plane.worker_streams import Exchange
-from aggregator.optimizer_link import SumsLink
-from aggregator.worker_sessions import Sessions, WorkerSession
+from aggregator.data_plane.worker_streams import WorkerDataStreams
+from aggregator.optimizer_link import GradientLink
+from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.runtime.handover import Handover
@@ -53,7 +53,7 @@ class DataPlane(Protocol):
         """Stop what threads there are."""
 
 
-class OwnPlane:
+class LocalDataPlane:
     """All payloads go through this process.
 
     Args:
@@ -72,10 +72,10 @@ class OwnPlane:
         *,
         core: AggregatorCore,
         newest: NewestWeights,
-        sessions: Sessions,
+        sessions: WorkerSessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
-        link: SumsLink,
+        link: GradientLink,
         failed: Callable[[Exception], None],
         shared_memory: bool,
     ) -> None:
@@ -85,7 +85,7 @@ class OwnPlane:
         self._link = link
         self._prepared = Handover(link.send)
         self._reduction = Reduction(self._forward, failed)
-        self._exchange = Exchange(
+        self._exchange = WorkerDataStreams(
             core=core,
             newest=newest,
             sessions=sessions,

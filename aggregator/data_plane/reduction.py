@@ -25,7 +25,7 @@ from services.tensors.reduction_tree import Node
 
 
 @dataclass(frozen=True)
-class Pair:
+class SiblingSum:
     """The sum of two siblings, to be computed.
 
     What lies in workers' memory costs none here, so such sums are computed when their root is finished: what is added
@@ -39,12 +39,12 @@ class Pair:
     def in_place(self) -> bool:
         """Whether all of it lies in workers' memory."""
         return all(
-            each.memory is not None if isinstance(each, TensorChunk) else isinstance(each, Pair)
+            each.memory is not None if isinstance(each, TensorChunk) else isinstance(each, SiblingSum)
             for each in (self.left, self.right)
         )
 
 
-Sum: TypeAlias = "TensorChunk | Float32Array | Pair"
+Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
 
 
 class KeptSums:
@@ -69,7 +69,7 @@ class KeptSums:
                 left = kept.pop((effect.chunk, effect.left))
                 right = kept.pop((effect.chunk, effect.right))
                 with timeline.span("reduce", "merge", chunk=effect.chunk):
-                    pair = Pair(left, right)
+                    pair = SiblingSum(left, right)
                     kept[effect.chunk, effect.parent] = pair if pair.in_place else _computed(pair)
             case Forward():
                 with timeline.span("reduce", "finish", chunk=effect.header.index):
@@ -140,7 +140,7 @@ def _costs_memory(chunk: TensorChunk | None) -> bool:
 
 
 def _computed(wanted: Sum) -> TensorChunk | Float32Array:
-    if isinstance(wanted, Pair):
+    if isinstance(wanted, SiblingSum):
         return _sum(_computed(wanted.left), _computed(wanted.right))
     return wanted
 

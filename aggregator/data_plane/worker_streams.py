@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 
 from aggregator.core.events import ChunkArrived, ExchangeOpened
-from aggregator.worker_sessions import Sessions, WorkerSession
+from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refused
 from services.instrumentation import timeline
@@ -46,7 +46,7 @@ class StreamCore(Protocol):
         """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
 
 
-class Exchange:
+class WorkerDataStreams:
     """Serves `tiermesh.Cluster/Exchange`.
 
     Args:
@@ -64,7 +64,7 @@ class Exchange:
         *,
         core: StreamCore,
         newest: NewestWeights,
-        sessions: Sessions,
+        sessions: WorkerSessions,
         metrics: AggregatorMetrics,
         feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
         room: Callable[[], Awaitable[None]],

@@ -68,7 +68,7 @@ def values_of(piece: pb.ArrayPiece) -> NDArray[Any]:
     return np.frombuffer(piece.data, dtype)
 
 
-class Copies:
+class TensorCopies:
     """Copies of a shard's arrays, made on its kernel thread and read on the event loop; nothing waits there.
 
     The optimizer asks for one after the other, so one that is there when the next is made is given up.
@@ -125,7 +125,7 @@ class Copies:
         return self._made.setdefault(copy, self._loop.create_future())
 
 
-class Gathered:
+class GatheredTensors:
     """Whole arrays, put together from the pieces of all shards, on any threads.
 
     Args:

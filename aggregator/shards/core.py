@@ -16,7 +16,7 @@ from services.tensors.stripes import Stripe
 
 
 @dataclass
-class Due:
+class DueWeights:
     """What a worker is to be sent.
 
     Attributes:
@@ -50,7 +50,7 @@ class ShardCore:
         self._wire = WireTypes()
         self._version: Version | None = None
         self._made = 0
-        self._due: dict[int, Due] = {}
+        self._due: dict[int, DueWeights] = {}
 
     # ---- what is held ----
 
@@ -115,7 +115,7 @@ class ShardCore:
 
     def attends(self, session: int) -> None:
         """A worker's data stream may come."""
-        self._due[session] = Due()
+        self._due[session] = DueWeights()
 
     def left(self, session: int) -> None:
         """A worker is gone."""

@@ -14,10 +14,10 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.shards.group import Shards
+from aggregator.shards.group import ShardGroup
 from aggregator.shards.link import ShardLink
 from aggregator.shards.messages import to_node, to_order
-from aggregator.worker_sessions import Sessions, WorkerSession
+from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -27,7 +27,7 @@ from services.tensors.chunk_messages import Message, TensorChunk
 log = logging.getLogger("tiermesh.aggregator")
 
 
-class Lanes:
+class ShardedDataPlane:
     """A `DataPlane`.
 
     Args:
@@ -40,10 +40,10 @@ class Lanes:
 
     def __init__(
         self,
-        shards: Shards,
+        shards: ShardGroup,
         *,
         core: AggregatorCore,
-        sessions: Sessions,
+        sessions: WorkerSessions,
         feed: Callable[[ev.ExchangeOpened | ev.ChunkArrived], None],
         finished: Callable[[ChunkHeader], None],
     ) -> None:

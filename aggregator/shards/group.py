@@ -17,14 +17,14 @@ from aggregator.shards.link import ShardLink
 from protos import cluster_pb2 as cluster
 from protos.jobs_pb2 import ShardStatus
 from services.tensors.stripes import Stripe
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.streams import until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 
 
-class Shards:
+class ShardGroup:
     """All shards of this aggregator.
 
     Args:
@@ -33,7 +33,7 @@ class Shards:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
-        ladder: when both sides speak (`beat`), when a shard is silent (`deaf`) or slow (`stall`).
+        timeouts: when both sides speak (`beat`), when a shard is silent (`deaf`) or slow (`stall`).
 
     Attributes:
         links: one each.
@@ -52,7 +52,7 @@ class Shards:
         name: str,
         incarnation: str,
         epoch: int,
-        ladder: Ladder,
+        timeouts: Timeouts,
     ) -> None:
         self.ready = False
         self.on_ready: list[Callable[[], None]] = []
@@ -60,7 +60,7 @@ class Shards:
         self.on_waiting: list[Callable[[str], None]] = []
         self._said = ""
         self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
-        self._ladder = ladder
+        self._timeouts = timeouts
         self.links = [
             ShardLink(
                 address,
@@ -69,7 +69,7 @@ class Shards:
                 name=name,
                 incarnation=incarnation,
                 epoch=epoch,
-                ladder=ladder,
+                timeouts=timeouts,
                 came=self._came,
                 went=self._went,
                 failed=self._say_what_is_waited_for,
@@ -147,9 +147,9 @@ class Shards:
     async def _keep_in_touch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._ladder.beat)
+            await asyncio.sleep(self._timeouts.beat)
             self.order_all(cluster.Heartbeat())
             for link in self.links:
                 silent = loop.time() - link.heard_seconds
-                if link.up and silent > self._ladder.deaf:
+                if link.up and silent > self._timeouts.deaf:
                     link.close(f"silent for {silent:.1f} s")

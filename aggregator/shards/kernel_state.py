@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aggregator.data_plane.reduction import KeptSums
-from optimizer.master_tensors import Tensors
+from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
@@ -27,7 +27,7 @@ from services.transport.newest_weights import NewestWeights
 
 
 @dataclass(frozen=True)
-class MadeWeights:
+class WeightsReady:
     """A chunk of weights is ready to be sent.
 
     Attributes:
@@ -39,7 +39,7 @@ class MadeWeights:
     chunks: int
 
 
-class Part:
+class ShardTensors:
     """The tensors of one job's chunks.
 
     Args:
@@ -69,7 +69,7 @@ class Part:
         self._metrics = metrics
         config = JobConfig.from_json(order.spec_json)
         self._wire = config.plan().wire
-        self.tensors = Tensors(config, stripe.layout(Layout.loads(order.layout_json)))
+        self.tensors = MasterTensors(config, stripe.layout(Layout.loads(order.layout_json)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint keeps, by the names in `ArrayPiece`; the arrays themselves."""
@@ -87,7 +87,7 @@ class Part:
         """Take a chunk of initial weights."""
         self.tensors.store_initial(self._stripe.local(chunk), values)
 
-    def update(self, order: pb.UpdatePart, made: Callable[[MadeWeights], None]) -> None:
+    def update(self, order: pb.UpdatePart, made: Callable[[WeightsReady], None]) -> None:
         """Update all chunks, and have them ready to be sent one by one."""
         started = time.perf_counter()
         if order.applied:
@@ -106,12 +106,12 @@ class Part:
             learning_rate=order.learning_rate,
         )
 
-    def make_weights(self, order: pb.MakeWeights, made: Callable[[MadeWeights], None]) -> None:
+    def make_weights(self, order: pb.MakeWeights, made: Callable[[WeightsReady], None]) -> None:
         """Have the weights as they are ready to be sent."""
         for local in range(self.tensors.layout.chunks):
             made(self._weights(local, order.generation, order.step))
 
-    def _weights(self, local: int, generation: int, step: int) -> MadeWeights:
+    def _weights(self, local: int, generation: int, step: int) -> WeightsReady:
         header = ChunkHeader(
             job=self.job,
             epoch=self._epoch,
@@ -123,10 +123,10 @@ class Part:
         )
         values, elements = self.tensors.chunk_weights(local), self.tensors.layout.elements
         self._newest.put(header, self._stripe.whole(local), values, elements)
-        return MadeWeights(header, local + 1)
+        return WeightsReady(header, local + 1)
 
 
-class Bench:
+class KernelState:
     """What the kernel thread works on: kept sums, finished sums, and the part that is open.
 
     Attributes:
@@ -135,7 +135,7 @@ class Bench:
     """
 
     def __init__(self) -> None:
-        self.part: Part | None = None
+        self.part: ShardTensors | None = None
         self.opening = 0
         self.sums = KeptSums(self._finished)
         self._waiting: dict[int, Float32Array] = {}  # finished sums, until they are staged
@@ -147,7 +147,7 @@ class Bench:
         """A finished sum, [elements] float32, which is forgotten here."""
         return self._waiting.pop(chunk)
 
-    def open(self, part: Part | None) -> None:
+    def open(self, part: ShardTensors | None) -> None:
         """Another part, or none; finished sums were for the one before."""
         self.part = part
         self._waiting.clear()

@@ -11,18 +11,18 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from aggregator.core.succession import Deposed
-from aggregator.shards.messages import InOrder, opened, order
+from aggregator.shards.messages import SequenceFilter, opened, order
 from aggregator.shards.service import BATCH_MESSAGES
 from aggregator.shards.session import MESSAGES
-from optimizer.tensor_store import TensorsGone
+from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Failed, Refused
 from services.protocol.checksums import encode
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.stripes import Stripe
-from services.timeouts import Ladder
-from services.transport.control_streams import Reader, greet
+from services.timeouts import Timeouts
+from services.transport.control_streams import ControlReader, greet
 from services.transport.security import Security
 from services.transport.server import open_channel
 from services.transport.streams import (
@@ -53,7 +53,7 @@ class ShardLink:
         name: of this aggregator.
         incarnation: of this process.
         epoch: of this aggregator.
-        ladder: `retry` is the longest pause between two attempts to connect, `stall` what a shard may take for
+        timeouts: `retry` is the longest pause between two attempts to connect, `stall` what a shard may take for
             something.
         came: told when the link is up.
         went: told when it is down again, after `came`; with why.
@@ -76,7 +76,7 @@ class ShardLink:
         name: str,
         incarnation: str,
         epoch: int,
-        ladder: Ladder,
+        timeouts: Timeouts,
         came: Callable[[ShardLink], None],
         went: Callable[[ShardLink, str], None],
         failed: Callable[[], None],
@@ -90,7 +90,7 @@ class ShardLink:
         self.heard_seconds = 0.0
         self._security = security
         self._epoch = epoch
-        self._ladder = ladder
+        self._timeouts = timeouts
         self._metadata = ((INCARNATION_KEY, incarnation),)
         self._hello = cluster.Hello(
             protocol=PROTOCOL_VERSION,
@@ -134,7 +134,7 @@ class ShardLink:
         Raises:
             Deposed: the shard obeys a newer aggregator.
         """
-        backoff = Backoff(most_seconds=self._ladder.retry)
+        backoff = Backoff(most_seconds=self._timeouts.retry)
         said = ""
         while True:
             try:
@@ -163,7 +163,7 @@ class ShardLink:
                 "/tiermesh.Shard/Attend",
                 request_serializer=encode,
             )()
-            reports = Reader(attend.read, pb.ShardReports, "Attend")
+            reports = ControlReader(attend.read, pb.ShardReports, "Attend")
             hello = pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)])
             answer = await greet(attend, hello, reports)
             first = opened(answer.reports[0]) if answer.reports else None
@@ -178,8 +178,8 @@ class ShardLink:
             self._came(self)
             await until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
 
-    async def _take_reports(self, attend: Any, reports: Reader[pb.ShardReports], last: int) -> None:
-        in_order = InOrder(last)
+    async def _take_reports(self, attend: Any, reports: ControlReader[pb.ShardReports], last: int) -> None:
+        in_order = SequenceFilter(last)
         loop = asyncio.get_running_loop()
         while (batch := await reports.next()) is not None:
             self.heard_seconds = loop.time()
@@ -202,10 +202,10 @@ class ShardLink:
         """Wait for what the shard does with its tensors; it may speak all the while, and yet never come to it.
 
         Raises:
-            TensorsGone: it took longer than the `stall` rung; the link ends with that.
+            TensorStoreLost: it took longer than the `stall` rung; the link ends with that.
         """
         try:
-            return await asyncio.wait_for(awaited, self._ladder.stall)
+            return await asyncio.wait_for(awaited, self._timeouts.stall)
         except asyncio.TimeoutError:
             raise self._lost(self._late(what)) from None
 
@@ -217,19 +217,19 @@ class ShardLink:
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._ladder.stall, self._end_if_owed, what, is_owed)
+        self._deadline = loop.call_later(self._timeouts.stall, self._end_if_owed, what, is_owed)
 
     def _end_if_owed(self, what: str, is_owed: Callable[[], bool]) -> None:
         if is_owed():
             self.close(self._late(what))
 
     def _late(self, what: str) -> str:
-        return f"{what} did not come within {self._ladder.stall:g} s"
+        return f"{what} did not come within {self._timeouts.stall:g} s"
 
-    def _lost(self, reason: str) -> TensorsGone:
+    def _lost(self, reason: str) -> TensorStoreLost:
         """All of a job's tensors hang on this link: let it end."""
         self.close(reason)
-        return TensorsGone(f"{self}: {reason}")
+        return TensorStoreLost(f"{self}: {reason}")
 
     # ---- checkpoints ----
 
@@ -238,7 +238,7 @@ class ShardLink:
 
         Raises:
             Failed: the shard has no memory for it; its tensors are as they were.
-            TensorsGone: the link went down.
+            TensorStoreLost: the link went down.
         """
         call = self._channel().unary_stream(
             "/tiermesh.Shard/ReadPart",
@@ -263,7 +263,7 @@ class ShardLink:
 
         Raises:
             Refused: it is not of this job's optimizer.
-            TensorsGone: the link went down.
+            TensorStoreLost: the link went down.
         """
         call = self._channel().stream_unary(
             "/tiermesh.Shard/WritePart",
@@ -284,13 +284,13 @@ class ShardLink:
 
     def _channel(self) -> grpc.aio.Channel:
         if self._tensors is None:
-            raise TensorsGone(f"{self}: {self.why_down}")
+            raise TensorStoreLost(f"{self}: {self.why_down}")
         return self._tensors
 
     def _gone(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
         """Say why a stream ended on which all of a job's tensors hang, and let the link end with it."""
         if self._tensors is not channel:
-            raise TensorsGone(f"{self}: {self.why_down}") from None
+            raise TensorStoreLost(f"{self}: {self.why_down}") from None
         if isinstance(error, grpc.aio.AioRpcError | DecodeError):
             said = (
                 "a message was damaged"

@@ -88,7 +88,7 @@ def from_node(node: pb.SumNode) -> Node:
     return Node(node.first, node.count)
 
 
-class InOrder:
+class SequenceFilter:
     """Of a stream whose messages are carried out in order, each once: what was told before would be of another step.
 
     Args:

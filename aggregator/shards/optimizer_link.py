@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aggregator.shards.group import Shards
+from aggregator.shards.group import ShardGroup
 from optimizer.core.events import Ordered, TensorsLost
-from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
@@ -17,7 +17,7 @@ from services.protocol.versions import PROTOCOL_VERSION
 from services.transport.streams import until_first_ends
 
 
-class ShardedOptimizer:
+class ShardedOptimizerLink:
     """An `OptimizerLink`.
 
     Args:
@@ -34,7 +34,7 @@ class ShardedOptimizer:
     def __init__(
         self,
         engine: OptimizerEngine,
-        shards: Shards,
+        shards: ShardGroup,
         *,
         name: str,
         epoch: int,
@@ -51,7 +51,7 @@ class ShardedOptimizer:
         self._wake = asyncio.Event()
         self._refused: asyncio.Future[None] = self._loop.create_future()
         self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
-        self._outlet = Outlet(
+        self._outlet = EngineCallbacks(
             say=lambda body: _later(self._loop, message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
             wake=self._wake.set,

@@ -12,16 +12,16 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.shards.copies import DamagedPiece
-from aggregator.shards.messages import InOrder, opened, report
-from aggregator.shards.session import Hold
+from aggregator.shards.messages import SequenceFilter, opened, report
+from aggregator.shards.session import ShardSession
 from optimizer import update_rules as rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
-from services.protocol.checksums import Damaged, decode, encode
+from services.protocol.checksums import ChecksumMismatch, decode, encode
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.transport.control_streams import Reader, greeted
+from services.transport.control_streams import ControlReader, greeted
 from services.transport.http2.server import Handler
 from services.transport.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
 
@@ -46,7 +46,7 @@ class ShardService:
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._epoch = 0
-        self._hold: Hold | None = None
+        self._hold: ShardSession | None = None
 
     # ---- life ----
 
@@ -90,7 +90,7 @@ class ShardService:
     # ---- the aggregator ----
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        orders = Reader(context.read, pb.ShardOrders, "Attend")
+        orders = ControlReader(context.read, pb.ShardOrders, "Attend")
         hello = await greeted(context, orders, _first)
         why_not = self._why_not(hello)
         if why_not:
@@ -102,7 +102,7 @@ class ShardService:
             )
             self._hold.close(text if newer else "replaced by a newer connection of the same aggregator")
         self._epoch = hello.epoch_seen
-        hold = self._hold = Hold(
+        hold = self._hold = ShardSession(
             hello,
             incarnation=self._incarnation,
             metrics=self._metrics,
@@ -168,13 +168,13 @@ class ShardService:
                 )
         return None
 
-    async def _take_orders(self, hold: Hold, orders: Reader[pb.ShardOrders]) -> None:
-        in_order = InOrder()
+    async def _take_orders(self, hold: ShardSession, orders: ControlReader[pb.ShardOrders]) -> None:
+        in_order = SequenceFilter()
         while (batch := await orders.next()) is not None:
             if batch.epoch == hold.epoch and in_order.is_new(batch.number):
                 hold.carry_out(batch.orders)
 
-    async def _say(self, hold: Hold, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _say(self, hold: ShardSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         number = 0
         while True:
             reports = await hold.reports.take_batch(BATCH_MESSAGES)
@@ -214,7 +214,7 @@ class ShardService:
 
     # ---- checkpoints ----
 
-    async def _attended(self, context: grpc.aio.ServicerContext[Any, Any]) -> Hold:
+    async def _attended(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
         incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
         hold = self._hold
         if hold is None or hold.incarnation != incarnation:
@@ -229,7 +229,7 @@ class ShardService:
         hold = await self._attended(context)
         try:
             request, _ = decode(pb.ReadPartRequest, content)
-        except Damaged as damaged:
+        except ChecksumMismatch as damaged:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"what was asked for was damaged: {damaged}")
         try:
             async for piece in hold.copies.read(request.copy):

@@ -15,12 +15,12 @@ import grpc
 from google.protobuf.message import Message
 
 from aggregator.core.events import ChunkArrived, ExchangeOpened, Keep
-from aggregator.data_plane.worker_streams import Exchange
-from aggregator.shards.copies import Copies, put
+from aggregator.data_plane.worker_streams import WorkerDataStreams
+from aggregator.shards.copies import TensorCopies, put
 from aggregator.shards.core import ShardCore
-from aggregator.shards.kernel_state import Bench, MadeWeights, Part
+from aggregator.shards.kernel_state import KernelState, ShardTensors, WeightsReady
 from aggregator.shards.messages import from_node, opened, report, to_effect
-from aggregator.worker_sessions import Sessions, WorkerSession
+from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.local_tensor_store import broke
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -46,7 +46,7 @@ WAITING_CHUNKS = WINDOW_SUMS
 read."""
 
 
-class Hold:
+class ShardSession:
     """One attendance of an aggregator.
 
     Args:
@@ -72,16 +72,16 @@ class Hold:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
         self.reports: Mailbox[pb.ShardReport] = Mailbox(MESSAGES)
-        self.copies = Copies()
+        self.copies = TensorCopies()
         self._own_incarnation = incarnation
         self._optimizer_metrics = optimizer_metrics
         self._loop = asyncio.get_running_loop()
         self._core = ShardCore(self.epoch, self.stripe)
-        self._sessions = Sessions(self.epoch)
+        self._sessions = WorkerSessions(self.epoch)
         self._attending = asyncio.Event()  # set when a worker is told of
         self._newest = NewestWeights(self.stripe)
         self._backlog = Backlog(WAITING_CHUNKS)
-        self.exchange = Exchange(
+        self.exchange = WorkerDataStreams(
             core=self._core,
             newest=self._newest,
             sessions=self._sessions,
@@ -90,7 +90,7 @@ class Hold:
             room=self._backlog.room,
             shared_memory=shared_memory,
         )
-        self._bench = Bench()
+        self._bench = KernelState()
         self._kernel = ThreadPoolExecutor(1, "shard")
         self._arrived: dict[int, TensorChunk] = {}  # that the aggregator is to decide on
         self._last_arrival = 0
@@ -254,10 +254,10 @@ class Hold:
             case pb.CopyPart():
                 self.copies.make(body.copy, part.arrays())
 
-    def _tell_updated(self, made: MadeWeights) -> None:
+    def _tell_updated(self, made: WeightsReady) -> None:
         self._loop.call_soon_threadsafe(self._made, made, True)
 
-    def _tell_made(self, made: MadeWeights) -> None:
+    def _tell_made(self, made: WeightsReady) -> None:
         self._loop.call_soon_threadsafe(self._made, made, False)
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
@@ -266,7 +266,7 @@ class Hold:
         self._loop.call_soon_threadsafe(self._core.dropped)
         if isinstance(order, pb.OpenPart):
             self._bench.opening = order.opening
-            part = Part(
+            part = ShardTensors(
                 order,
                 self.stripe,
                 self._newest,
@@ -285,7 +285,7 @@ class Hold:
         point("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 
-    def _made(self, made: MadeWeights, updated: bool) -> None:
+    def _made(self, made: WeightsReady, updated: bool) -> None:
         """On the event loop: a chunk of weights is ready to be sent."""
         header = made.header
         if not self._core.made(header.job, Version(header.generation, header.step), made.chunks):

@@ -16,13 +16,13 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.shards.copies import Gathered, scattered
-from aggregator.shards.group import Shards
+from aggregator.shards.copies import GatheredTensors, scattered
+from aggregator.shards.group import ShardGroup
 from aggregator.shards.link import ShardLink
 from optimizer.core import events as ev
 from optimizer.local_tensor_store import not_saved
 from optimizer.master_tensors import measured
-from optimizer.tensor_store import HomeEvents, Save, TensorsGone
+from optimizer.tensor_store import Save, TensorStoreEvents, TensorStoreLost
 from optimizer.update_rules import state_kinds
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -37,8 +37,8 @@ from services.tensors.layout import Layout, chunk_range
 log = logging.getLogger("tiermesh.aggregator")
 
 
-class TensorsInShards:
-    """A `TensorHome`.
+class ShardedTensorStore:
+    """A `TensorStore`.
 
     Args:
         events: takes what is told.
@@ -46,7 +46,7 @@ class TensorsInShards:
         metrics: of the optimizer.
     """
 
-    def __init__(self, events: HomeEvents, shards: Shards, metrics: OptimizerMetrics) -> None:
+    def __init__(self, events: TensorStoreEvents, shards: ShardGroup, metrics: OptimizerMetrics) -> None:
         self._events = events
         self._shards = shards
         self._metrics = metrics
@@ -82,7 +82,7 @@ class TensorsInShards:
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
         """Each shard makes room for its chunks (Failed: it can't), and is given those of the checkpoint."""
         if why := self._shards.why_not_ready():
-            raise TensorsGone(why)
+            raise TensorStoreLost(why)
         self._forget()
         self._job, self._config = job, config
         self._elements, self._chunks = layout.elements, layout.chunks
@@ -122,7 +122,7 @@ class TensorsInShards:
     def _lost(self, reason: str) -> None:
         for opened in self._opened.values():
             if not opened.done():
-                opened.set_exception(TensorsGone(reason))
+                opened.set_exception(TensorStoreLost(reason))
                 opened.exception()  # somebody may wait for another one
         self._forget()
 
@@ -142,7 +142,7 @@ class TensorsInShards:
         elif opened is not None and not opened.done():
             opened.set_exception(Failed(reason))
         else:
-            self._events.tell(ev.Broke(self._job, reason))
+            self._events.tell(ev.OperationFailed(self._job, reason))
 
     # ---- a step ----
 
@@ -262,16 +262,16 @@ class TensorsInShards:
 
     async def _collect(self, effect: ev.Snapshot, copy: int, elements: int, save: Save) -> None:
         try:
-            gathered = Gathered(elements, self._kinds)
+            gathered = GatheredTensors(elements, self._kinds)
             await asyncio.gather(*(self._read(link, copy, gathered) for link in self._shards.links))
             gathered.check()
             save(gathered.weights, gathered.state)
-        except (TensorsGone, grpc.aio.AioRpcError) as gone:
+        except (TensorStoreLost, grpc.aio.AioRpcError) as gone:
             log.info("job %s: the checkpoint of step %d is given up: %s", effect.job, effect.step, gone)
-            self._events.tell(ev.NotSaved(effect.job, effect.generation, effect.step, str(gone)))
+            self._events.tell(ev.SaveFailed(effect.job, effect.generation, effect.step, str(gone)))
         except Exception as error:
             self._events.tell(not_saved(effect, error))
 
-    async def _read(self, link: ShardLink, copy: int, gathered: Gathered) -> None:
+    async def _read(self, link: ShardLink, copy: int, gathered: GatheredTensors) -> None:
         async for piece in link.read_part(copy):
             await self._loop.run_in_executor(None, gathered.take, link.stripe, piece)

@@ -18,12 +18,12 @@ from types import TracebackType
 
 from google.protobuf.message import DecodeError
 
-from aggregator.core.succession import Deposed, Sight
+from aggregator.core.succession import Deposed, LeaderSighting
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
 from services.instrumentation.failpoints import point
 from services.protocol.versions import LAST_EPOCH
-from services.timeouts import STANDARD, Ladder
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
 FORMAT = 1
 """Version of the tables; a file with another is refused."""
@@ -47,14 +47,14 @@ _SUCCESSION_TABLES = (
 """Made where they are missing: a queue of before there were standbys is as good."""
 
 
-class Queue:
+class JobQueue:
     """Jobs in order of submission, and the epoch. A write waits `lock_seconds` for another process that writes.
 
     Raises:
         Refused: the file can't be opened, isn't a queue, or is of another version.
     """
 
-    def __init__(self, path: Path, lock_seconds: float = STANDARD.lock) -> None:
+    def __init__(self, path: Path, lock_seconds: float = STANDARD_TIMEOUTS.lock) -> None:
         self.path = path
         self._lock_seconds = lock_seconds
         self._epoch: int | None = None  # this aggregator's
@@ -76,7 +76,7 @@ class Queue:
             self._connection.close()
             raise
 
-    def __enter__(self) -> Queue:
+    def __enter__(self) -> JobQueue:
         return self
 
     def __exit__(
@@ -97,7 +97,7 @@ class Queue:
         assert self._epoch is not None
         return self._epoch
 
-    def raise_epoch(self, name: str = "", takeover_seconds: float = STANDARD.takeover) -> int:
+    def raise_epoch(self, name: str = "", takeover_seconds: float = STANDARD_TIMEOUTS.takeover) -> int:
         """Take the cluster over: one more than any epoch before, on disk before this returns.
 
         Args:
@@ -111,7 +111,7 @@ class Queue:
             epoch = self._claim(name, takeover_seconds)
         return self._claimed(epoch)
 
-    def take_over(self, seen: Sight, name: str, takeover_seconds: float) -> int | None:
+    def take_over(self, seen: LeaderSighting, name: str, takeover_seconds: float) -> int | None:
         """As a standby raise the epoch; None if things are not as they were seen any more.
 
         Raises:
@@ -186,7 +186,7 @@ class Queue:
         with self.fenced():
             self._connection.execute("UPDATE leader SET takeover_seconds = 0")
 
-    def look(self, name: str) -> Sight:
+    def look(self, name: str) -> LeaderSighting:
         """As a standby of this name be known to the leader, and see how it does.
 
         Raises:
@@ -208,17 +208,19 @@ class Queue:
         with self._transaction():
             self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
 
-    def _sight(self, known: bool = True) -> Sight:
+    def _sight(self, known: bool = True) -> LeaderSighting:
         epoch = self._stored_epoch()
         row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
         if row is None:  # nobody led, or an aggregator of before there were standbys, which does not beat
-            return Sight(epoch, 0, "an older version", STANDARD.takeover if epoch else 0.0, known)
+            return LeaderSighting(
+                epoch, 0, "an older version", STANDARD_TIMEOUTS.takeover if epoch else 0.0, known
+            )
         beat, name, takeover_seconds = row
         if not (isinstance(beat, int) and isinstance(name, str) and isinstance(takeover_seconds, float)):
             raise ValueError("the leader's columns are not a number, text and seconds")
         if not 0 <= takeover_seconds < math.inf:
             raise ValueError(f"the leader is taken over from after {takeover_seconds} s, expected 0 or more")
-        return Sight(epoch, beat, name, takeover_seconds, known)
+        return LeaderSighting(epoch, beat, name, takeover_seconds, known)
 
     # ---- jobs ----
 
@@ -337,9 +339,9 @@ class Queue:
         )
 
 
-def open_queue(state_dir: Path, ladder: Ladder) -> Queue:
+def open_queue(state_dir: Path, timeouts: Timeouts) -> JobQueue:
     """The queue of an aggregator's state dir (Refused: it can't be used)."""
-    return Queue(state_dir / "queue.sqlite", ladder.lock)
+    return JobQueue(state_dir / "queue.sqlite", timeouts.lock)
 
 
 def _row(

@@ -12,33 +12,33 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from aggregator.core.succession import Deposed, Standbys
-from aggregator.storage.job_queue import Queue
+from aggregator.storage.job_queue import JobQueue
 from services.errors import TiermeshError
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 log = logging.getLogger("tiermesh.aggregator")
 
 
-class Lead:
+class Leadership:
     """Of one epoch.
 
     Args:
         queue: whose epoch has been raised.
-        ladder: how often to beat (`tick`), after how long without to stop (`lapse`), and how long a leader may have
+        timeouts: how often to beat (`tick`), after how long without to stop (`lapse`), and how long a leader may have
             been away before it looks first (`takeover`).
 
     Attributes:
         standbys: who is known to stand by.
     """
 
-    def __init__(self, queue: Queue, ladder: Ladder) -> None:
+    def __init__(self, queue: JobQueue, timeouts: Timeouts) -> None:
         self._queue = queue
-        self._ladder = ladder
+        self._timeouts = timeouts
         self._thread = ThreadPoolExecutor(1, "lead")
         self._led_seconds = time.monotonic()  # when the newest renewal that succeeded began
         self._forgotten: list[str] = []
         self._why = "the storage does not answer"  # the newest renewal failed
-        self.standbys = Standbys(ladder.comeback)
+        self.standbys = Standbys(timeouts.comeback)
 
     def close(self) -> None:
         """Let the standbys take over at once, if this one still leads."""
@@ -56,7 +56,7 @@ class Lead:
             TiermeshError: the queue can't be read, and there are no standbys.
         """
         while True:
-            await asyncio.sleep(self._ladder.tick)
+            await asyncio.sleep(self._timeouts.tick)
             try:
                 await self._renew()
             except Deposed:
@@ -65,7 +65,7 @@ class Lead:
                 if not self.standbys:
                     raise
                 self._why = str(error)
-                if time.monotonic() - self._led_seconds > self._ladder.lapse:
+                if time.monotonic() - self._led_seconds > self._timeouts.lapse:
                     raise self._lapsed() from None
 
     async def _renew(self) -> None:
@@ -74,7 +74,7 @@ class Lead:
         renewal = loop.run_in_executor(self._thread, self._beat, self._forgotten)
         left_seconds: float | None = None
         if self.standbys:  # one that was away itself until now has the time for one attempt
-            left_seconds = max(self._led_seconds + self._ladder.lapse - began, self._ladder.lock)
+            left_seconds = max(self._led_seconds + self._timeouts.lapse - began, self._timeouts.lock)
         try:
             looks = await asyncio.wait_for(asyncio.shield(renewal), left_seconds)
         except asyncio.TimeoutError:
@@ -85,10 +85,10 @@ class Lead:
         self, renewal: asyncio.Future[Mapping[str, int]], late_seconds: float
     ) -> Mapping[str, int]:
         """What a renewal says that was late; if this process was away, that is no fault of the storage's yet."""
-        if late_seconds < self._ladder.tick:
+        if late_seconds < self._timeouts.tick:
             raise self._lapsed()
         try:
-            return await asyncio.wait_for(asyncio.shield(renewal), self._ladder.lock)
+            return await asyncio.wait_for(asyncio.shield(renewal), self._timeouts.lock)
         except asyncio.TimeoutError:
             raise self._lapsed() from None
 
@@ -99,7 +99,7 @@ class Lead:
             Deposed: it does not.
             TiermeshError: the queue can't be read.
         """
-        if now_seconds - self._led_seconds > self._ladder.takeover:
+        if now_seconds - self._led_seconds > self._timeouts.takeover:
             self._renewed(self._beat(self._forgotten), now_seconds)
 
     def _beat(self, forgotten: list[str]) -> Mapping[str, int]:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.harness.report import median, report
 from benchmarks.harness.setting import ROOT, load_setting
 from optimizer import update_rules as rules
-from optimizer.master_tensors import Tensors
+from optimizer.master_tensors import MasterTensors
 from services.errors import Failed
 from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array, accumulate_wire, from_wire, to_wire
@@ -101,7 +101,7 @@ def measure() -> dict[str, list[float]]:
     return seconds
 
 
-def _tensors() -> Tensors:
+def _tensors() -> MasterTensors:
     """An optimizer's, of a layout in which matrices decay and biases don't."""
     rows, columns = 2048, 1023
     shapes = [
@@ -111,7 +111,7 @@ def _tensors() -> Tensors:
     ]
     layout = Layout.build((name, shape, len(shape) > 1, name, False) for name, shape in shapes)
     assert layout.elements == ELEMENTS
-    tensors = Tensors(load_setting(), layout)
+    tensors = MasterTensors(load_setting(), layout)
     random = np.random.Generator(np.random.Philox(1))
     tensors.restore(random.standard_normal(ELEMENTS, np.float32), tensors.rule.state)
     return tensors

@@ -31,7 +31,7 @@ WARM_UP = 3
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-class Recorder:
+class OpRecorder:
     """A module whose calls are written down: of functions and of Tensor; what other classes make are options."""
 
     def __init__(self, module: Any, calls: list[Call]) -> None:
@@ -41,7 +41,7 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
         if name == "experimental":
-            return Recorder(value, self._calls)
+            return OpRecorder(value, self._calls)
         if not callable(value) or (isinstance(value, type) and name != "Tensor"):
             return value
 
@@ -67,7 +67,7 @@ def main(devices: int, rounds: int) -> None:
             tape.backward(loss, 1 / batch.size, lambda parameter, gradient: None)
 
         calls: list[Call] = []
-        mesh.tt = Recorder(ttnn, calls)
+        mesh.tt = OpRecorder(ttnn, calls)
         with_tape()
         mesh.tt = ttnn
 

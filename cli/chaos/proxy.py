@@ -11,7 +11,7 @@ _PIECES_PER_SECOND = 20
 """Of a throttled line: small enough to pass evenly."""
 
 
-class Target(Protocol):
+class ProxyTarget(Protocol):
     """Whom a proxy stands for: a daemon, or another proxy."""
 
     @property
@@ -117,7 +117,7 @@ class Proxy:
         """Where to connect."""
         return f"{self.host}:{self.port}"
 
-    async def aim(self, target: Target) -> None:
+    async def aim(self, target: ProxyTarget) -> None:
         """Stand for this target from now on; connections that there are stay where they are.
 
         Raises:

@@ -15,7 +15,7 @@ from cli.chaos.plan import Fault, draw_plan
 from cli.client import JobsClient
 from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
 from cli.local import ANSWER_SECONDS, locked
-from cli.options import Target
+from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
 from protos import jobs_pb2
@@ -113,7 +113,10 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
         log_level=options.log_level,
     )
     try:
-        async with cluster, JobsClient(Target(cluster.address, Security(), ANSWER_SECONDS)) as client:
+        async with (
+            cluster,
+            JobsClient(AggregatorTarget(cluster.address, Security(), ANSWER_SECONDS)) as client,
+        ):
             for job in await client.jobs():
                 if job.state not in ENDED:
                     raise Refused(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from optimizer.core.events import NotSaved, Outbox, Snapshot
+from optimizer.core.events import Outbox, SaveFailed, Snapshot
 from optimizer.core.open_job import OpenJob
 from protos import cluster_pb2 as pb
 
 
-class Checkpoints:
+class CheckpointSchedule:
     """Those of the job that is open; one of the job before it may still be on its way to the disk.
 
     Args:
@@ -42,7 +42,7 @@ class Checkpoints:
     def due(self, job: OpenJob) -> None:
         """Have one made, now or when the one before has been written: no step waits for the disk."""
         job.due = True
-        job.counting_since_seconds = None if job.state == pb.Standing.RECEIVING else self.now_seconds
+        job.counting_since_seconds = None if job.state == pb.OptimizerStatus.RECEIVING else self.now_seconds
         before = self._writing
         if before is not None:
             text = (
@@ -59,7 +59,7 @@ class Checkpoints:
         self._writing = Snapshot(job.job, job.generation, job.step)
         self._out.put(self._writing)
 
-    def answered(self, answer: pb.CheckpointWritten | NotSaved) -> bool:
+    def answered(self, answer: pb.CheckpointWritten | SaveFailed) -> bool:
         """What was on its way to the disk is there, or never will be; whether its job had ended."""
         answered = Snapshot(answer.job, answer.generation, answer.step)
         if self._writing != answered:
@@ -67,7 +67,7 @@ class Checkpoints:
         left, self._writing, self._left = self._left == answered, None, None
         return left
 
-    def why_not_without(self, job: OpenJob, event: NotSaved) -> str:
+    def why_not_without(self, job: OpenJob, event: SaveFailed) -> str:
         """Why the job can't go on without a checkpoint of its own; empty if it does, or has it made again."""
         again = job.failed_step == event.step
         job.failed_step = event.step

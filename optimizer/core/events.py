@@ -109,7 +109,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class NotSaved:
+class SaveFailed:
     """A snapshot did not become a checkpoint; those before it are as they were.
 
     Attributes:
@@ -126,7 +126,7 @@ class NotSaved:
 
 
 @dataclass(frozen=True)
-class Broke:
+class OperationFailed:
     """Something that was asked for could not be done."""
 
     job: str
@@ -148,8 +148,8 @@ Input = (
     | Measured
     | Updated
     | Saved
-    | NotSaved
-    | Broke
+    | SaveFailed
+    | OperationFailed
     | TensorsLost
 )
 
@@ -251,7 +251,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copy weights and state as they are, write them as a checkpoint, then tell with Saved or NotSaved, always.
+    """Copy weights and state as they are, write them as a checkpoint, then tell with Saved or SaveFailed, always.
 
     The next one is asked for after that answer, so there is one copy at most, however slow the disk is.
     """

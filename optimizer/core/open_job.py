@@ -18,7 +18,7 @@ class OpenJob:
         self.job = job
         self.plan = plan
         self.generation = self.opened_generation = generation
-        self.state = pb.Standing.EMPTY
+        self.state = pb.OptimizerStatus.EMPTY
         self.step = 0
         self.layout_json = ""
         self.elements = 0
@@ -50,12 +50,12 @@ class OpenJob:
     @property
     def rests(self) -> bool:
         """Whether the weights are those of one step, all of them."""
-        return self.deciding if self.state == pb.Standing.RECEIVING else self.updated == self.chunks
+        return self.deciding if self.state == pb.OptimizerStatus.RECEIVING else self.updated == self.chunks
 
-    def standing(self) -> pb.Standing:
+    def optimizer_status(self) -> pb.OptimizerStatus:
         """Where the job stands, and what is missing of what comes in now."""
         missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
-        return pb.Standing(
+        return pb.OptimizerStatus(
             job=self.job,
             state=self.state,
             generation=self.generation,

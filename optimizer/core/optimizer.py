@@ -7,11 +7,10 @@ generation.
 
 from __future__ import annotations
 
-from optimizer.core.checkpoint_schedule import Checkpoints
+from optimizer.core.checkpoint_schedule import CheckpointSchedule
 from optimizer.core.events import (
     Allocate,
     Allocated,
-    Broke,
     ChunkArrived,
     Connected,
     Disconnected,
@@ -22,12 +21,13 @@ from optimizer.core.events import (
     Loaded,
     Measure,
     Measured,
-    NotSaved,
+    OperationFailed,
     Ordered,
     Outbox,
     Refuse,
     Saved,
     SaveEpoch,
+    SaveFailed,
     SaveGeneration,
     Stage,
     StoreInitial,
@@ -62,7 +62,7 @@ class OptimizerCore:
         self._void: tuple[pb.Void, ...] = ()  # checkpoints of the job that is loading or open
         self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
         self._out = Outbox()
-        self._checkpoints = Checkpoints(self._out)
+        self._checkpoints = CheckpointSchedule(self._out)
 
     def next_weights(self) -> ChunkHeader | None:
         """The header of the next chunk of weights to stream, counted as sent; None: nothing for now."""
@@ -109,7 +109,7 @@ class OptimizerCore:
                 self._commit(event)
             case Saved():
                 self._saved(event.written)
-            case NotSaved():
+            case SaveFailed():
                 self._not_saved(event)
             case Loaded():
                 self._loaded(event)
@@ -119,7 +119,7 @@ class OptimizerCore:
                 self._connect(event.hello)
             case Disconnected():
                 self._out.connected, self._to_send = False, None
-            case Broke():
+            case OperationFailed():
                 self._broke(event)
             case TensorsLost():
                 self._loading = ""
@@ -229,7 +229,7 @@ class OptimizerCore:
         self.open_job = job
         if event.checkpoint is not None:
             job.take_layout(event.layout_json, event.elements)
-            job.state, job.step, job.updated = pb.Standing.TRAINING, event.checkpoint.step, job.chunks
+            job.state, job.step, job.updated = pb.OptimizerStatus.TRAINING, event.checkpoint.step, job.chunks
             job.newest_checkpoint = event.checkpoint
         self._tell_standing()
 
@@ -241,19 +241,19 @@ class OptimizerCore:
             f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
             "says so is damaged, or the aggregator's record of the job"
         )
-        self._out.say(pb.Unable(job=job, reason=reason))
+        self._out.say(pb.Failure(job=job, reason=reason))
         return None
 
     def _tell_standing(self) -> None:
         job = self.open_job
         if job is None:
             return
-        self._out.say(job.standing())
+        self._out.say(job.optimizer_status())
         if job.newest_checkpoint is not None:
             self._out.say(job.newest_checkpoint)
         self._tell_broken(job)
 
-    def _broke(self, event: Broke) -> None:
+    def _broke(self, event: OperationFailed) -> None:
         if event.job == self._loading:
             self._loading = ""
         job = self.open_job
@@ -261,20 +261,22 @@ class OptimizerCore:
             job.broken = event.reason  # told again to an aggregator that comes later
             self._tell_broken(job)
         else:
-            self._out.say(pb.Unable(job=event.job, reason=event.reason))
+            self._out.say(pb.Failure(job=event.job, reason=event.reason))
 
     def _tell_broken(self, job: OpenJob) -> None:
         """The last word on a job that can't go on: it comes after what became of the checkpoint being written."""
         if job.broken and not self._checkpoints.is_written_of(job):
-            self._out.say(pb.Unable(job=job.job, reason=job.broken))
+            self._out.say(pb.Failure(job=job.job, reason=job.broken))
 
     # ---- initial weights ----
 
     def _initialise(self, order: pb.Initialise) -> None:
         job = self.open_job
-        if job is None or job.job != order.job or job.state == pb.Standing.TRAINING:
+        if job is None or job.job != order.job or job.state == pb.OptimizerStatus.TRAINING:
             return
-        if job.deciding or (job.state == pb.Standing.RECEIVING and job.layout_json == order.layout_json):
+        if job.deciding or (
+            job.state == pb.OptimizerStatus.RECEIVING and job.layout_json == order.layout_json
+        ):
             self._tell_standing()
             return
         if job.allocating == order.layout_json:
@@ -288,7 +290,7 @@ class OptimizerCore:
             return
         job.allocating = ""
         job.take_layout(event.layout_json, event.elements)
-        job.state = pb.Standing.RECEIVING
+        job.state = pb.OptimizerStatus.RECEIVING
         job.staged.clear()
         self._tell_standing()
 
@@ -301,7 +303,7 @@ class OptimizerCore:
             return f"of epoch {header.epoch}: this optimizer obeys epoch {self.epoch}"
         if job is None or header.job != job.job:
             return f"of job {header.job!r}: the open job is {job.job if job else 'none'}"
-        if job.state == pb.Standing.RECEIVING:
+        if job.state == pb.OptimizerStatus.RECEIVING:
             return "" if header.kind == INITIAL_WEIGHTS else "of a gradient: the job has no weights yet"
         if header.kind != GRADIENT or (header.generation, header.step) != (job.generation, job.step):
             return (
@@ -317,7 +319,7 @@ class OptimizerCore:
             return
         if header.index >= job.chunks or header.index in job.staged:
             return
-        initial = job.state == pb.Standing.RECEIVING
+        initial = job.state == pb.OptimizerStatus.RECEIVING
         self._out.put(StoreInitial(header.index) if initial else Stage(header.index))
         job.staged.add(header.index)
         if header.index == 0:
@@ -339,7 +341,7 @@ class OptimizerCore:
             return
         if not event.finite and job.plan.on_non_finite == "stop":
             why = why_not_finite(job.non_finite, job.plan.wire.gradients)
-            self._broke(Broke(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
+            self._broke(OperationFailed(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
             return
         self._out.say(
             pb.Commit(
@@ -372,10 +374,10 @@ class OptimizerCore:
     def _start_over(self, order: pb.StartOver) -> None:
         """What is staged is void: the same step is made again, under the next generation."""
         job = self.open_job
-        if job is None or job.job != order.job or job.state != pb.Standing.TRAINING:
+        if job is None or job.job != order.job or job.state != pb.OptimizerStatus.TRAINING:
             return  # whoever opens it is told of a later generation
         if order.generation < job.generation:
-            self._out.say(job.standing())
+            self._out.say(job.optimizer_status())
         elif job.deciding:
             job.void = True  # its measure is on the way, and must not be taken for the next one's
         else:
@@ -390,7 +392,7 @@ class OptimizerCore:
         self._to_send = None
         self._out.put(SaveGeneration(job.job, generation))
         self._out.put(Unstage())
-        self._out.say(job.standing())
+        self._out.say(job.optimizer_status())
 
     # ---- checkpoints ----
 
@@ -399,8 +401,13 @@ class OptimizerCore:
         job = self.open_job
         if job is not None and job.made(written.job, written.generation):
             job.newest_checkpoint, job.failed_step = written, None
-            if job.state == pb.Standing.RECEIVING:
-                job.state, job.step, job.updated, job.deciding = pb.Standing.TRAINING, 0, job.chunks, False
+            if job.state == pb.OptimizerStatus.RECEIVING:
+                job.state, job.step, job.updated, job.deciding = (
+                    pb.OptimizerStatus.TRAINING,
+                    0,
+                    job.chunks,
+                    False,
+                )
                 job.staged.clear()
                 self._tell_standing()
             else:
@@ -410,12 +417,12 @@ class OptimizerCore:
             self._out.say(written)
         self._checkpoints.make_if_free(job)
 
-    def _not_saved(self, event: NotSaved) -> None:
+    def _not_saved(self, event: SaveFailed) -> None:
         self._checkpoints.answered(event)
         job = self.open_job
         if job is not None and job.made(event.job, event.generation):
             if job.broken:
                 self._tell_broken(job)
             elif why := self._checkpoints.why_not_without(job, event):
-                self._broke(Broke(job.job, why))
+                self._broke(OperationFailed(job.job, why))
         self._checkpoints.make_if_free(job)

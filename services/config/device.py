@@ -6,12 +6,12 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from services.config.records import Count, Part
+from services.config.records import ConfigRecord, Count
 
 AxisName = Literal["data", "tensor"]
 
 
-class DeviceConfig(Part):
+class DeviceConfig(ConfigRecord):
     """The mesh that each worker drives, tt-train's `device_config`.
 
     Dimensions of size 1 are dropped; the enabled strategies take those that remain, data parallel first (unless

@@ -14,13 +14,13 @@ from services.config.messages import refusal
 from services.config.models import ModelConfig, RegressionConfig
 from services.config.records import (
     CheckpointConfig,
+    ConfigRecord,
     Count,
     DataConfig,
     EitherWireConfig,
     Name,
     Natural,
     OptimizerConfig,
-    Part,
     Positive,
     PretrainedConfig,
     SamplingConfig,
@@ -33,7 +33,7 @@ from services.protocol.plan import JobPlan, WireTypes
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
-class JobConfig(Part):
+class JobConfig(ConfigRecord):
     """One training run, resolved: no includes, no relative paths, nothing that hangs on the reader's machine.
 
     Attributes:

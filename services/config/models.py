@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
 
-from services.config.records import Count, NotNegative, Part, Positive, Probability
+from services.config.records import ConfigRecord, Count, NotNegative, Positive, Probability
 
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps a block's input alone, and computes the block again in the backward pass."""
@@ -16,7 +16,7 @@ RunnerType = Literal["default", "memory_efficient"]
 _INTERMEDIATE_MULTIPLE = 256
 
 
-class GPT2Config(Part):
+class GPT2Config(ConfigRecord):
     """A GPT-2, by the keys of tt-train's `transformer_config`.
 
     Attributes:
@@ -58,7 +58,7 @@ class GPT2Config(Part):
         return self
 
 
-class RopeScaling(Part):
+class RopeScaling(ConfigRecord):
     """Llama 3.1's stretching of rotary positions: slow rotations are slowed further, fast ones stay.
 
     Attributes:
@@ -83,7 +83,7 @@ class RopeScaling(Part):
         return self
 
 
-class LlamaConfig(Part):
+class LlamaConfig(ConfigRecord):
     """A Llama, by the keys of tt-train's `transformer_config`.
 
     Attributes:
@@ -146,7 +146,7 @@ class LlamaConfig(Part):
         return self
 
 
-class LinearRegressionConfig(Part):
+class LinearRegressionConfig(ConfigRecord):
     """One linear layer, mean squared error, data made from the job's seed (tt-train's first example).
 
     Attributes:
@@ -166,7 +166,7 @@ class LinearRegressionConfig(Part):
     noise: NotNegative = 0.0
 
 
-class MLPConfig(Part):
+class MLPConfig(ConfigRecord):
     """Linear layers with an activation between them, mean squared error, data as linear regression's.
 
     Attributes:
@@ -200,7 +200,7 @@ class MLPConfig(Part):
         return self.output_features
 
 
-class CustomConfig(Part):
+class CustomConfig(ConfigRecord):
     """A language model that a Python module of the user's builds.
 
     Attributes:

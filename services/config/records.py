@@ -37,13 +37,13 @@ Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_print
 """One line that a person reads in a list."""
 
 
-class Part(BaseModel):
+class ConfigRecord(BaseModel):
     """Base of the records: frozen, no keys beyond those named, no silent conversions, finite numbers only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class OptimizerConfig(Part):
+class OptimizerConfig(ConfigRecord):
     """The update rule, with the settings of all rules; a rule reads its own.
 
     Attributes:
@@ -80,7 +80,7 @@ class OptimizerConfig(Part):
         return self
 
 
-class ScheduleConfig(Part):
+class ScheduleConfig(ConfigRecord):
     """The learning rate over the steps.
 
     Attributes:
@@ -106,7 +106,7 @@ class ScheduleConfig(Part):
         return self
 
 
-class DataConfig(Part):
+class DataConfig(ConfigRecord):
     """Corpus and tokenizer of a language model; linear regression makes its data from the seed and has none.
 
     Attributes:
@@ -135,7 +135,7 @@ class DataConfig(Part):
         return self
 
 
-class PretrainedConfig(Part):
+class PretrainedConfig(ConfigRecord):
     """The checkpoint whose weights a job starts from, in Hugging Face's format, which ours have too.
 
     Attributes:
@@ -166,7 +166,7 @@ WireType = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(
 """How elements travel between roles."""
 
 
-class WireConfig(Part):
+class WireConfig(ConfigRecord):
     """How tensors travel between roles; the optimizer's master weights are float32 whatever it says.
 
     Attributes:
@@ -195,7 +195,7 @@ EitherWireConfig = Annotated[WireConfig, BeforeValidator(_of_both)]
 """`WireConfig` as people write it: a mapping, or one word for both directions."""
 
 
-class CheckpointConfig(Part):
+class CheckpointConfig(ConfigRecord):
     """What becomes of a job's checkpoints.
 
     Attributes:
@@ -220,7 +220,7 @@ class CheckpointConfig(Part):
         return self
 
 
-class SamplingConfig(Part):
+class SamplingConfig(ConfigRecord):
     """How text is drawn from the trained model, tt-train's `eval_config`, applied in this order.
 
     Attributes:

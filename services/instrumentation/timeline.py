@@ -73,7 +73,7 @@ class TimelineOptions:
         return cls(folder, int(first), int(last))
 
 
-class Recorder:
+class TimelineRecorder:
     """Takes events from any thread, until the last step that is wanted is over."""
 
     def __init__(self, options: TimelineOptions, role: str, name: str) -> None:
@@ -137,14 +137,14 @@ class Recorder:
         log.info("timeline of %d events: %s", len(self._events), path)
 
 
-_recorder: Recorder | None = None
+_recorder: TimelineRecorder | None = None
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def start(options: TimelineOptions, role: str, name: str) -> None:
     """Record this process's events from now on."""
     global _recorder
-    _recorder = Recorder(options, role, name)
+    _recorder = TimelineRecorder(options, role, name)
 
 
 def stop() -> None:

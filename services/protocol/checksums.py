@@ -18,7 +18,7 @@ _FIELD_BYTES = 5
 Kind = TypeVar("Kind", bound=Message)
 
 
-class Damaged(ValueError):
+class ChecksumMismatch(ValueError):
     """Bytes that are not those that were sent."""
 
 
@@ -42,7 +42,7 @@ def decode(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
     try:
         message = kind.FromString(content)
     except DecodeError:
-        raise Damaged(f"expected a {kind.DESCRIPTOR.name}") from None
+        raise ChecksumMismatch(f"expected a {kind.DESCRIPTOR.name}") from None
     return message, verify(message, content)
 
 
@@ -58,5 +58,5 @@ def verify(message: Any, content: bytes) -> bool:
     message.ClearField("own_crc32c")
     found = google_crc32c.value(content[:-_FIELD_BYTES])
     if found != expected:
-        raise Damaged(f"crc32c {found:#010x}, expected {expected:#010x}")
+        raise ChecksumMismatch(f"crc32c {found:#010x}, expected {expected:#010x}")
     return True

@@ -9,13 +9,26 @@ from google.protobuf.message import Message
 from protos import cluster_pb2 as pb
 
 WorkerBody = (
-    pb.Hello | pb.Heartbeat | pb.Ready | pb.Description | pb.Holding | pb.Computed | pb.Evaluated | pb.Unable
+    pb.Hello
+    | pb.Heartbeat
+    | pb.Ready
+    | pb.Description
+    | pb.WeightsLoaded
+    | pb.Computed
+    | pb.Evaluated
+    | pb.Failure
 )
 """What a worker says."""
 WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
 """What an aggregator tells a worker."""
 OptimizerBody = (
-    pb.Hello | pb.Heartbeat | pb.Standing | pb.Commit | pb.CheckpointWritten | pb.CheckpointMissed | pb.Unable
+    pb.Hello
+    | pb.Heartbeat
+    | pb.OptimizerStatus
+    | pb.Commit
+    | pb.CheckpointWritten
+    | pb.CheckpointMissed
+    | pb.Failure
 )
 """What an optimizer says."""
 OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close | pb.StartOver

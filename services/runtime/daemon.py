@@ -16,7 +16,7 @@ from services.instrumentation import failpoints, timeline
 from services.instrumentation.timeline import TimelineOptions
 from services.runtime import logs, process
 from services.runtime.metrics import start_metrics
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security, join_address, split_address
 from services.transport.server import start_server
@@ -153,8 +153,8 @@ def run_role(
         finally:
             timeline.stop()
             if tensors is not None:
-                await tensors.stop(STANDARD.grace)
-            await server.stop(STANDARD.grace)
+                await tensors.stop(STANDARD_TIMEOUTS.grace)
+            await server.stop(STANDARD_TIMEOUTS.grace)
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Failed, Refused, TiermeshError, describe
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
 
@@ -97,7 +97,7 @@ def run_daemon(
     serve: Callable[[], Coroutine[Any, Any, None]],
     *,
     exit_with_parent: bool = False,
-    stop_seconds: float = STANDARD.stop,
+    stop_seconds: float = STANDARD_TIMEOUTS.stop,
 ) -> int:
     """Run a daemon to its end and say how it ended, in at most one line of log.
 

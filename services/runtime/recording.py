@@ -38,10 +38,10 @@ def make_core(kind: Callable[..., Core], record: Path | None, **arguments: Any) 
     Raises:
         Refused: the file can't be written.
     """
-    return Recorder(record).make(kind, **arguments) if record is not None else kind(**arguments)
+    return CallRecorder(record).make(kind, **arguments) if record is not None else kind(**arguments)
 
 
-class Recorder:
+class CallRecorder:
     """Writes one core's calls to a file; each line is written at once, so that kill -9 loses at most the last.
 
     Raises:
@@ -86,7 +86,7 @@ class Recorder:
 class _Recorded:
     """Stands in for a core: calls that change it are recorded, everything else is its own."""
 
-    def __init__(self, core: object, recorder: Recorder) -> None:
+    def __init__(self, core: object, recorder: CallRecorder) -> None:
         self._core = core
         self._recorder = recorder
 

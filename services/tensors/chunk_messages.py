@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refused
-from services.protocol.checksums import Damaged, encode, verify
+from services.protocol.checksums import ChecksumMismatch, encode, verify
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import (
     Float32Array,
@@ -44,7 +44,7 @@ class ChunkRefused(Refused):
     """A chunk that contradicts itself or the layout; names the field, its value and what was expected."""
 
 
-class Overtaken(ChunkRefused):
+class ChunkOverwritten(ChunkRefused):
     """A chunk of shared memory whose place its owner has filled anew: of weights, with those of a later step."""
 
     def __init__(self, header: ChunkHeader) -> None:
@@ -125,11 +125,11 @@ def with_checksum(chunk: TensorChunk) -> TensorChunk:
     """A chunk that came through shared memory, ready for the wire: its payload is copied, its header changed.
 
     Raises:
-        Overtaken: it was not there any more.
+        ChunkOverwritten: it was not there any more.
     """
     payload = bytes(chunk.payload)
     if not chunk.intact:
-        raise Overtaken(chunk.header)
+        raise ChunkOverwritten(chunk.header)
     chunk.header.crc32c = crc32c.value(payload)
     return TensorChunk(chunk.header, payload)
 
@@ -192,7 +192,7 @@ def _verify(header: ChunkHeader, content: bytes) -> bool:
     """Hold a header against the checksum of its bytes, if it has one, which is taken out of it; whether it had."""
     try:
         return verify(header, content)
-    except Damaged as damaged:
+    except ChecksumMismatch as damaged:
         raise ChunkRefused(
             f"chunk {header.index}: header with {damaged}: it was damaged, and may be of another chunk{_of(header)}"
         ) from None
@@ -203,13 +203,13 @@ def check(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
 
     Raises:
         ChunkRefused: index, offset, elements, dtype, payload length or checksum is not what it must be.
-        Overtaken: it is right, but no longer there.
+        ChunkOverwritten: it is right, but no longer there.
     """
     wrong = _what_is_wrong(chunk, elements_total, dtype)
     if wrong:
         raise ChunkRefused(f"chunk {chunk.header.index}: {wrong}{_of(chunk.header)}")
     if not chunk.intact:
-        raise Overtaken(chunk.header)
+        raise ChunkOverwritten(chunk.header)
 
 
 def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str:

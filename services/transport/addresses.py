@@ -26,7 +26,7 @@ def split_addresses(what: str, text: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-class Rotation:
+class AddressRotation:
     """Which address is dialled: the one that answered last, and after a failure the next.
 
     Args:

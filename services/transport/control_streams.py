@@ -14,13 +14,13 @@ import grpc
 from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
-from services.protocol.checksums import Damaged, decode
+from services.protocol.checksums import ChecksumMismatch, decode
 from services.transport.streams import HELLO_SECONDS, LinkClosed, raise_status, write
 
 Kind = TypeVar("Kind", bound=Message)
 
 
-class Reader(Generic[Kind]):
+class ControlReader(Generic[Kind]):
     """Reads a control stream.
 
     A peer whose messages have checksums has them in all: one without is what is left of a longer one.
@@ -50,7 +50,7 @@ class Reader(Generic[Kind]):
         self._count += 1
         try:
             message, checked = decode(self._kind, content)
-        except Damaged as damaged:
+        except ChecksumMismatch as damaged:
             raise self._broken(content, str(damaged)) from None
         if self._checked and not checked:
             raise self._broken(content, "expected a crc32c, as those before it had one")
@@ -64,7 +64,7 @@ class Reader(Generic[Kind]):
         )
 
 
-async def greet(call: Any, hello: Message, answers: Reader[Kind]) -> Kind:
+async def greet(call: Any, hello: Message, answers: ControlReader[Kind]) -> Kind:
     """Say hello, a client's first message; what is answered.
 
     Connecting, too, is waited for no longer than `HELLO_SECONDS`: a peer that is frozen takes connections, and says
@@ -82,14 +82,14 @@ async def greet(call: Any, hello: Message, answers: Reader[Kind]) -> Kind:
     return answer
 
 
-async def _answer(call: Any, hello: Message, answers: Reader[Kind]) -> Kind | None:
+async def _answer(call: Any, hello: Message, answers: ControlReader[Kind]) -> Kind | None:
     await write(call, hello)
     return await answers.next()
 
 
 async def greeted(
     context: grpc.aio.ServicerContext[Any, Any],
-    messages: Reader[Kind],
+    messages: ControlReader[Kind],
     unwrap: Callable[[Kind], Any],
     limit_seconds: float = HELLO_SECONDS,
 ) -> Hello:

@@ -27,7 +27,7 @@ REACH_SECONDS = 3.0
 """A tensor port that can't be reached within this time is done without."""
 
 
-class DataStreams:
+class DataStreamConnector:
     """Opens data streams; says once for each peer why they don't go to its tensor port.
 
     Args:

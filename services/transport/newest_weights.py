@@ -40,7 +40,7 @@ def sequence_of(header: ChunkHeader) -> int:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredChunk:
     """A chunk, in one form at least.
 
     Attributes:
@@ -70,7 +70,7 @@ class NewestWeights:
     def __init__(self, stripe: Stripe | None = None) -> None:
         self._stripe_count = stripe.count if stripe is not None else 1
         self.links: list[TensorLink] = []
-        self._stored: dict[int, Stored] = {}
+        self._stored: dict[int, StoredChunk] = {}
         self._array: SharedArray | None = None
         self._array_of: tuple[str, int, int] = ("", 0, 0)  # job, elements, bytes of one
 
@@ -105,7 +105,7 @@ class NewestWeights:
         text = too_large(chunk)
         if text:
             raise Failed(f"weights: {text}")
-        self._stored[index] = Stored(chunk.header, message, array)
+        self._stored[index] = StoredChunk(chunk.header, message, array)
 
     def keep(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
         """Take a chunk that another role sent, whose payload stays as it is, and the message in which it came."""
@@ -116,7 +116,7 @@ class NewestWeights:
             array.place(header.index)[:] = np.frombuffer(chunk.payload, np.uint8)
             array.mark(header.index, sequence_of(header))
         kept = (message or serialize(chunk)) if for_network else None
-        self._stored[header.index] = Stored(header, kept, array)
+        self._stored[header.index] = StoredChunk(header, kept, array)
 
     def _wanted(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
         """The array for peers on this host, if there are any, and whether a message is needed."""
@@ -185,7 +185,7 @@ class NewestWeights:
                 return message
 
 
-def _message(stored: Stored) -> bytes | None:
+def _message(stored: StoredChunk) -> bytes | None:
     """The message of a chunk in its place; None: it is being overwritten by a newer one."""
     assert stored.array is not None
     header = ChunkHeader()
@@ -196,7 +196,7 @@ def _message(stored: Stored) -> bytes | None:
     return serialize(with_checksum(TensorChunk(header, payload)))
 
 
-def _alike(chunk: Stored, other: Stored) -> bool:
+def _alike(chunk: StoredChunk, other: StoredChunk) -> bool:
     return chunk.array is other.array and _version(chunk.header) == _version(other.header)
 
 

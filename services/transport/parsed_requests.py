@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class Requests:
+class ParsedRequests:
     """A `grpc.GenericRpcHandler` around another, whose calls of one request see only those that are one.
 
     Args:

@@ -21,7 +21,7 @@ import numpy as np
 
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
-from services.protocol.checksums import Damaged, seal, verify
+from services.protocol.checksums import ChecksumMismatch, seal, verify
 from services.tensors import chunk_messages as wire
 from services.tensors.chunk_messages import Message, TensorChunk, element_bytes
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -297,7 +297,7 @@ def _verify(referring: Chunk) -> bool:
     places = referring.shared
     try:
         return verify(places, referring.header.SerializeToString() + places.SerializeToString())
-    except Damaged as damaged:
+    except ChecksumMismatch as damaged:
         raise Refused(
             f"chunk {referring.header.index}: shared memory: reference with {damaged}: it was damaged"
         ) from None

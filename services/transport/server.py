@@ -12,17 +12,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import Refused
-from services.timeouts import STANDARD
-from services.transport.parsed_requests import Requests
+from services.timeouts import STANDARD_TIMEOUTS
+from services.transport.parsed_requests import ParsedRequests
 from services.transport.security import Security, join_address, split_address
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received, header included."""
 
-KEEPALIVE_SECONDS = STANDARD.ping
+KEEPALIVE_SECONDS = STANDARD_TIMEOUTS.ping
 """A connection without traffic is pinged this often."""
 
-KEEPALIVE_TIMEOUT_SECONDS = STANDARD.broken - STANDARD.ping
+KEEPALIVE_TIMEOUT_SECONDS = STANDARD_TIMEOUTS.broken - STANDARD_TIMEOUTS.ping
 """A connection whose ping isn't answered for this long is dead."""
 
 # Every other option stays at gRPC's default: none measured faster.
@@ -105,7 +105,7 @@ async def start_server(
     security.check_listen(listen)
     credentials = security.server_credentials()
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    server.add_generic_rpc_handlers(tuple(Requests(each) for each in handlers))
+    server.add_generic_rpc_handlers(tuple(ParsedRequests(each) for each in handlers))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(

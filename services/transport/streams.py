@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from services.errors import TiermeshError
-from services.timeouts import STANDARD, Ladder
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
-HELLO_SECONDS = STANDARD.hello
+HELLO_SECONDS = STANDARD_TIMEOUTS.hello
 """Whoever connects must say hello within this time, and is answered within it."""
 MAILBOX_LENGTH = 4096
 """Control messages that may wait for a peer to read; one that reads none for longer is cut off."""
@@ -99,12 +99,12 @@ class Heartbeats:
     """Both ends of a control stream speak at least twice a heartbeat; who is silent for long is taken for dead.
 
     Args:
-        ladder: of this cluster: when to speak (`beat`), and what is long (`deaf`).
+        timeouts: of this cluster: when to speak (`beat`), and what is long (`deaf`).
         beat: says to the other end that this one is there.
     """
 
-    def __init__(self, ladder: Ladder, beat: Callable[[], None]) -> None:
-        self._ladder = ladder
+    def __init__(self, timeouts: Timeouts, beat: Callable[[], None]) -> None:
+        self._timeouts = timeouts
         self._beat = beat
         self._heard_seconds = time.monotonic()
 
@@ -120,12 +120,12 @@ class Heartbeats:
         """
         while True:
             before = time.monotonic()
-            await asyncio.sleep(self._ladder.beat)
+            await asyncio.sleep(self._timeouts.beat)
             self._beat()
             # What came while this process was paused itself has not been read yet.
-            self._heard_seconds += max(0.0, time.monotonic() - before - self._ladder.beat)
+            self._heard_seconds += max(0.0, time.monotonic() - before - self._timeouts.beat)
             silent = time.monotonic() - self._heard_seconds
-            if silent > self._ladder.deaf:
+            if silent > self._timeouts.deaf:
                 raise LinkClosed(f"silent for {silent:.1f} s")
 
 
@@ -159,7 +159,7 @@ class Backoff:
     """Waiting times between attempts: doubling up to a limit, each drawn from the upper half, so that peers of one
     process that died don't come back all at once, nor any of them without a pause."""
 
-    def __init__(self, first_seconds: float = 0.2, most_seconds: float = STANDARD.retry) -> None:
+    def __init__(self, first_seconds: float = 0.2, most_seconds: float = STANDARD_TIMEOUTS.retry) -> None:
         self._first_seconds = first_seconds
         self._most_seconds = most_seconds
         self._next_seconds = first_seconds

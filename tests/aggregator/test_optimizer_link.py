@@ -10,14 +10,14 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.optimizer_link import LinkEvents, LocalOptimizer, RemoteOptimizer
+from aggregator.optimizer_link import LocalOptimizerLink, OptimizerLinkEvents, RemoteOptimizerLink
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.protocol.envelope import seal
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.layout import CHUNK_ELEMENTS
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.server import start_server
 from services.transport.streams import Backoff
@@ -73,13 +73,13 @@ def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
 
         monkeypatch.setattr("aggregator.optimizer_link.Backoff", Hasty)
         server = await start_server("127.0.0.1:0", Security(), [], ())
-        link = RemoteOptimizer(
+        link = RemoteOptimizerLink(
             f"127.0.0.1:{server.port}",
             Security(),
             name="a",
             incarnation="i",
             epoch=1,
-            events=LinkEvents(
+            events=OptimizerLinkEvents(
                 connected=lambda name: None,
                 lost=lambda reason: None,
                 message=lambda body: None,
@@ -96,21 +96,21 @@ def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
         await server.stop(0)
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
-    assert Ladder.of(0.5).beat < max(waits) <= Ladder.of(0.5).retry
+    assert Timeouts.from_heartbeat(0.5).beat < max(waits) <= Timeouts.from_heartbeat(0.5).retry
 
 
 def chunk(index: int) -> ChunkHeader:
     return ChunkHeader(job="j", epoch=1, generation=1, kind=GRADIENT, index=index, dtype=FLOAT32)
 
 
-def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], None]) -> RemoteOptimizer:
-    return RemoteOptimizer(
+def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], None]) -> RemoteOptimizerLink:
+    return RemoteOptimizerLink(
         address,
         Security(),
         name="a",
         incarnation="i",
         epoch=1,
-        events=LinkEvents(
+        events=OptimizerLinkEvents(
             connected=lambda name: connected(),
             lost=lost,
             message=lambda body: None,
@@ -187,7 +187,7 @@ def test_an_optimizer_in_this_process_has_room_when_its_engine_has() -> None:
     async def scenario() -> None:
         engine: Any = Engine()
         nothing: Any = None
-        room = asyncio.ensure_future(LocalOptimizer(engine, name="agg", epoch=1, events=nothing).room())
+        room = asyncio.ensure_future(LocalOptimizerLink(engine, name="agg", epoch=1, events=nothing).room())
         await asyncio.sleep(0)
         assert not room.done()
         engine.roomy.set()

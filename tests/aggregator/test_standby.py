@@ -13,24 +13,24 @@ import pytest
 
 from aggregator.core.succession import Deposed
 from aggregator.standby import StandbyService
-from aggregator.storage.job_queue import Queue, open_queue
+from aggregator.storage.job_queue import JobQueue, open_queue
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.runtime.metrics import AggregatorMetrics
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.rpc_handlers import handlers_of
 from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.fake_aggregator import FakeAggregator
 
-LADDER = Ladder.of(0.4)
+LADDER = Timeouts.from_heartbeat(0.4)
 LIMIT_SECONDS = 30.0
 
 
 class Leader:
     """In the place of an aggregator that leads."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: JobQueue) -> None:
         self.tensor_port = 0
         self.deposed = asyncio.Event()
         self.exchanged: list[Any] = []
@@ -72,10 +72,10 @@ class Standby:
     def __init__(self, state_dir: Path) -> None:
         self.leaders: list[Leader] = []
         self.service = StandbyService(
-            name="b", state_dir=state_dir, ladder=LADDER, metrics=AggregatorMetrics(), make=self._make
+            name="b", state_dir=state_dir, timeouts=LADDER, metrics=AggregatorMetrics(), make=self._make
         )
 
-    def _make(self, queue: Queue) -> Any:
+    def _make(self, queue: JobQueue) -> Any:
         self.leaders.append(Leader(queue))
         return self.leaders[-1]
 
@@ -118,7 +118,7 @@ async def until(channel: grpc.aio.Channel, expected: str) -> None:
 
 
 @pytest.fixture
-def leader(tmp_path: Path) -> Iterator[Queue]:
+def leader(tmp_path: Path) -> Iterator[JobQueue]:
     """The queue of a, which leads: nobody takes over from it in less time than a test has."""
     with open_queue(tmp_path, LADDER) as queue:
         queue.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS)
@@ -126,7 +126,7 @@ def leader(tmp_path: Path) -> Iterator[Queue]:
 
 
 def test_who_stands_by_turns_calls_of_every_kind_away_and_says_who_leads(
-    tmp_path: Path, leader: Queue
+    tmp_path: Path, leader: JobQueue
 ) -> None:
     async def scenario() -> None:
         standby = Standby(tmp_path)
@@ -151,7 +151,7 @@ def test_who_stands_by_turns_calls_of_every_kind_away_and_says_who_leads(
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_who_leads_answers_until_it_is_deposed(tmp_path: Path, leader: Queue) -> None:
+def test_who_leads_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) -> None:
     async def scenario() -> None:
         standby = Standby(tmp_path)
         async with standby.served() as channel, standby.running():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cli.client import JobsClient
 from cli.download import MOST_FILES, _receive
-from cli.options import Target
+from cli.options import AggregatorTarget
 from protos.cluster_pb2 import FilePart
 from services.errors import TiermeshError
 from services.transport.security import Security
@@ -54,7 +54,7 @@ class Sender(JobsClient):
     """A client whose aggregator sends these parts, whatever it is asked for."""
 
     def __init__(self, parts: Sequence[FilePart]) -> None:
-        super().__init__(Target("127.0.0.1:1", Security(), 1.0))
+        super().__init__(AggregatorTarget("127.0.0.1:1", Security(), 1.0))
         self._parts = parts
 
     async def download(self, *_: Any) -> AsyncIterator[FilePart]:

@@ -14,7 +14,7 @@ from cli import local
 from cli.client import JobsClient, Unreachable
 from cli.daemon_process import Daemon
 from cli.output import Output
-from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, Backoff, supervise
+from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, RestartBackoff, supervise
 from protos.jobs_pb2 import Job
 from tests.cli.conftest import JOB
 from tests.cli.test_local import daemon_pid, rest_of, run, training
@@ -25,7 +25,7 @@ LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_inter
 
 
 def test_waits_double_up_to_a_limit_and_begin_anew_after_a_steady_life() -> None:
-    backoff = Backoff()
+    backoff = RestartBackoff()
     waits = [backoff.wait_seconds(1.0) for _ in range(7)]
     assert waits == [0.5, 1, 2, 4, 8, LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS]
     assert backoff.wait_seconds(STEADY_SECONDS) == 0.5

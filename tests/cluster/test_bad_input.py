@@ -156,7 +156,9 @@ def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
         for each in rogue.data.drain():
             if each.header.index == 1:  # the last chunk of a version
                 header = each.header
-                rogue.say(holding=pb.Holding(job=job, generation=header.generation, step=header.step))
+                rogue.say(
+                    weights_loaded=pb.WeightsLoaded(job=job, generation=header.generation, step=header.step)
+                )
         for command in rogue.control.drain():
             if command.WhichOneof("body") == "lease":
                 return command.lease  # type: ignore[no-any-return]
@@ -311,19 +313,19 @@ def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, 
     """Stale epochs, other jobs, leases never granted, messages of another kind: all without effect."""
     rogue.join()
     nonsense: list[dict[str, Any]] = [
-        {"holding": pb.Holding(job="nobody", step=3)},
-        {"holding": pb.Holding(job=job, generation=7, step=10**9)},
+        {"weights_loaded": pb.WeightsLoaded(job="nobody", step=3)},
+        {"weights_loaded": pb.WeightsLoaded(job=job, generation=7, step=10**9)},
         {"computed": pb.Computed(job=job, lease=1, seconds=-1.0)},
         {"computed": pb.Computed(job=job, lease=2**60, seconds=float("nan"))},
         {"evaluated": pb.Evaluated(job=job, lease=3, losses=[pb.BatchLoss(index=2**31)])},
         {"description": pb.Description(job=job, lease=1, layout_json="[")},
-        {"unable": pb.Unable(job="nobody", reason="no")},
+        {"failure": pb.Failure(job="nobody", reason="no")},
         {"hello": pb.Hello()},
     ]
     for body in nonsense:
         rogue.say(**body)
         rogue.control.send(pb.WorkerMessage(epoch=999, **body))
-    rogue.say(unable=pb.Unable(job=job, reason="heard all of it"))
+    rogue.say(failure=pb.Failure(job=job, reason="heard all of it"))
     cluster.aggregator.wait_log("worker rogue takes no part: heard all of it")
 
 

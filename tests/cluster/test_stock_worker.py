@@ -113,7 +113,7 @@ def receive_weights(worker: StockWorker, job: str, step: int, dtype: DType) -> n
         assert header.dtype == dtype
         pieces.append(np.frombuffer(received.payload, WIRE_TYPES[dtype]))
         assert pieces[-1].size == header.elements
-    worker.say(holding=pb.Holding(job=job, generation=header.generation, step=step))
+    worker.say(weights_loaded=pb.WeightsLoaded(job=job, generation=header.generation, step=step))
     return np.concatenate(pieces)
 
 

@@ -16,7 +16,7 @@ from services.instrumentation.timeline import MOST_EVENTS
 from services.protocol.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MOST_DIMENSIONS, MOST_ELEMENTS
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.data_streams import REACH_SECONDS
 from services.transport.http2.headers import HEADER_LIST_BYTES
 from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
@@ -42,7 +42,7 @@ SAID = {
         "files",
     ),
     "docs/operations.md": (
-        f"cut off after {STANDARD.stop:g} s",
+        f"cut off after {STANDARD_TIMEOUTS.stop:g} s",
         f"it can't be reached within {REACH_SECONDS:g} s",
         f"after {FIRST_WAIT_SECONDS:g} s, then twice as long each time up to {LONGEST_WAIT_SECONDS:g} s, from "
         f"{FIRST_WAIT_SECONDS:g} s again",
@@ -67,8 +67,8 @@ SAID = {
     "protos/cluster.proto": (f"next piece, at most {PART_BYTES // MI} MiB",),
     **{
         f"deploy/systemd/tiermesh-{role}.service": (
-            f"ends by itself after {STANDARD.stop:g} s at most.",
-            f"TimeoutStopSec={STANDARD.kill:g}",
+            f"ends by itself after {STANDARD_TIMEOUTS.stop:g} s at most.",
+            f"TimeoutStopSec={STANDARD_TIMEOUTS.kill:g}",
         )
         for role in ("worker", "aggregator", "optimizer", "shard")
     },

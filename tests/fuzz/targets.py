@@ -13,7 +13,7 @@ from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config import JobConfig
 from services.errors import TiermeshError
-from services.protocol.checksums import Damaged, decode, encode
+from services.protocol.checksums import ChecksumMismatch, decode, encode
 from services.tensors.chunk_messages import check, deserialize
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame
@@ -26,7 +26,7 @@ from services.transport.http2.headers import (
 )
 from services.transport.http2.parser import FrameParser
 
-REFUSALS = (TiermeshError, Damaged, ProtocolError, ValueError)
+REFUSALS = (TiermeshError, ChecksumMismatch, ProtocolError, ValueError)
 ENVELOPES = (
     cluster.WorkerMessage,
     cluster.WorkerCommand,

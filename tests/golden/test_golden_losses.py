@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mesh.device import open_mesh
-from optimizer.master_tensors import Tensors
+from optimizer.master_tensors import MasterTensors
 from services.config import JobConfig, load_job
 from services.tensors.layout import chunk_range
 from training.step import TrainingStep
@@ -54,7 +54,7 @@ def losses_of(config: JobConfig) -> list[float]:
     losses = []
     with open_mesh((1, 1), backend="emulator", dtype="float32") as mesh:
         step = TrainingStep(config, mesh)
-        tensors = Tensors(config, step.layout)
+        tensors = MasterTensors(config, step.layout)
         tensors.weights[:] = step.initial_weights()
         chunks = range(step.layout.chunks)
         for at in range(STEPS):

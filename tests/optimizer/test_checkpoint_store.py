@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from optimizer.checkpoint_store import EpochFile, JobStore
+from optimizer.checkpoint_store import CheckpointStore, EpochFile
 from protos import cluster_pb2 as pb
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed, Refused
@@ -30,7 +30,7 @@ def test_any_generation_file(tmp_path_factory: pytest.TempPathFactory, content: 
     (root / "a").mkdir(parents=True, exist_ok=True)
     (root / "a" / "generation").write_bytes(content)
     try:
-        assert 0 <= JobStore(root).generation("a") <= LAST_GENERATION
+        assert 0 <= CheckpointStore(root).generation("a") <= LAST_GENERATION
     except Refused as error:
         assert is_told_in_one_line(error)
         assert str(root / "a" / "generation") in str(error)
@@ -66,14 +66,14 @@ def fenced_off() -> Iterator[None]:
 
 
 def test_whoever_was_replaced_gives_out_no_generation(tmp_path: Path) -> None:
-    JobStore(tmp_path).save_generation("a", 3)
+    CheckpointStore(tmp_path).save_generation("a", 3)
     with pytest.raises(Failed, match="epoch 2 has taken over"):
-        JobStore(tmp_path, fenced_off).save_generation("a", 4)
-    assert JobStore(tmp_path).generation("a") == 3
+        CheckpointStore(tmp_path, fenced_off).save_generation("a", 4)
+    assert CheckpointStore(tmp_path).generation("a") == 3
 
 
 def test_a_void_checkpoint_is_passed_over_and_stays(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
+    store = CheckpointStore(tmp_path)
     config = JobConfig(model=LinearRegressionConfig())
     layout = Layout.build([("weight", (3,), True, "weight", False)])
     for generation, step in ((1, 0), (1, 4), (1, 5), (2, 6)):

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from optimizer.core import events as ev
-from optimizer.engine import OptimizerEngine, Outlet
+from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.checkpoints import list_checkpoints, newest_checkpoint
@@ -49,7 +49,7 @@ class Aggregator:
         )
         self._said: asyncio.Queue[OptimizerBody] = asyncio.Queue()
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
-        self.engine.connect(hello, Outlet(self._said.put_nowait, lambda reason: None, lambda: None))
+        self.engine.connect(hello, EngineCallbacks(self._said.put_nowait, lambda reason: None, lambda: None))
 
     async def said(self, kind: type[Any]) -> Any:
         """The next word of this kind; those before it are passed over."""
@@ -60,9 +60,9 @@ class Aggregator:
     async def begin(self) -> None:
         """From nothing to a job that trains."""
         self.order(pb.Open(job="j", spec_json=self._spec_json))
-        await self.said(pb.Standing)
+        await self.said(pb.OptimizerStatus)
         self.order(pb.Initialise(job="j", layout_json=LAYOUT.dumps(), files={"config.json": b"{}"}))
-        await self.said(pb.Standing)
+        await self.said(pb.OptimizerStatus)
         self._chunk(INITIAL_WEIGHTS, 0, 0)
         await self.said(pb.CheckpointWritten)
 
@@ -286,10 +286,10 @@ def test_a_job_that_is_told_so_stops_without_a_checkpoint(tmp_path: Path, disk: 
         await talk.begin()
         disk.error = errno.ENOSPC
         await talk.step(0)
-        unable = await talk.said(pb.Unable)
+        failure = await talk.said(pb.Failure)
         assert (
             "step-00000001: not written: the disk says no (ENOSPC) (checkpoint.on_error: stop"
-            in unable.reason
+            in failure.reason
         )
 
     run(tmp_path, scenario, checkpoint={"on_error": "stop"})
@@ -303,7 +303,7 @@ def test_a_job_without_its_last_checkpoint_fails(tmp_path: Path, disk: Disk) -> 
             await talk.said(pb.CheckpointWritten)
         disk.error = errno.EROFS
         await talk.step(5)
-        assert "EROFS) (tried twice" in (await talk.said(pb.Unable)).reason
+        assert "EROFS) (tried twice" in (await talk.said(pb.Failure)).reason
         assert talk.failures == 2
         assert talk.steps() == [0, 1, 2, 3, 4, 5]
 
@@ -319,7 +319,7 @@ def test_a_copy_that_there_is_no_memory_for_is_a_checkpoint_missed(
     async def scenario(talk: Aggregator) -> None:
         await talk.begin()
         with monkeypatch.context() as patch:
-            patch.setattr("optimizer.master_tensors.Tensors.copy", copy)
+            patch.setattr("optimizer.master_tensors.MasterTensors.copy", copy)
             await talk.step(0)
             assert "no room" in (await talk.said(pb.CheckpointMissed)).reason
         await talk.step(1)

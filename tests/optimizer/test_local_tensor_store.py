@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.core import events as ev
-from optimizer.local_tensor_store import TensorsHere
-from optimizer.tensor_store import HomeEvents
+from optimizer.local_tensor_store import LocalTensorStore
+from optimizer.tensor_store import TensorStoreEvents
 from services.config import load_job
 from services.runtime.backlog import WAITING_CHUNKS
 from services.runtime.metrics import OptimizerMetrics
@@ -27,9 +27,9 @@ def test_no_more_chunks_wait_for_a_checkpoint_s_copy_than_may(tmp_path: Path) ->
     config = load_job(write_config(tmp_path, regression_config()), [])[0]
 
     async def scenario() -> None:
-        told: asyncio.Queue[ev.Measured | ev.NotSaved | ev.Broke] = asyncio.Queue()
-        events = HomeEvents(told.put_nowait, lambda event: None)
-        home = TensorsHere(events, NewestWeights(), incarnation="i", metrics=OptimizerMetrics())
+        told: asyncio.Queue[ev.Measured | ev.SaveFailed | ev.OperationFailed] = asyncio.Queue()
+        events = TensorStoreEvents(told.put_nowait, lambda event: None)
+        home = LocalTensorStore(events, NewestWeights(), incarnation="i", metrics=OptimizerMetrics())
         await home.open("j", config, LAYOUT, None)
         copied = threading.Event()
         home.snapshot(ev.Snapshot("j", 1, 1), lambda *copies: assert_soon(copied))

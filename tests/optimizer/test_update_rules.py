@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optimizer.update_rules import Rule, build_rule, clip_coefficient
+from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config.records import OptimizerConfig
 from services.errors import Refused
 from services.tensors.kernels import arithmetic as kernels
@@ -57,7 +57,7 @@ def run_small(config: OptimizerConfig, clip_to: float | None = None) -> Float32A
     return weights
 
 
-def run_large(rule: Rule, weights: Float32Array, steps: range, cuts: list[int] | None = None) -> None:
+def run_large(rule: UpdateRule, weights: Float32Array, steps: range, cuts: list[int] | None = None) -> None:
     edges = [0, *sorted(cuts or []), LARGE.elements]
     for step in steps:
         rule.begin(0.01 * (step + 1), clip=0.7)

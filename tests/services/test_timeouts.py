@@ -8,33 +8,33 @@ from pathlib import Path
 import pytest
 
 from services.errors import Refused
-from services.timeouts import HEARTBEATS, STANDARD, Ladder
+from services.timeouts import HEARTBEATS, STANDARD_TIMEOUTS, Timeouts
 
 
 def test_every_rung_is_a_multiple_of_the_heartbeat_and_longer_than_the_one_below() -> None:
-    assert [field.name for field in fields(Ladder)] == list(HEARTBEATS)
+    assert [field.name for field in fields(Timeouts)] == list(HEARTBEATS)
     for heartbeat in (0.1, 5.0, 600.0):
-        rungs = asdict(Ladder.of(heartbeat))
+        rungs = asdict(Timeouts.from_heartbeat(heartbeat))
         assert rungs == {name: pytest.approx(count * heartbeat) for name, count in HEARTBEATS.items()}
         assert sorted(set(rungs.values())) == list(rungs.values())
 
 
 def test_a_dead_worker_is_seen_within_three_heartbeats() -> None:
-    assert STANDARD.silent + STANDARD.tick <= 3 * 5.0
+    assert STANDARD_TIMEOUTS.silent + STANDARD_TIMEOUTS.tick <= 3 * 5.0
 
 
 def test_a_worker_that_lost_two_beats_in_a_row_is_not_dead() -> None:
-    assert 3 * STANDARD.beat + STANDARD.tick < STANDARD.silent
+    assert 3 * STANDARD_TIMEOUTS.beat + STANDARD_TIMEOUTS.tick < STANDARD_TIMEOUTS.silent
 
 
 @pytest.mark.parametrize("heartbeat", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_heartbeat_that_is_no_time_is_refused(heartbeat: float) -> None:
     with pytest.raises(Refused, match="expected more than 0; 5 is usual"):
-        Ladder.of(heartbeat)
+        Timeouts.from_heartbeat(heartbeat)
 
 
 def test_a_rung_may_be_set_by_hand_while_the_order_holds() -> None:
-    assert Ladder.of(5.0, {"stall": 900.0}).stall == 900.0
+    assert Timeouts.from_heartbeat(5.0, {"stall": 900.0}).stall == 900.0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_rung_may_be_set_by_hand_while_the_order_holds() -> None:
 )
 def test_an_order_that_is_broken_is_refused(overrides: dict[str, float], reason: str) -> None:
     with pytest.raises(Refused, match=reason):
-        Ladder.of(5.0, overrides)
+        Timeouts.from_heartbeat(5.0, overrides)
 
 
 def test_the_table_for_people_is_the_code_s() -> None:
@@ -62,12 +62,12 @@ def test_the_table_for_people_is_the_code_s() -> None:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| `" in line
     ]
     told = [(row[0].strip("` *"), float(row[1]), float(row[2].removesuffix(" s"))) for row in rows]
-    assert told == [(name, HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD).items()]
+    assert told == [(name, HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD_TIMEOUTS).items()]
     assert all(len(row) == 5 and row[3] and row[4] for row in rows)
 
 
 def test_a_wait_is_told_by_the_highest_rung_that_it_has_passed() -> None:
-    assert [STANDARD.passed(seconds) for seconds in (12.4, 12.6, 599.0, 601.0, 1e9)] == [
+    assert [STANDARD_TIMEOUTS.passed(seconds) for seconds in (12.4, 12.6, 599.0, 601.0, 1e9)] == [
         "",
         "silent",
         "follow",

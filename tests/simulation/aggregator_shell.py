@@ -120,17 +120,17 @@ class AggregatorShell(Process):
         """No more sums than leases times window, which begins anew with each link that lost some of them."""
         run = self.core.run
         assert run is not None
-        if run.granted.sum is not None:
-            bound = len(run.granted.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
+        if run.lease_book.sum is not None:
+            bound = len(run.lease_book.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
             must(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def hold_consistency(self) -> None:
         """The payloads kept are those that the core believes in."""
         run = self.core.run
         held: set[tuple[int, Node]] = set()
-        if run is not None and run.granted.sum is not None:
+        if run is not None and run.lease_book.sum is not None:
             held = {
-                (chunk, node) for chunk, nodes in run.granted.sum.coverage._held.items() for node in nodes
+                (chunk, node) for chunk, nodes in run.lease_book.sum.coverage._held.items() for node in nodes
             }
         must(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
 
@@ -147,13 +147,13 @@ class AggregatorShell(Process):
         self.feed(ev.Ticked())
         if self.alive:
             self.hold_consistency()
-            self.later(self.core.ladder.tick, self.tick)
+            self.later(self.core.timeouts.tick, self.tick)
 
     def beat(self) -> None:
         """Show all workers that it lives."""
         for link in self._sessions.values():
             link.down_control.send(self.epoch, pb.Heartbeat())
-        self.later(self.core.ladder.beat, self.beat)
+        self.later(self.core.timeouts.beat, self.beat)
 
     def thawed(self) -> None:
         """It goes on after a freeze."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.network import Pipe
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Link:
         """Pings stay unanswered until then."""
         if self.pinged:
             for end, give_up in zip(self.ends, (self._close_and_tell, self.abandon), strict=True):
-                patience = STANDARD.ping * (1 + self._world.rng.random())
+                patience = STANDARD_TIMEOUTS.ping * (1 + self._world.rng.random())
                 end.later(patience, self._unanswered, until, give_up)
 
     def _close_and_tell(self, reason: str) -> None:

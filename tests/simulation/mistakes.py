@@ -10,10 +10,10 @@ import pytest
 
 from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import CloseWorker
-from aggregator.core.job_report import Report
+from aggregator.core.job_report import JobReport
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.quorum import Quorum
-from aggregator.core.running_job import Run
+from aggregator.core.running_job import RunningJob
 from aggregator.core.sums.chunk_router import WeightStore
 from aggregator.core.sums.coverage import Coverage
 from aggregator.core.sums.step_sum import StepSum
@@ -34,11 +34,13 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
-    def chunk_arrived(self: Run, member: Any, header: Any, now: float, *, in_place: bool) -> None:
-        if self.granted.sum is not None and self.granted.sum.assignments:
-            self.flow.gradient(self.granted.sum, self.granted.sum.assignments[0], header, self.elements)
+    def chunk_arrived(self: RunningJob, member: Any, header: Any, now: float, *, in_place: bool) -> None:
+        if self.lease_book.sum is not None and self.lease_book.sum.assignments:
+            self.router.gradient(
+                self.lease_book.sum, self.lease_book.sum.assignments[0], header, self.elements
+            )
 
-    patch.setattr(Run, "chunk_arrived", chunk_arrived)
+    patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
 
 
 def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
@@ -46,19 +48,21 @@ def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
-    advance = Run._advance
+    advance = RunningJob._advance
     patch.setattr(
-        Run, "_advance", lambda self, now: advance(self, now) if self.granted.sum is not None else None
+        RunningJob,
+        "_advance",
+        lambda self, now: advance(self, now) if self.lease_book.sum is not None else None,
     )
     # ... by an aggregator that does not know what its predecessor evaluated:
-    evaluated = Report.evaluated
+    evaluated = JobReport.evaluated
 
     def noted(self: Any, version: Version, loss: float) -> None:
         self.known = version.step
         evaluated(self, version, loss)
 
-    patch.setattr(Report, "evaluated", noted)
-    patch.setattr(Report, "evaluated_step", property(lambda self: getattr(self, "known", None)))
+    patch.setattr(JobReport, "evaluated", noted)
+    patch.setattr(JobReport, "evaluated_step", property(lambda self: getattr(self, "known", None)))
 
 
 def sends_weights_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
@@ -153,7 +157,7 @@ def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
         weights(self, header)
         if self.job is not None and self.job.received and self.job.holds is None:
             self.job.holds = self.job.receiving
-            self._say(pb.Holding(job=header.job, generation=header.generation, step=header.step))
+            self._say(pb.WeightsLoaded(job=header.job, generation=header.generation, step=header.step))
 
     patch.setattr(WorkerCore, "_weights", early)
 
@@ -209,13 +213,13 @@ def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
-    committed = Report.committed
+    committed = JobReport.committed
 
-    def told(self: Report, *arguments: Any) -> None:
+    def told(self: JobReport, *arguments: Any) -> None:
         self._told = None
         committed(self, *arguments)
 
-    patch.setattr(Report, "committed", told)
+    patch.setattr(JobReport, "committed", told)
 
 
 def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
@@ -228,7 +232,7 @@ def grants_work_below_the_quorum(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Run, "failed", lambda self, member, unable, now: None)
+    patch.setattr(RunningJob, "failed", lambda self, member, failure, now: None)
 
 
 def skips_a_step_that_is_to_stop_the_job(patch: pytest.MonkeyPatch) -> None:
@@ -252,7 +256,7 @@ def commits_before_all_is_checked(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_what_a_liar_summed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Exclusions, "void", lambda self, version: False)
-    patch.setattr(Run, "_start_over", lambda self, version: self._next_phase(0.0))
+    patch.setattr(RunningJob, "_start_over", lambda self, version: self._next_phase(0.0))
 
 
 def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ class OptimizerShell(Process):
                     self._link.close(effect.reason)
                     self._link = None
             case ev.SaveGeneration() if self.fenced:
-                self.feed(ev.Broke(effect.job, "another aggregator has taken over"))
+                self.feed(ev.OperationFailed(effect.job, "another aggregator has taken over"))
             case ev.SaveGeneration():
                 must(
                     effect.generation > self.world.disk.generations.get(effect.job, 0),
@@ -215,11 +215,11 @@ class OptimizerShell(Process):
         job = self.world.jobs[effect.job]
         if self.fenced:
             self.feed(
-                ev.NotSaved(effect.job, effect.generation, effect.step, "another aggregator has taken over")
+                ev.SaveFailed(effect.job, effect.generation, effect.step, "another aggregator has taken over")
             )
             return
         if effect.step == job.full_disk_at or (fails and effect.step not in (0, job.plan.steps)):
-            self.feed(ev.NotSaved(effect.job, effect.generation, effect.step, "disk full"))
+            self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full"))
             return
         written = pb.CheckpointWritten(
             job=effect.job,

@@ -47,7 +47,7 @@ def _sums(record: Path) -> Iterator[Event]:
     for event, effects in _calls(record):
         if isinstance(event, aggregator.Submitted):
             micro_batches[event.job.id] = event.plan.micro_batches
-        if isinstance(event, aggregator.FromOptimizer) and isinstance(event.body, pb.Standing):
+        if isinstance(event, aggregator.FromOptimizer) and isinstance(event.body, pb.OptimizerStatus):
             job = event.body.job
             if event.body.layout_json:
                 yield Planned(job, micro_batches[job], Layout.loads(event.body.layout_json).chunks)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.tensors.reduction_tree import Node
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
@@ -145,9 +145,9 @@ class WorkerShell(Process):
         if self._link is not None:
             self._link.up_control.send(self.core.epoch, pb.Heartbeat())
             silent = self.now - self._heard_seconds
-            if silent > STANDARD.deaf:
+            if silent > STANDARD_TIMEOUTS.deaf:
                 self._link.abandon(f"silent for {silent:.1f} s")
-        self.later(STANDARD.beat, self._beat)
+        self.later(STANDARD_TIMEOUTS.beat, self._beat)
 
     def thawed(self) -> None:
         """It goes on after a freeze."""

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from aggregator.core.events import CancelAsked, Note, Submitted
 from optimizer.core.events import Update
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
 from tests.simulation.aggregator_shell import AggregatorShell
 from tests.simulation.disk import Disk
@@ -114,7 +114,7 @@ class World:
         if self.faults.active and self.faults.over and len(self.disk.jobs) == len(self.jobs):
             self._end_faults()
         if not self.faults.active:
-            self.history.add(history.Ticked(self.loop.now / STANDARD.tick))
+            self.history.add(history.Ticked(self.loop.now / STANDARD_TIMEOUTS.tick))
         self.loop.after(10.0, self._watch)
 
     def _end_faults(self) -> None:
@@ -125,8 +125,8 @@ class World:
             if self.disk.jobs[job.id].job.state in (QUEUED, RUNNING):
                 found = self.disk.newest_checkpoint(job.id)
                 left += (job.plan.steps - (found[0].step if found else 0)) * (1 + job.plan.verify_fraction)
-        bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD.tick
-        self.history.add(history.FaultsEnded(self.loop.now / STANDARD.tick, bound))
+        bound = (RECOVERY_SECONDS + left * self.scenario.step_seconds) / STANDARD_TIMEOUTS.tick
+        self.history.add(history.FaultsEnded(self.loop.now / STANDARD_TIMEOUTS.tick, bound))
 
     def trace(self, title: str, arrow: str, what: object) -> None:
         """Print a line of the trace."""

@@ -21,7 +21,7 @@ from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
 from services.transport.same_host import AcceptedLink, OfferedLink
 from services.transport.streams import LinkClosed
-from worker.data_stream import Exchange
+from worker.data_stream import DataStream
 
 LIMIT_SECONDS = 30.0
 ELEMENTS = CHUNK_ELEMENTS + 1
@@ -69,7 +69,7 @@ def arrived(links: tuple[OfferedLink, AcceptedLink], *messages: Message) -> list
     built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes())
     core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda index, count: None)
     device: Any = SimpleNamespace(share=lambda shared: None)
-    exchange = Exchange(
+    exchange = DataStream(
         Stream(list(messages), links[1].metadata),
         links[0],
         stripe=Stripe(),

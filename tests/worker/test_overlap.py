@@ -26,10 +26,10 @@ from services.config import (
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack
 from services.tensors.layout import chunk_count, chunk_range
-from training.modules import Block, LlamaBlock
+from training.modules import GPT2Block, LlamaBlock
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
-from worker.weight_loader import Inbox
+from worker.weight_loader import WeightInbox
 
 LIMIT_SECONDS = 30
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -46,7 +46,7 @@ MODELS = {
 }
 
 
-class WatchedInbox(Inbox):
+class WatchedWeightInbox(WeightInbox):
     """Says when the device thread begins to wait."""
 
     waits: queue.Queue[None]
@@ -111,8 +111,8 @@ def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
-    monkeypatch.setattr(WatchedInbox, "waits", queue.Queue(), raising=False)
-    monkeypatch.setattr(worker.device_thread, "Inbox", WatchedInbox)
+    monkeypatch.setattr(WatchedWeightInbox, "waits", queue.Queue(), raising=False)
+    monkeypatch.setattr(worker.device_thread, "WeightInbox", WatchedWeightInbox)
     devices = []
 
     def make(**changes: Any) -> Device:
@@ -136,7 +136,7 @@ def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The blocks of the model whose forward pass has ended, in order."""
     ended: list[str] = []
-    for kind in (Block, LlamaBlock):
+    for kind in (GPT2Block, LlamaBlock):
         call = kind.__call__
 
         def watched(self: Any, *arguments: Any, call: Any = call) -> Any:
@@ -150,7 +150,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def until_waiting() -> None:
     """The device thread has nothing left to do but to wait for weights."""
-    WatchedInbox.waits.get(timeout=LIMIT_SECONDS)
+    WatchedWeightInbox.waits.get(timeout=LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -16,7 +16,7 @@ from training.autograd import Parameter, Tape, Variable
 from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array, constant
 from training.models.tokens import Tokens
-from training.modules import Block, LayerNorm
+from training.modules import GPT2Block, LayerNorm
 from training.modules.initial import INITIAL_DEVIATION
 
 
@@ -58,7 +58,8 @@ class GPT2(LanguageModel):
                 initial_deviation=INITIAL_DEVIATION,
             )
         self.blocks = [
-            Block(f"blocks.{index}", config, f"transformer.h.{index}.") for index in range(config.num_blocks)
+            GPT2Block(f"blocks.{index}", config, f"transformer.h.{index}.")
+            for index in range(config.num_blocks)
         ]
 
     def _inner_parameters(self) -> Iterator[Parameter]:
@@ -75,7 +76,7 @@ class GPT2(LanguageModel):
         return ops.dropout(tape, x, self._config.dropout_prob, "embedding.dropout")
 
     def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
-        def run(block: Block, x: Variable, past: ops.Past | None) -> Variable:
+        def run(block: GPT2Block, x: Variable, past: ops.Past | None) -> Variable:
             return block(tape, x, mask, past)
 
         return [partial(run, block) for block in self.blocks]

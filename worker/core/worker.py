@@ -190,7 +190,7 @@ class WorkerCore:
             case LeaseFailed():
                 if event.lease in self.leases and self.job is not None:
                     self._drop_lease(event.lease)
-                    self._say(pb.Unable(job=self.job.job, lease=event.lease, reason=event.reason))
+                    self._say(pb.Failure(job=self.job.job, lease=event.lease, reason=event.reason))
             case Connected():
                 self._welcome = False
                 self._limits.clear()  # another aggregator has its own windows
@@ -201,7 +201,7 @@ class WorkerCore:
         return effects
 
     def _say(
-        self, body: pb.Ready | pb.Description | pb.Holding | pb.Computed | pb.Evaluated | pb.Unable
+        self, body: pb.Ready | pb.Description | pb.WeightsLoaded | pb.Computed | pb.Evaluated | pb.Failure
     ) -> None:
         if self._welcome:
             self._out.append(Say(body))
@@ -260,7 +260,7 @@ class WorkerCore:
             return
         if not event.unfit:
             self.job = None
-            self._say(pb.Unable(job=event.job, reason=event.reason))
+            self._say(pb.Failure(job=event.job, reason=event.reason))
             return
         self._attempts += 1
         job = self.job
@@ -272,7 +272,7 @@ class WorkerCore:
         self._out.append(BuildLater(job.attempt, seconds))
 
     def _tell_unfit(self, job: BuiltJob) -> None:
-        self._say(pb.Unable(job=job.job, reason=job.unfit, retries=True))
+        self._say(pb.Failure(job=job.job, reason=job.unfit, retries=True))
 
     def _tell_ready(self, job: BuiltJob, built: Built) -> None:
         generation, step = job.holds or (0, 0)
@@ -309,7 +309,7 @@ class WorkerCore:
             return  # stale: the aggregator has gone on, or this worker has
         if len(self.leases) >= MOST_LEASES:
             reason = f"it holds {MOST_LEASES} leases already, the most that a worker takes"
-            self._say(pb.Unable(job=lease.job, lease=lease.lease, reason=reason))
+            self._say(pb.Failure(job=lease.job, lease=lease.lease, reason=reason))
             return
         chunks = self.job.chunks
         queue: list[int] = []
@@ -440,4 +440,4 @@ class WorkerCore:
         if job is None or job.job != event.job or job.receiving != version:
             return
         job.holds = version
-        self._say(pb.Holding(job=job.job, generation=event.generation, step=event.step))
+        self._say(pb.WeightsLoaded(job=job.job, generation=event.generation, step=event.step))

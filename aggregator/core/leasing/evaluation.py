@@ -60,20 +60,20 @@ class Evaluation:
         free_set = set(free)
         while count < most and free[0] + count in free_set:
             count += 1
-        granted = EvaluationLease(lease, session, free[0], count, now)
-        self.leases[lease] = granted
-        return granted
+        lease_book = EvaluationLease(lease, session, free[0], count, now)
+        self.leases[lease] = lease_book
+        return lease_book
 
     def finish(self, lease: int, losses: Iterable[BatchLoss]) -> range | None:
         """Take a lease's results; the batches of it, None if it is not known (any more)."""
-        granted = self.leases.get(lease)
-        if granted is None:
+        lease_book = self.leases.get(lease)
+        if lease_book is None:
             return None
         for result in losses:
-            if result.index in granted.batches:
+            if result.index in lease_book.batches:
                 self._results[result.index] = result
         del self.leases[lease]
-        return granted.batches
+        return lease_book.batches
 
     def abandon(self, session: int) -> None:
         """A worker is gone: what it was evaluating is free again."""
@@ -85,11 +85,11 @@ class Evaluation:
 
     def failed(self, session: int, lease: int) -> range | None:
         """A worker could not do a lease: its batches, free again; None if it has no such lease (any more)."""
-        granted = self.leases.get(lease)
-        if granted is None or granted.session != session:
+        lease_book = self.leases.get(lease)
+        if lease_book is None or lease_book.session != session:
             return None
-        self.release(granted)
-        return granted.batches
+        self.release(lease_book)
+        return lease_book.batches
 
     def busy(self, session: int) -> bool:
         """Whether a worker is evaluating."""

@@ -12,7 +12,7 @@ MOST_FAILURES = 3
 
 
 @dataclass(frozen=True)
-class Work:
+class FailedWork:
     """What a lease asks for.
 
     Attributes:
@@ -25,7 +25,7 @@ class Work:
     version: Version | None
     parts: range
 
-    def overlaps(self, other: Work) -> bool:
+    def overlaps(self, other: FailedWork) -> bool:
         """Whether both ask for some of the same."""
         alike = (self.phase, self.version) == (other.phase, other.version)
         return alike and max(self.parts.start, other.parts.start) < min(self.parts.stop, other.parts.stop)
@@ -37,13 +37,13 @@ class Work:
         return f"{span(what, self.parts.start, len(self.parts))} of step {self.version.step}"
 
 
-class Failures:
+class LeaseFailures:
     """Those of one job. Work that fails goes to others; what fails on a second worker too would fail on every one."""
 
     def __init__(self) -> None:
-        self._reasons: dict[tuple[str, Work], str] = {}
+        self._reasons: dict[tuple[str, FailedWork], str] = {}
 
-    def add(self, worker: str, work: Work, reason: str) -> str:
+    def add(self, worker: str, work: FailedWork, reason: str) -> str:
         """A worker could not do this. Returns what two of them say of it if it is the job's fault; else empty."""
         known = {key: text for key, text in self._reasons.items() if key[1].version == work.version}
         self._reasons = {**known, (worker, work): reason}
@@ -52,6 +52,6 @@ class Failures:
                 return f"{work} failed on two workers; {other}: {text}; {worker}: {reason}"
         return ""
 
-    def done(self, work: Work) -> None:
+    def done(self, work: FailedWork) -> None:
         """Somebody could do this: those who could not are to blame themselves."""
         self._reasons = {key: text for key, text in self._reasons.items() if not key[1].overlaps(work)}

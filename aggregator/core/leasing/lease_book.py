@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from aggregator.core.events import Drop, Outbox
-from aggregator.core.job_report import Report
+from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.initialisation import Initialisation
-from aggregator.core.leasing.orders import Orders
+from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.stalls import Stalls
 from aggregator.core.membership.members import Member, speeds
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from aggregator.core.verification.checks import Checks
+from aggregator.core.verification.checks import JobChecks
 from aggregator.core.waits import waits_of
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 
-class Granted:
+class LeaseBook:
     """Leases of all kinds: who has them, who is to have them, and who no longer.
 
     Args:
-        ladder: of the cluster.
+        timeouts: of the cluster.
         members: those that are connected, by session.
         orders: grants leases, and takes them back.
         report: is told.
@@ -41,10 +41,10 @@ class Granted:
 
     def __init__(
         self,
-        ladder: Ladder,
+        timeouts: Timeouts,
         members: Mapping[int, Member],
-        orders: Orders,
-        report: Report,
+        orders: WorkerOrders,
+        report: JobReport,
         out: Outbox,
         *,
         checked: bool,
@@ -52,8 +52,8 @@ class Granted:
         self.initialisation: Initialisation | None = None
         self.sum: StepSum | None = None
         self.evaluation: Evaluation | None = None
-        self.checks = Checks(ladder, members, orders, report, out, wanted=checked)
-        self._stalls = Stalls(ladder, members, orders, report)
+        self.checks = JobChecks(timeouts, members, orders, report, out, wanted=checked)
+        self._stalls = Stalls(timeouts, members, orders, report)
         self._members = members
         self._orders = orders
         self._report = report

@@ -14,7 +14,7 @@ from services.tensors.chunk_ranges import to_ranges
 from services.tensors.reduction_tree import Node
 
 
-class Orders:
+class WorkerOrders:
     """Grants leases, and takes them back.
 
     Args:
@@ -72,9 +72,9 @@ class Orders:
         self, session: int, evaluation: Evaluation, version: Version, workers: int, now: float
     ) -> None:
         """Evaluate the next held-out batches that nobody evaluates, if there are any."""
-        granted = evaluation.grant(self._new_lease(), session, workers, now)
-        if granted is not None:
-            self._tell(session, self._lease(version, granted.lease, pb.EVALUATE, granted))
+        lease_book = evaluation.grant(self._new_lease(), session, workers, now)
+        if lease_book is not None:
+            self._tell(session, self._lease(version, lease_book.lease, pb.EVALUATE, lease_book))
 
     def _lease(self, version: Version, lease: int, phase: pb.Phase, part: Node | EvaluationLease) -> pb.Lease:
         generation, step = version

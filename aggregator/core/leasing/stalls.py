@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aggregator.core.job_report import Report
+from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
-from aggregator.core.leasing.orders import Orders
+from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import StepSum
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 STALLED_TIMES = 5
 """A lease that takes longer than the `stall` rung, and than that many times what its worker's speed lets expect, goes
@@ -20,14 +20,16 @@ class Stalls:
     """Of one job.
 
     Args:
-        ladder: of the cluster.
+        timeouts: of the cluster.
         members: those that are connected, by session.
         orders: takes leases back.
         report: is told.
     """
 
-    def __init__(self, ladder: Ladder, members: Mapping[int, Member], orders: Orders, report: Report) -> None:
-        self._ladder = ladder
+    def __init__(
+        self, timeouts: Timeouts, members: Mapping[int, Member], orders: WorkerOrders, report: JobReport
+    ) -> None:
+        self._timeouts = timeouts
         self._members = members
         self._orders = orders
         self._report = report
@@ -36,7 +38,7 @@ class Stalls:
         """Whether a worker takes too long over a lease; if so, it is marked, and people are told."""
         member = self._members[session]
         expected = micro_batches / member.speed if member.speed else 0.0
-        if now - since_seconds <= max(self._ladder.stall, STALLED_TIMES * expected):
+        if now - since_seconds <= max(self._timeouts.stall, STALLED_TIMES * expected):
             return False
         member.stalled = True
         text = f"worker {member.name} stalled on step {self._report.job.step}; its work goes to others"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from aggregator.core.membership.members import Member
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 
-class Fitness:
+class Admission:
     """What a job asks of its workers.
 
     Attributes:
@@ -16,14 +16,16 @@ class Fitness:
         layout_hash: of the job's layout; empty until it is known.
     """
 
-    def __init__(self, *, exact: bool, fingerprint: Mapping[str, str], ladder: Ladder, now: float) -> None:
+    def __init__(
+        self, *, exact: bool, fingerprint: Mapping[str, str], timeouts: Timeouts, now: float
+    ) -> None:
         self.fingerprint = dict(fingerprint)
         self.layout_hash = ""
         self._exact = exact
-        self._unfit_seconds = ladder.unfit  # a person may mend meshes meanwhile
+        self._unfit_seconds = timeouts.unfit  # a person may mend meshes meanwhile
         self._fit: set[str] = set()
         self._unfit_since_seconds: float | None = None
-        self._expected_until_seconds = now + ladder.comeback if fingerprint else now
+        self._expected_until_seconds = now + timeouts.comeback if fingerprint else now
 
     def why_not_layout(self, layout_hash: str) -> str:
         """Why a worker that has built this layout can't take part; empty if it can."""

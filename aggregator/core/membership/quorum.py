@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from aggregator.core.membership.admission import Fitness
+from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.members import Member
 
 
@@ -19,11 +19,11 @@ class Quorum:
     """
 
     def __init__(
-        self, wanted: int, members: Mapping[int, Member], fitness: Fitness, note: Callable[[str], None]
+        self, wanted: int, members: Mapping[int, Member], admission: Admission, note: Callable[[str], None]
     ) -> None:
         self._wanted = wanted
         self._members = members
-        self._fitness = fitness
+        self._fitness = admission
         self._note = note
         self._short_since_seconds: float | None = None
 

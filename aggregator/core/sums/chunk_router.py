@@ -54,7 +54,7 @@ class WeightStore:
         return self.version, member.sent_chunks - 1
 
 
-class Flow:
+class ChunkRouter:
     """Turns arriving chunks into effects on their payloads."""
 
     def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.core.events import Outbox, Verified
-from aggregator.core.job_report import Report
-from aggregator.core.leasing.orders import Orders
+from aggregator.core.job_report import JobReport
+from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.stalls import STALLED_TIMES
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.opinions import Check, Opinion, agree, faulty, whom_to_ask
 from protos.cluster_pb2 import Checksum
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Finding:
     trusted_step: int
 
 
-class Checks:
+class JobChecks:
     """Of one job.
 
     Args:
-        ladder: of the cluster.
+        timeouts: of the cluster.
         members: those that are connected, by session.
         orders: has micro-batches computed again.
         report: is told, and keeps in the job's record which steps of a worker are trusted.
@@ -49,16 +49,16 @@ class Checks:
 
     def __init__(
         self,
-        ladder: Ladder,
+        timeouts: Timeouts,
         members: Mapping[int, Member],
-        orders: Orders,
-        report: Report,
+        orders: WorkerOrders,
+        report: JobReport,
         out: Outbox,
         *,
         wanted: bool,
     ) -> None:
         self._wanted = wanted
-        self._ladder = ladder
+        self._timeouts = timeouts
         self._members = members
         self._orders = orders
         self._report = report
@@ -149,8 +149,8 @@ class Checks:
     def _patience_seconds(self, member: Member) -> float:
         """A worker whose speed is known is waited for less long than a lease is."""
         if not member.speed:
-            return self._ladder.stall
-        return max(self._ladder.deaf, STALLED_TIMES / member.speed)
+            return self._timeouts.stall
+        return max(self._timeouts.deaf, STALLED_TIMES / member.speed)
 
     # ---- what follows ----
 
@@ -189,7 +189,7 @@ class Checks:
                 for opinion in check.opinions:
                     self._report.trust(opinion.worker, step_sum.version.step)
                 continue
-            patient = now - check.since_seconds <= self._ladder.deaf
+            patient = now - check.since_seconds <= self._timeouts.deaf
             those = able if patient else holders  # a mesh that hangs never holds the weights
             names = [each.name for each in those if each.name not in check.declined]
             wanted = whom_to_ask(check.opinions, names)

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.frames import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
@@ -37,9 +37,9 @@ from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
 
-KEEPALIVE_SECONDS = STANDARD.ping
+KEEPALIVE_SECONDS = STANDARD_TIMEOUTS.ping
 """A connection on which nothing came for so long is pinged."""
-KEEPALIVE_TIMEOUT_SECONDS = STANDARD.broken - STANDARD.ping
+KEEPALIVE_TIMEOUT_SECONDS = STANDARD_TIMEOUTS.broken - STANDARD_TIMEOUTS.ping
 """A connection whose ping isn't answered for so long is dead."""
 LINGER_SECONDS = 5.0
 """A peer gets so long to take the last frames and to close; then the connection is cut."""

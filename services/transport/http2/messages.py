@@ -31,7 +31,7 @@ def prefix(length: int) -> bytes:
     return _PREFIX.pack(0, length)
 
 
-class Inbox:
+class MessageInbox:
     """Whole messages that wait to be read.
 
     Small ones lie one after the other in runs of bytes, so that a million empty ones cost no more memory than they did
@@ -92,7 +92,7 @@ class Assembler:
         limit_bytes: longest message.
     """
 
-    def __init__(self, inbox: Inbox, limit_bytes: int) -> None:
+    def __init__(self, inbox: MessageInbox, limit_bytes: int) -> None:
         self._inbox = inbox
         self._limit_bytes = limit_bytes
         self._prefix = bytearray()

@@ -12,7 +12,7 @@ from typing import NoReturn
 import grpc
 
 from services.errors import Refused, describe
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.connection import Connection, address_of, headers_frames
 from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame
 from services.transport.http2.headers import (
@@ -31,7 +31,7 @@ from services.transport.streams import LinkClosed
 
 log = logging.getLogger("tiermesh")
 
-CALL_SECONDS = STANDARD.hello
+CALL_SECONDS = STANDARD_TIMEOUTS.hello
 """Whoever connects must have called a method within this time."""
 
 _BACKLOG = 100

@@ -16,7 +16,7 @@ from services.transport.http2.frames import (
     frame_header,
     window_update_frame,
 )
-from services.transport.http2.messages import PREFIX_BYTES, Assembler, Inbox, MessageRefused, prefix
+from services.transport.http2.messages import PREFIX_BYTES, Assembler, MessageInbox, MessageRefused, prefix
 
 MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
 """Longest message sent or received."""
@@ -62,7 +62,7 @@ class Stream(ABC):
         self.over = ""
         self.closed_to_writes = ""
         self._connection = connection
-        self._inbox = Inbox()
+        self._inbox = MessageInbox()
         self._assembler = Assembler(self._inbox, MESSAGE_LIMIT_BYTES)
         self._receive_window = WINDOW_BYTES
         self._peer_done = False

@@ -87,8 +87,8 @@ def test_words_for_another_epoch_are_not_heard() -> None:
     talk = training(1)
     computed = pb.Computed(job="a", lease=talk.leases[1], seconds=1.0)
     talk.says(1, computed, epoch=2)
-    assert talk.core.run is not None and talk.core.run.granted.sum is not None
-    assert talk.core.run.granted.sum.busy(1)
+    assert talk.core.run is not None and talk.core.run.lease_book.sum is not None
+    assert talk.core.run.lease_book.sum.busy(1)
 
 
 # ---- the queue ----

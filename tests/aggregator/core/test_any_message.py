@@ -64,9 +64,9 @@ def headers() -> st.SearchStrategy[ChunkHeader]:
 
 
 OF_WORKERS = said(
-    pb.Ready, pb.Description, pb.Holding, pb.Computed, pb.Evaluated, pb.Unable, pb.Heartbeat, pb.Hello
+    pb.Ready, pb.Description, pb.WeightsLoaded, pb.Computed, pb.Evaluated, pb.Failure, pb.Heartbeat, pb.Hello
 )
-OF_OPTIMIZERS = said(pb.Standing, pb.Commit, pb.CheckpointWritten, pb.Unable, pb.Heartbeat, pb.Hello)
+OF_OPTIMIZERS = said(pb.OptimizerStatus, pb.Commit, pb.CheckpointWritten, pb.Failure, pb.Heartbeat, pb.Hello)
 INPUTS = st.one_of(
     st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), OF_WORKERS),
     st.builds(ev.FromOptimizer, OF_OPTIMIZERS),
@@ -90,7 +90,7 @@ def connected() -> Dialogue:
 
 def initialising() -> Dialogue:
     talk = connected()
-    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     talk.ready(1)
     return talk
 
@@ -150,7 +150,7 @@ def test_a_speed_that_makes_no_sense_is_not_measured(seconds: float) -> None:
 
 def test_held_out_data_without_end_are_refused() -> None:
     talk = connected()
-    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     body = pb.Ready(job="a", evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = talk.says(1, body)[0]
     assert (

@@ -9,7 +9,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
 from services.protocol.plan import WINDOW_CHUNKS
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
 # ---- the making of the initial weights ----
@@ -20,12 +20,12 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert talk.submit() == ["save a queued", "save a running"]
     assert talk.optimizer() == ["optimizer <- Open"]
     assert talk.hello(1) == ["1 <- welcome", "1 <- join"]
-    assert talk.stands(1, 0, state=pb.Standing.EMPTY) == ["drop all"]
+    assert talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all"]
     assert talk.give(ev.ExchangeOpened(1)) == []
     assert talk.ready(1) == ["save a running", "1 <- initialise"]
     description = pb.Description(job="a", lease=talk.leases[1], layout_json=talk.layout.dumps())
     assert talk.says(1, description) == ["optimizer <- Initialise"]
-    assert talk.stands(1, 0, state=pb.Standing.RECEIVING) == ["drop all", "1 <- resend #0 #1"]
+    assert talk.stands(1, 0, state=pb.OptimizerStatus.RECEIVING) == ["drop all", "1 <- resend #0 #1"]
     assert talk.initial(1, 0) == ["keep 0 #0", "forward #0"]
     assert talk.initial(1, 1) == ["keep 0 #1", "forward #1"]
     assert talk.stands(1, 0) == ["save a running", "drop all", "optimizer <- SendWeights 1.0"]
@@ -33,7 +33,7 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert talk.sent_weights(1) == ["1.0 #0"]
     assert talk.weights(1, 0, 1) == ["store weights #1"]
     assert talk.sent_weights(1) == ["1.0 #1"]
-    assert talk.holding(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
+    assert talk.weights_loaded(1, 1, 0) == ["1 <- window 2", "1 <- train 0-3 of 1.0"]
 
 
 def test_the_worker_that_initialises_is_lost() -> None:
@@ -42,7 +42,7 @@ def test_the_worker_that_initialises_is_lost() -> None:
     talk.optimizer()
     talk.joins(1)
     talk.joins(2)
-    assert talk.stands(1, 0, state=pb.Standing.EMPTY) == ["drop all", "1 <- initialise"]
+    assert talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all", "1 <- initialise"]
     assert talk.give(ev.WorkerLost(1, "gone")) == ["2 <- initialise"]
     assert talk.says(1, pb.Description(job="a", lease=talk.leases[1])) == []
 
@@ -52,8 +52,8 @@ def test_an_optimizer_that_lost_everything_has_the_weights_made_again() -> None:
     talk.submit()
     talk.optimizer()
     talk.joins(1)
-    talk.stands(1, 0, state=pb.Standing.EMPTY)
-    assert talk.stands(2, 0, state=pb.Standing.EMPTY) == ["drop all", "1 <- revoke", "1 <- initialise"]
+    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    assert talk.stands(2, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all", "1 <- revoke", "1 <- initialise"]
 
 
 def test_the_worker_that_initialises_stalls() -> None:
@@ -62,8 +62,8 @@ def test_the_worker_that_initialises_stalls() -> None:
     talk.optimizer()
     talk.joins(1)
     talk.joins(2)
-    talk.stands(1, 0, state=pb.Standing.EMPTY)
-    assert talk.later(STANDARD.stall + 1, 1, 2) == ["1 <- revoke", "2 <- initialise"]
+    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == ["1 <- revoke", "2 <- initialise"]
 
 
 # ---- a step ----
@@ -83,7 +83,7 @@ def test_a_step_of_two_workers() -> None:
     assert (talk.job().step, talk.job().loss) == (1, 3.0)
     assert talk.weights(1, 1, 0) == ["store weights #0"]
     assert talk.sent_weights(1) == talk.sent_weights(2) == ["1.1 #0"]
-    assert talk.holding(2, 1, 1) == talk.holding(1, 1, 1) == []
+    assert talk.weights_loaded(2, 1, 1) == talk.weights_loaded(1, 1, 1) == []
 
 
 def test_stale_and_repeated_chunks_change_nothing() -> None:
@@ -142,11 +142,11 @@ def test_what_was_left_to_somebody_who_gets_late_goes_to_who_is_idle() -> None:
 
 def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     talk = training(1, 2)
-    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "nobody is idle"
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "nobody is idle"
     talk.computed(2)
     assert talk.later(1.0, 1, 2) == ["1 <- revoke", "2 <- window 1", "2 <- train 0-1 of 1.0"]
     assert talk.core.status(talk.now).workers[0].state == "stalled"
-    talk.holding(1, 1, 0)
+    talk.weights_loaded(1, 1, 0)
     assert talk.core.status(talk.now).workers[0].state == "ready", "it was heard of again"
 
 
@@ -281,7 +281,7 @@ def test_the_optimizer_goes_back_to_a_checkpoint() -> None:
     assert talk.weights(1, 4, 0) == []
     assert talk.weights(2, 2, 0) == ["store weights #0"]
     assert talk.sent_weights(1) == ["2.2 #0"]
-    assert talk.holding(1, 2, 2) == []
+    assert talk.weights_loaded(1, 2, 2) == []
     assert (talk.job().generation, talk.job().step) == (2, 2)
 
 
@@ -334,10 +334,10 @@ def test_a_commit_counts_while_an_evaluation_runs() -> None:
 
 def test_an_evaluation_is_shared_and_its_loss_told() -> None:
     talk = training(1, 2, step=2, evaluate_every=2)
-    assert talk.holding(1, 1, 2) == []
+    assert talk.weights_loaded(1, 1, 2) == []
     run = talk.core.run
     assert run is not None
-    assert [run.granted.is_computing(each) for each in talk.core.members.values()] == [True, True]
+    assert [run.lease_book.is_computing(each) for each in talk.core.members.values()] == [True, True]
     assert talk.evaluated(1, 1, 2, (0, 1.0)) == ["1 <- evaluate 2 of 1.2"]
     assert talk.evaluated(2, 1, 2, (1, 2.0)) == []
     assert talk.evaluated(1, 1, 2, (2, 6.0))[0] == "save a running"
@@ -360,7 +360,7 @@ def test_a_worker_dies_or_stalls_while_it_evaluates() -> None:
     talk = training(1, 2, step=2, evaluate_every=2)
     talk.evaluated(2, 1, 2, (1, 2.0))
     talk.evaluated(2, 1, 2, (2, 2.0))
-    assert talk.later(STANDARD.stall + 1, 1, 2) == ["1 <- revoke", "2 <- evaluate 0 of 1.2"]
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == ["1 <- revoke", "2 <- evaluate 0 of 1.2"]
     assert talk.give(ev.WorkerLost(2, "gone")) == ["1 <- evaluate 0 of 1.2"]
 
 
@@ -403,7 +403,7 @@ def test_a_job_whose_last_checkpoint_is_being_written_waits_for_the_optimizer() 
 
 def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
     talk = training(1)
-    lines = talk.give(ev.FromOptimizer(pb.Unable(job="a", reason="disk full")))
+    lines = talk.give(ev.FromOptimizer(pb.Failure(job="a", reason="disk full")))
     assert lines == [
         "save a failed",
         "1 <- leave: optimizer opt: disk full",
@@ -414,7 +414,9 @@ def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
 
 def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     talk = training(1)
-    body = pb.Standing(job="a", state=pb.Standing.TRAINING, generation=2, step=1, layout_json="[5]")
+    body = pb.OptimizerStatus(
+        job="a", state=pb.OptimizerStatus.TRAINING, generation=2, step=1, layout_json="[5]"
+    )
     lines = talk.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
     assert "the optimizer's layout entry 0: expected an object" in lines[1]
@@ -426,10 +428,12 @@ def test_slow_is_relative_to_what_was_measured() -> None:
     talk.computed(1, seconds=800.0)
     talk.chunk(1, 1, 0, 0)
     talk.commits(1, 0)
-    talk.holding(1, 1, 1)
+    talk.weights_loaded(1, 1, 1)
     talk.joins(2, holds=(1, 1))
-    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "the other is idle, but 5 times 800 s are not over"
-    assert any("1 <- revoke" in line for line in talk.goes_by(5 * 800.0 - STANDARD.stall, 1, 2))
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], (
+        "the other is idle, but 5 times 800 s are not over"
+    )
+    assert any("1 <- revoke" in line for line in talk.goes_by(5 * 800.0 - STANDARD_TIMEOUTS.stall, 1, 2))
 
 
 def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
@@ -438,11 +442,11 @@ def test_a_lease_is_late_from_when_its_worker_had_the_weights() -> None:
         talk.computed(session)
         talk.chunk(session, 1, 0, 0)
     talk.commits(1, 0)
-    talk.holding(1, 1, 1)
+    talk.weights_loaded(1, 1, 1)
     talk.computed(1)
-    talk.later(STANDARD.stall - 1, 1, 2)
-    talk.holding(2, 1, 1)
-    assert talk.goes_by(STANDARD.stall - 1, 1, 2) == [], "the weights were long on the way"
+    talk.later(STANDARD_TIMEOUTS.stall - 1, 1, 2)
+    talk.weights_loaded(2, 1, 1)
+    assert talk.goes_by(STANDARD_TIMEOUTS.stall - 1, 1, 2) == [], "the weights were long on the way"
     assert any("2 <- revoke" in line for line in talk.later(2, 1, 2))
 
 
@@ -450,7 +454,7 @@ def test_no_lease_is_late_because_the_aggregator_was_stopped() -> None:
     talk = training(1, 2)
     talk.computed(2)
     talk.later(1.25, 1, 2)
-    assert talk.later(2 * STANDARD.stall, 1, 2) == [], "what is late waits to be read"
+    assert talk.later(2 * STANDARD_TIMEOUTS.stall, 1, 2) == [], "what is late waits to be read"
     assert talk.core.waits(talk.now)[0].seconds == 1.25
-    assert talk.goes_by(STANDARD.stall - 2, 1, 2) == []
+    assert talk.goes_by(STANDARD_TIMEOUTS.stall - 2, 1, 2) == []
     assert talk.goes_by(2, 1, 2)[0] == "1 <- revoke", "from then on it has to hurry"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.core.succession import Sight, Standbys, Succession
-from services.timeouts import STANDARD, Ladder
+from aggregator.core.succession import LeaderSighting, Standbys, Succession
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
-LADDER = STANDARD
+LADDER = STANDARD_TIMEOUTS
 
 
 def sight(
     beat: int, *, epoch: int = 1, takeover_seconds: float = LADDER.takeover, known: bool = True
-) -> Sight:
-    return Sight(epoch, beat, "a", takeover_seconds, known)
+) -> LeaderSighting:
+    return LeaderSighting(epoch, beat, "a", takeover_seconds, known)
 
 
 def test_a_leader_that_beats_is_left_alone_and_one_that_does_not_is_succeeded() -> None:
@@ -33,7 +33,7 @@ def test_the_leader_s_own_time_counts_if_it_is_longer() -> None:
 
 
 def test_nobody_and_a_leader_that_resigned_are_not_waited_for() -> None:
-    assert Succession(10.0).is_due(Sight(0, 0, "", 0.0, False), 0.0)
+    assert Succession(10.0).is_due(LeaderSighting(0, 0, "", 0.0, False), 0.0)
     assert Succession(10.0).is_due(sight(7, takeover_seconds=0.0), 0.0)
 
 
@@ -66,24 +66,24 @@ def test_a_leader_has_stopped_before_a_standby_takes_over(
 ) -> None:
     """A beat begins after a pause, and is on the storage after another; a leader acts up to `lapse` after the beginning
     of the newest that is. Times in heartbeats; the standby's clock has another zero."""
-    ladder = Ladder.of(heartbeat)
+    timeouts = Timeouts.from_heartbeat(heartbeat)
     now, led, written = 0.0, 0.0, [(0.0, 0.0)]  # of each beat: when it was on the storage, when it had begun
     for pause, duration in beats:
         began = now + pause * heartbeat
-        if began > led + ladder.lapse:
+        if began > led + timeouts.lapse:
             break  # it has stopped
         now = began + duration * heartbeat
         written.append((now, began))
-        if now > led + ladder.lapse:
+        if now > led + timeouts.lapse:
             break  # it had stopped while this beat was on its way
         led = began
-    succession = Succession(ladder.takeover)
+    succession = Succession(timeouts.takeover)
     at = 0.0
     for pause in looks:
         at += pause * heartbeat
         seen = [began for there, began in written if there <= at]
-        if succession.is_due(sight(len(seen), takeover_seconds=ladder.takeover), at + 12345.0):
-            assert at > seen[-1] + ladder.lapse
+        if succession.is_due(sight(len(seen), takeover_seconds=timeouts.takeover), at + 12345.0):
+            assert at > seen[-1] + timeouts.lapse
             return
 
 

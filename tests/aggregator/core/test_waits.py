@@ -41,7 +41,7 @@ def test_who_makes_the_initial_weights_is_named() -> None:
     talk.submit()
     talk.optimizer()
     talk.joins(1)
-    talk.stands(1, 0, state=pb.Standing.EMPTY)
+    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     talk.later(2.0, 1)
     assert told(talk) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
 
@@ -64,7 +64,7 @@ def test_each_step_waits_for_its_own_update() -> None:
         assert [(wait.step, wait.what, wait.seconds) for wait in told(talk)] == [(step, "the update", 1.0)]
         talk.commits(1, step)
         talk.weights(1, step + 1, 0)
-        talk.holding(1, 1, step + 1)
+        talk.weights_loaded(1, 1, step + 1)
 
 
 def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import order
-from aggregator.shards.session import Hold
+from aggregator.shards.session import ShardSession
 from optimizer.core import events as ev
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -63,7 +63,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
 async def _carried_out(orders: Sequence[Message], spec_json: str) -> list[pb.ShardReport]:
     """What a shard that has a job open, and chunks that wait for a decision, reports after these orders."""
     hello = cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=2)
-    hold = Hold(
+    hold = ShardSession(
         hello, incarnation="s", metrics=METRICS, optimizer_metrics=OPTIMIZER_METRICS, shared_memory=False
     )
     loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.shards.copies import Copies, DamagedPiece, Gathered, put, scattered
+from aggregator.shards.copies import DamagedPiece, GatheredTensors, TensorCopies, put, scattered
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused
@@ -47,7 +47,7 @@ def empty_part(stripe: Stripe) -> dict[str, NDArray[Any]]:
 
 
 async def copied(arrays: dict[str, NDArray[Any]]) -> list[pb.ArrayPiece]:
-    copies = Copies()
+    copies = TensorCopies()
     await asyncio.get_running_loop().run_in_executor(None, copies.make, 1, arrays)
     return [piece async for piece in copies.read(1)]
 
@@ -66,7 +66,7 @@ def run(coroutine: Any) -> Any:
 @pytest.mark.parametrize("shards", [1, 2, 3, 6])
 def test_what_shards_are_given_is_what_they_give_back(shards: int) -> None:
     whole = checkpoint()
-    gathered = Gathered(ELEMENTS, KINDS)
+    gathered = GatheredTensors(ELEMENTS, KINDS)
     for index in range(shards):
         stripe = Stripe(index, shards)
         part = empty_part(stripe)
@@ -85,7 +85,7 @@ def test_what_shards_are_given_is_what_they_give_back(shards: int) -> None:
 
 
 def test_a_shard_that_gives_too_little_is_found_out() -> None:
-    gathered = Gathered(ELEMENTS, KINDS)
+    gathered = GatheredTensors(ELEMENTS, KINDS)
     (first, *_) = scattered(checkpoint(), Stripe(), 1)
     gathered.take(Stripe(), first)
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_a_piece_of_no_chunk_is_refused() -> None:
     (piece, *_) = scattered(checkpoint(), Stripe(), 1)
     piece.offset = 100 * CHUNK_ELEMENTS
     with pytest.raises(Refused, match="expected 0, of a chunk"):
-        Gathered(ELEMENTS, KINDS).take(Stripe(), sealed(piece))
+        GatheredTensors(ELEMENTS, KINDS).take(Stripe(), sealed(piece))
 
 
 @pytest.mark.parametrize("field", ["opening", "array", "dtype", "elements", "offset", "data"])
@@ -130,12 +130,12 @@ def test_a_piece_that_was_damaged_is_told_from_one_that_does_not_fit(field: str)
     with pytest.raises(DamagedPiece, match="another crc32c than theirs: it was damaged"):
         put(piece, empty_part(Stripe()))
     with pytest.raises(DamagedPiece, match="it was damaged"):
-        Gathered(ELEMENTS, KINDS).take(Stripe(), piece)
+        GatheredTensors(ELEMENTS, KINDS).take(Stripe(), piece)
 
 
 def test_what_came_before_and_what_nobody_asked_for_is_refused() -> None:
     pieces = list(scattered(checkpoint(), Stripe(), 1))
-    gathered = Gathered(ELEMENTS, KINDS)
+    gathered = GatheredTensors(ELEMENTS, KINDS)
     for piece in pieces:
         gathered.take(Stripe(), piece)
     with pytest.raises(Refused, match="array 'weights', offset 0: has come before"):
@@ -169,7 +169,7 @@ def _with_data(piece: pb.ArrayPiece, values: NDArray[Any]) -> pb.ArrayPiece:
 
 def test_a_copy_that_nobody_reads_holds_up_nothing() -> None:
     async def scenario() -> None:
-        copies = Copies()
+        copies = TensorCopies()
         loop = asyncio.get_running_loop()
         array = np.zeros(2, np.float32)
         await loop.run_in_executor(None, copies.make, 1, {"weights": array})
@@ -189,7 +189,7 @@ def test_a_copy_that_there_is_no_memory_for_is_told_to_its_reader() -> None:
             raise MemoryError("no room")
 
     async def scenario() -> None:
-        copies = Copies()
+        copies = TensorCopies()
         arrays: Any = {"weights": Large()}
         await asyncio.get_running_loop().run_in_executor(None, copies.make, 1, arrays)
         with pytest.raises(MemoryError, match="no room"):
@@ -200,7 +200,7 @@ def test_a_copy_that_there_is_no_memory_for_is_told_to_its_reader() -> None:
 
 def test_a_reader_that_waits_is_let_go_when_the_link_ends() -> None:
     async def scenario() -> None:
-        copies = Copies()
+        copies = TensorCopies()
         reader = asyncio.ensure_future(anext(copies.read(1)))
         await asyncio.sleep(0)
         copies.close()

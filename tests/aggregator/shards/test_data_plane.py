@@ -10,16 +10,16 @@ import pytest
 from google.protobuf.message import Message
 
 from aggregator.core import events as ev
-from aggregator.shards.data_plane import Lanes
-from aggregator.shards.group import Shards
-from aggregator.shards.messages import InOrder, opened, order, report, to_effect, to_order
-from aggregator.worker_sessions import Sessions
+from aggregator.shards.data_plane import ShardedDataPlane
+from aggregator.shards.group import ShardGroup
+from aggregator.shards.messages import SequenceFilter, opened, order, report, to_effect, to_order
+from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.reduction_tree import Node
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.streams import LinkClosed
 
@@ -59,27 +59,27 @@ class Core:
 
 
 class Dialogue:
-    """Lanes over shards that are all up and only take orders."""
+    """ShardedDataPlane over shards that are all up and only take orders."""
 
     def __init__(self, shards: int = 2) -> None:
         self.told: list[tuple[int, str]] = []
         self.fed: list[ev.ExchangeOpened | ev.ChunkArrived] = []
         self.finished: list[int] = []
         self.core = Core()
-        self.sessions = Sessions(1)
-        self.shards = Shards(
+        self.sessions = WorkerSessions(1)
+        self.shards = ShardGroup(
             [f"host-{index}:7073" for index in range(shards)],
             Security(),
             name="agg",
             incarnation="i",
             epoch=1,
-            ladder=Ladder.of(1.0),
+            timeouts=Timeouts.from_heartbeat(1.0),
         )
         for link in self.shards.links:
             index = link.stripe.index
             vars(link)["order"] = lambda body, index=index: self.told.append((index, line(body)))
         self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumEffect]] = lambda event: ()
-        self.lanes = Lanes(
+        self.lanes = ShardedDataPlane(
             self.shards,
             core=self.core,  # type: ignore[arg-type]  # of it, all that lanes ask
             sessions=self.sessions,
@@ -239,7 +239,7 @@ def test_an_envelope_of_a_newer_version_is_passed_over() -> None:
 
 
 def test_a_message_that_comes_again_is_passed_over_and_one_that_is_missing_ends_the_stream() -> None:
-    in_order = InOrder()
+    in_order = SequenceFilter()
     assert [in_order.is_new(number) for number in (1, 2, 2, 1, 0, 3)] == [
         True,
         True,

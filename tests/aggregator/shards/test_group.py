@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
-from aggregator.shards.group import Shards
+from aggregator.shards.group import ShardGroup
 from aggregator.shards.messages import report
 from aggregator.shards.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.runtime.metrics import AggregatorMetrics
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.server import RoleServer, start_server
 from services.transport.streams import Backoff
@@ -58,7 +58,7 @@ class Hosts:
 class Told:
     """What shards tell, awaited."""
 
-    def __init__(self, shards: Shards) -> None:
+    def __init__(self, shards: ShardGroup) -> None:
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         shards.on_ready.append(lambda: self._lines.put_nowait("ready"))
         shards.on_lost.append(lambda why: self._lines.put_nowait(f"lost {why}"))
@@ -72,11 +72,16 @@ class Told:
                 return line
 
 
-def with_shards(scenario: Callable[[Hosts, Shards, Told], Awaitable[None]]) -> None:
+def with_shards(scenario: Callable[[Hosts, ShardGroup, Told], Awaitable[None]]) -> None:
     async def run() -> None:
         hosts = Hosts()
-        shards = Shards(
-            hosts.addresses, Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(0.2)
+        shards = ShardGroup(
+            hosts.addresses,
+            Security(),
+            name="agg",
+            incarnation="i",
+            epoch=3,
+            timeouts=Timeouts.from_heartbeat(0.2),
         )
         told = Told(shards)
         running = asyncio.ensure_future(shards.run())
@@ -91,7 +96,7 @@ def with_shards(scenario: Callable[[Hosts, Shards, Told], Awaitable[None]]) -> N
 
 
 def test_all_must_be_there_and_the_one_that_is_not_is_named() -> None:
-    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         assert "shard 0 of 2" in await told.until("waiting")
         await hosts.start(0)
         assert hosts.addresses[1] in await told.until("waiting", "shard 1 of 2")
@@ -107,7 +112,7 @@ def test_all_must_be_there_and_the_one_that_is_not_is_named() -> None:
 
 
 def test_all_start_over_when_one_is_lost() -> None:
-    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         await hosts.start(0)
         await hosts.start(1)
         await told.until("ready")
@@ -121,7 +126,7 @@ def test_all_start_over_when_one_is_lost() -> None:
 
 
 def test_an_aggregator_is_no_shard() -> None:
-    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         handlers: list[grpc.GenericRpcHandler] = []
         server = await start_server(hosts.addresses[0], Security(), handlers, ())
         await told.until("waiting", "shard 0", "it is no shard; start it with `tiermesh aggregator --shard`")
@@ -141,16 +146,16 @@ def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: py
                 enough.set()
             await asyncio.sleep(0)
 
-    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         await enough.wait()
 
     monkeypatch.setattr("aggregator.shards.link.Backoff", Hasty)
     with_shards(scenario)
-    assert max(waits) <= Ladder.of(0.2).retry
+    assert max(waits) <= Timeouts.from_heartbeat(0.2).retry
 
 
 def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
-    async def scenario(hosts: Hosts, shards: Shards, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         await told.until("waiting")
         shards.order_all(cluster.Heartbeat())
         await hosts.start(0)
@@ -171,8 +176,13 @@ def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() ->
         )
         peer = DamagingPeer("tiermesh.Shard", hello, beat)
         async with peer.serving():
-            shards = Shards(
-                [peer.address], Security(), name="agg", incarnation="i", epoch=3, ladder=Ladder.of(5.0)
+            shards = ShardGroup(
+                [peer.address],
+                Security(),
+                name="agg",
+                incarnation="i",
+                epoch=3,
+                timeouts=Timeouts.from_heartbeat(5.0),
             )
             told = Told(shards)
             running = asyncio.ensure_future(shards.run())

@@ -12,31 +12,31 @@ import pytest
 from google.protobuf.message import Message
 
 from aggregator.shards.copies import piece_of
-from aggregator.shards.kernel_state import Part
+from aggregator.shards.kernel_state import ShardTensors
 from aggregator.shards.link import ShardLink
 from aggregator.shards.service import ShardService
-from aggregator.shards.session import Hold
-from optimizer.tensor_store import TensorsGone
+from aggregator.shards.session import ShardSession
+from optimizer.tensor_store import TensorStoreLost
 from protos import shards_pb2 as pb
 from services.config import load_job
 from services.errors import Failed
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.security import Security
 from services.transport.server import start_server
 from tests.support.cluster.bits import regression_config, write_config
 
 LIMIT_SECONDS = 60
 LAYOUT = Layout.build([("w", (CHUNK_ELEMENTS + 5,), True, "w", False)])
-PATIENT, HASTY = Ladder.of(5.0), Ladder.of(0.005)
+PATIENT, HASTY = Timeouts.from_heartbeat(5.0), Timeouts.from_heartbeat(0.005)
 
 
 class Linked:
     """A link to a real shard, and what it tells, awaited."""
 
-    def __init__(self, address: str, ladder: Ladder) -> None:
+    def __init__(self, address: str, timeouts: Timeouts) -> None:
         self.told: asyncio.Queue[str] = asyncio.Queue()
         self.reports: asyncio.Queue[Message] = asyncio.Queue()
         self.link = ShardLink(
@@ -46,7 +46,7 @@ class Linked:
             name="agg",
             incarnation="i",
             epoch=1,
-            ladder=ladder,
+            timeouts=timeouts,
             came=lambda _: self.told.put_nowait("came"),
             went=lambda _, reason: self.told.put_nowait(reason),
             failed=lambda: None,
@@ -65,12 +65,12 @@ class Linked:
         return len([piece async for piece in self.link.read_part(copy)])
 
 
-def with_link(ladder: Ladder, scenario: Callable[[Linked], Awaitable[None]]) -> None:
+def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]]) -> None:
     async def run() -> None:
         service = ShardService(name="s", metrics=AggregatorMetrics())
         await service.start()
         server = await start_server("127.0.0.1:0", Security(), service.handlers(), service.service_names)
-        linked = Linked(f"127.0.0.1:{server.port}", ladder)
+        linked = Linked(f"127.0.0.1:{server.port}", timeouts)
         running = asyncio.ensure_future(linked.link.keep_up())
         try:
             assert await linked.told.get() == "came"
@@ -87,7 +87,7 @@ def with_link(ladder: Ladder, scenario: Callable[[Linked], Awaitable[None]]) -> 
 def test_a_copy_that_is_never_made_ends_the_link() -> None:
     async def scenario(linked: Linked) -> None:
         late = f"the next piece of copy 3 of its tensors did not come within {HASTY.stall:g} s"
-        with pytest.raises(TensorsGone) as gone:
+        with pytest.raises(TensorStoreLost) as gone:
             [piece async for piece in linked.link.read_part(3)]
         assert str(gone.value) == f"shard 0 of 1 ({linked.link.address}): {late}"
         assert await linked.told.get() == late
@@ -99,14 +99,16 @@ def test_a_copy_that_is_never_made_ends_the_link() -> None:
 def test_a_piece_that_is_never_taken_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(linked: Linked) -> None:
         piece = piece_of("weights", np.zeros(3, np.float32), 0, offset=0, elements=3)
-        with pytest.raises(TensorsGone, match="a piece of a checkpoint has been taken did not come within"):
+        with pytest.raises(
+            TensorStoreLost, match="a piece of a checkpoint has been taken did not come within"
+        ):
             await linked.link.write_part([piece])
         assert "did not come within" in await linked.told.get()
 
-    async def write(_: Hold, __: pb.ArrayPiece) -> None:
+    async def write(_: ShardSession, __: pb.ArrayPiece) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Hold, "write", write)
+    monkeypatch.setattr(ShardSession, "write", write)
     with_link(HASTY, scenario)
 
 
@@ -121,7 +123,7 @@ def test_a_copy_that_there_is_no_memory_for_is_none_and_nothing_more(
         await linked.open(tmp_path)
         assert await linked.pieces(1) > 1
         with monkeypatch.context() as short:
-            short.setattr(Part, "arrays", lambda _: {"weights": Large()})
+            short.setattr(ShardTensors, "arrays", lambda _: {"weights": Large()})
             with pytest.raises(Failed) as failed:
                 await linked.pieces(2)
         line = "no memory for a copy of its tensors (Unable to allocate 9 GiB); give its host more"

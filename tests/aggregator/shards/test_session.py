@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import order
-from aggregator.shards.session import WAITING_CHUNKS, Hold
+from aggregator.shards.session import WAITING_CHUNKS, ShardSession
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
@@ -24,7 +24,7 @@ VALUES = np.ones(3, np.float32)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "discarded"])
 def test_payloads_wait_until_the_kernel_thread_has_come_to_them(kept: bool) -> None:
     async def scenario() -> None:
-        hold = Hold(
+        hold = ShardSession(
             cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=1),
             incarnation="s",
             metrics=AggregatorMetrics(),

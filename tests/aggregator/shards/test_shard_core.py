@@ -12,7 +12,7 @@ from services.tensors.stripes import Stripe
 V1, V2 = Version(1, 1), Version(1, 2)
 
 
-def holding(chunks: int = 6) -> ShardCore:
+def weights_loaded(chunks: int = 6) -> ShardCore:
     """Shard 1 of 2, of a job of that many chunks, with one worker attending."""
     core = ShardCore(7, Stripe(1, 2))
     core.opened("j", chunks * CHUNK_ELEMENTS, WireTypes(BFLOAT16, FLOAT32))
@@ -31,7 +31,7 @@ def sent(core: ShardCore, session: int = 1) -> list[tuple[int, int]]:
 
 
 def test_what_no_aggregator_would_take_is_stale_here_already() -> None:
-    core = holding()
+    core = weights_loaded()
     assert core.why_stale(1, ChunkHeader(job="j", epoch=7)) == ""
     assert "of epoch 6: this shard obeys epoch 7" in core.why_stale(1, ChunkHeader(job="j", epoch=6))
     assert "of job 'k': this shard holds j" in core.why_stale(1, ChunkHeader(job="k", epoch=7))
@@ -40,7 +40,7 @@ def test_what_no_aggregator_would_take_is_stale_here_already() -> None:
 
 
 def test_chunks_are_held_against_the_whole_layout() -> None:
-    core = holding(6)
+    core = weights_loaded(6)
     assert core.expected_elements("j") == 6 * CHUNK_ELEMENTS
     assert core.expected_elements("k") is None
     assert [core.wire_type(kind) for kind in (GRADIENT, WEIGHTS, INITIAL_WEIGHTS)] == [
@@ -51,7 +51,7 @@ def test_chunks_are_held_against_the_whole_layout() -> None:
 
 
 def test_a_worker_is_sent_what_it_is_to_have_and_is_there() -> None:
-    core = holding(6)
+    core = weights_loaded(6)
     core.send(1, V1, 2)
     assert sent(core) == [], "nothing is made yet"
     core.made("j", V1, 1)
@@ -65,7 +65,7 @@ def test_a_worker_is_sent_what_it_is_to_have_and_is_there() -> None:
 
 
 def test_a_newer_version_begins_anew() -> None:
-    core = holding(6)
+    core = weights_loaded(6)
     core.made("j", V1, 3)
     core.send(1, V1, 3)
     assert core.next_weights(1) is not None
@@ -76,7 +76,7 @@ def test_a_newer_version_begins_anew() -> None:
 
 
 def test_a_worker_that_left_and_one_that_was_never_told_of_are_sent_nothing() -> None:
-    core = holding()
+    core = weights_loaded()
     core.made("j", V1, 3)
     core.send(1, V1, 3)
     core.left(1)
@@ -85,7 +85,7 @@ def test_a_worker_that_left_and_one_that_was_never_told_of_are_sent_nothing() ->
 
 
 def test_weights_of_a_job_that_is_held_no_more_are_not_told_of() -> None:
-    core = holding()
+    core = weights_loaded()
     core.opened("k", CHUNK_ELEMENTS, WireTypes())
     assert not core.made("j", V1, 1)
     core.send(1, V1, 1)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from aggregator.shards.group import Shards
-from aggregator.shards.tensor_store import TensorsInShards
+from aggregator.shards.group import ShardGroup
+from aggregator.shards.tensor_store import ShardedTensorStore
 from optimizer.core import events as ev
-from optimizer.master_tensors import Tensors
-from optimizer.tensor_store import HomeEvents, TensorsGone
+from optimizer.master_tensors import MasterTensors
+from optimizer.tensor_store import TensorStoreEvents, TensorStoreLost
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config import JobConfig, load_job
@@ -22,7 +22,7 @@ from services.errors import Failed
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Ladder
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.security import Security
 from tests.support.cluster.bits import regression_config, write_config
 
@@ -41,22 +41,22 @@ class Home:
     """A home over two shards that only take orders, with a job open in it."""
 
     def __init__(self, heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS) -> None:
-        self.told: list[ev.Measured | ev.NotSaved | ev.Broke] = []
+        self.told: list[ev.Measured | ev.SaveFailed | ev.OperationFailed] = []
         self.updated: list[int] = []
         self.orders: list[tuple[int, Message]] = []
-        self.shards = Shards(
+        self.shards = ShardGroup(
             ["a:1", "b:1"],
             Security(),
             name="agg",
             incarnation="i",
             epoch=1,
-            ladder=Ladder.of(heartbeat_seconds),
+            timeouts=Timeouts.from_heartbeat(heartbeat_seconds),
         )
         for link in self.shards.links:
             index = link.stripe.index
             vars(link)["order"] = lambda body, index=index: self.orders.append((index, body))
-        events = HomeEvents(self.told.append, lambda event: self.updated.append(event.chunk))
-        self.home = TensorsInShards(events, self.shards, OptimizerMetrics())
+        events = TensorStoreEvents(self.told.append, lambda event: self.updated.append(event.chunk))
+        self.home = ShardedTensorStore(events, self.shards, OptimizerMetrics())
 
     async def open(self, config: JobConfig) -> None:
         for link in self.shards.links:
@@ -104,7 +104,7 @@ def test_updated_chunks_are_told_of_in_the_order_of_the_layout(config: JobConfig
 
 def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
     """However the blocks come in; their sums are added in the order of the layout."""
-    here = Tensors(config, LAYOUT)
+    here = MasterTensors(config, LAYOUT)
     draw = np.random.default_rng(5)
     sums = {}
     for chunk in range(CHUNKS):
@@ -199,7 +199,7 @@ def test_what_a_shard_can_not_do_fails_the_job_and_names_the_shard(config: JobCo
         home.report(1, pb.PartBroke(opening=0, reason="of the job before"))
         assert home.told == []
         home.report(1, pb.PartBroke(opening=1, reason="no memory"))
-        assert home.told == [ev.Broke("j", "shard 1 of 2 (b:1): no memory")]
+        assert home.told == [ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")]
 
     with_home(config, scenario)
 
@@ -223,12 +223,12 @@ def test_a_job_that_a_shard_has_no_room_for_is_not_waited_for(config: JobConfig)
 def test_a_shard_that_never_makes_room_is_lost(config: JobConfig) -> None:
     async def scenario(home: Home) -> None:
         for link in home.shards.links:
-            vars(link)["_ladder"] = Ladder.of(0.001)
+            vars(link)["_timeouts"] = Timeouts.from_heartbeat(0.001)
         opening = asyncio.ensure_future(home.home.open("j", config, LAYOUT, None))
         await asyncio.sleep(0)
         home.report(0, pb.PartOpened(opening=2))
         late = r"^shard 1 of 2 \(b:1\): room for its part of job j did not come within 0\.12 s$"
-        with pytest.raises(TensorsGone, match=late):
+        with pytest.raises(TensorStoreLost, match=late):
             await opening
         assert [link.up for link in home.shards.links] == [True, False]
 
@@ -251,7 +251,7 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_answered(config: JobConfig) -> 
         await pieces.wait()
         while not home.told:
             await asyncio.sleep(0)
-        assert home.told == [ev.NotSaved("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
+        assert home.told == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
         assert not saved
         assert home.orders[-2:] == [(each, pb.CopyPart(copy=1)) for each in (0, 1)]
 
@@ -274,10 +274,10 @@ def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> No
         await asyncio.sleep(0)
         for call in home.shards.on_lost:
             call("shard 0 of 2 (a:1): it is gone")
-        with pytest.raises(TensorsGone, match="it is gone"):
+        with pytest.raises(TensorStoreLost, match="it is gone"):
             await opening
         home.shards.links[0].why_down, home.shards.links[0]._tensors = "it is gone", None
-        with pytest.raises(TensorsGone, match=r"shard 0 of 2 \(a:1\): it is gone"):
+        with pytest.raises(TensorStoreLost, match=r"shard 0 of 2 \(a:1\): it is gone"):
             await home.home.open("j", config, LAYOUT, None)
 
     with_home(config, scenario)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.core.succession import Deposed
-from aggregator.storage.job_queue import Queue
+from aggregator.storage.job_queue import JobQueue
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 
@@ -22,12 +22,12 @@ def job(name: str, state: jobs_pb2.JobState = jobs_pb2.QUEUED) -> jobs_pb2.Job:
 
 
 def test_jobs_come_back_complete_and_in_order_of_submission(tmp_path: Path) -> None:
-    with Queue(tmp_path / "state" / "queue.sqlite") as queue:
+    with JobQueue(tmp_path / "state" / "queue.sqlite") as queue:
         queue.raise_epoch()
         for name in ("c", "a", "b"):
             queue.save(job(name), f'{{"of": "{name}"}}', {})
         queue.save(job("a", jobs_pb2.RUNNING), '{"of": "a"}', {"arch": "wormhole", "backend": "emulator"})
-    with Queue(tmp_path / "state" / "queue.sqlite") as queue:
+    with JobQueue(tmp_path / "state" / "queue.sqlite") as queue:
         assert queue.jobs() == [
             (job("c"), '{"of": "c"}', {}),
             (job("a", jobs_pb2.RUNNING), '{"of": "a"}', {"arch": "wormhole", "backend": "emulator"}),
@@ -37,12 +37,12 @@ def test_jobs_come_back_complete_and_in_order_of_submission(tmp_path: Path) -> N
 
 def test_epoch_rises_with_every_start(tmp_path: Path) -> None:
     for expected in (1, 2, 3):
-        with Queue(tmp_path / "queue.sqlite") as queue:
+        with JobQueue(tmp_path / "queue.sqlite") as queue:
             assert queue.raise_epoch() == expected
 
 
 def test_an_aggregator_that_was_taken_over_from_writes_nothing(tmp_path: Path) -> None:
-    with Queue(tmp_path / "queue.sqlite") as old, Queue(tmp_path / "queue.sqlite") as new:
+    with JobQueue(tmp_path / "queue.sqlite") as old, JobQueue(tmp_path / "queue.sqlite") as new:
         old.raise_epoch()
         old.save(job("a"), "{}", {})
         new.raise_epoch()
@@ -56,7 +56,7 @@ def test_an_aggregator_that_was_taken_over_from_writes_nothing(tmp_path: Path) -
 
 def test_nothing_is_saved_before_the_epoch_is_raised(tmp_path: Path) -> None:
     with (
-        Queue(tmp_path / "queue.sqlite") as queue,
+        JobQueue(tmp_path / "queue.sqlite") as queue,
         pytest.raises(Failed, match="epoch 0 has taken over from epoch None"),
     ):
         queue.save(job("a"), "{}", {})
@@ -66,8 +66,8 @@ def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
     """A process saves jobs and says each aloud; killed in the middle, all that it said are there."""
     script = (
         "import sys; from pathlib import Path\n"
-        "from aggregator.storage.job_queue import Queue; from protos import jobs_pb2\n"
-        "queue = Queue(Path(sys.argv[1])); print(queue.raise_epoch(), flush=True)\n"
+        "from aggregator.storage.job_queue import JobQueue; from protos import jobs_pb2\n"
+        "queue = JobQueue(Path(sys.argv[1])); print(queue.raise_epoch(), flush=True)\n"
         "for number in range(10**6):\n"
         "    queue.save(jobs_pb2.Job(id=f'job-{number}'), 'x' * 5000, {})\n"
         "    print(number, flush=True)\n"
@@ -84,14 +84,14 @@ def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
         process.kill()
         said = 4 + len(process.stdout.read().split("\n")[:-1])
         process.wait(timeout=30)
-        with Queue(path) as queue:
+        with JobQueue(path) as queue:
             ids = [found.id for found, _, _ in queue.jobs()]
         assert ids[: said + 1] == [f"job-{number}" for number in range(said + 1)]
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as queue:
+    with JobQueue(path) as queue:
         queue.raise_epoch()
         for number in range(50):
             queue.save(job(f"job-{number}"), "x" * 2000, {})
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
         content[place : place + 64] = bytes(64)
     path.write_bytes(content)
     with pytest.raises(Failed, match=r"queue .*queue.sqlite: damaged or no queue at all") as caught:
-        Queue(path).jobs()
+        JobQueue(path).jobs()
     assert "\n" not in str(caught.value)
 
 
@@ -108,20 +108,20 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, not a queue" * 100)
     with pytest.raises(Failed, match="damaged or no queue at all"):
-        Queue(path)
+        JobQueue(path)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE songs (title TEXT)")
     connection.close()
     with pytest.raises(Refused, match="format 0, expected 1"):
-        Queue(other)
+        JobQueue(other)
     with pytest.raises(Refused, match="can't be opened"):
-        Queue(tmp_path)
+        JobQueue(tmp_path)
 
 
 def test_a_locked_file_is_waited_for_then_named(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path, lock_seconds=0.1) as queue:
+    with JobQueue(path, lock_seconds=0.1) as queue:
         queue.raise_epoch()
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -133,7 +133,7 @@ def test_a_locked_file_is_waited_for_then_named(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_is_named(tmp_path: Path) -> None:
-    with Queue(tmp_path / "queue.sqlite") as queue:
+    with JobQueue(tmp_path / "queue.sqlite") as queue:
         queue.raise_epoch()
         queue._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(Failed, match="read-only; make the file and its folder writable"):
@@ -145,7 +145,7 @@ def test_a_read_only_file_is_named(tmp_path: Path) -> None:
 
 def test_of_two_that_would_take_over_one_does(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as first, Queue(path) as second:
+    with JobQueue(path) as first, JobQueue(path) as second:
         seen = [first.look("b"), second.look("c")]
         assert seen[0] == seen[1] and seen[0].takeover_seconds == 0.0, "nobody ever led"
         assert second.take_over(seen[1], "c", 25.0) == 1
@@ -157,7 +157,7 @@ def test_of_two_that_would_take_over_one_does(tmp_path: Path) -> None:
 
 def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as leader, Queue(path) as standby:
+    with JobQueue(path) as leader, JobQueue(path) as standby:
         leader.raise_epoch("a", 25.0)
         seen = standby.look("b")
         leader.beat()
@@ -171,7 +171,7 @@ def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
 
 def test_nobody_takes_over_within_the_fence(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as leader, Queue(path, lock_seconds=0.1) as standby:
+    with JobQueue(path) as leader, JobQueue(path, lock_seconds=0.1) as standby:
         leader.raise_epoch("a", 25.0)
         seen = standby.look("b")
         with leader.fenced(), pytest.raises(Failed, match="locked by another process"):
@@ -183,7 +183,7 @@ def test_nobody_takes_over_within_the_fence(tmp_path: Path) -> None:
 
 def test_a_standby_that_was_forgotten_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as leader, Queue(path) as standby:
+    with JobQueue(path) as leader, JobQueue(path) as standby:
         leader.raise_epoch("a", 25.0)
         assert [standby.look("b").known for _ in range(2)] == [False, True]
         leader.beat(["b"])
@@ -194,12 +194,12 @@ def test_a_standby_that_was_forgotten_is_told_so(tmp_path: Path) -> None:
 
 def test_a_queue_of_before_there_were_standbys(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path) as old:
+    with JobQueue(path) as old:
         old.raise_epoch()
         old.save(job("a"), "{}", {})
         for table in ("leader", "standbys"):
             old._connection.execute(f"DROP TABLE {table}")
-    with Queue(path) as queue:
+    with JobQueue(path) as queue:
         assert [found.id for found, _, _ in queue.jobs()] == ["a"]
         sight = queue.look("b")
         assert (sight.epoch, sight.leader, sight.takeover_seconds) == (1, "an older version", 25.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregator.storage.job_queue import LAST_EPOCH, Queue
+from aggregator.storage.job_queue import LAST_EPOCH, JobQueue
 from protos.jobs_pb2 import Job
 from services.errors import TiermeshError
 from tests.support.anything import is_told_in_one_line
@@ -34,7 +34,7 @@ VALUES = (
 def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: str, value: Any) -> None:
     path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"
     path.unlink(missing_ok=True)
-    with Queue(path) as queue:
+    with JobQueue(path) as queue:
         queue.raise_epoch()
         queue.save(Job(id="a"), "{}", {"backend": "emulator"})
     with sqlite3.connect(path) as connection:
@@ -42,7 +42,7 @@ def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: st
         connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
     connection.close()
     try:
-        with Queue(path) as queue:
+        with JobQueue(path) as queue:
             assert 0 < queue.raise_epoch() <= LAST_EPOCH
             ((job, spec_json, fingerprint),) = queue.jobs()
     except TiermeshError as error:
@@ -66,7 +66,7 @@ def test_any_value_in_what_leader_and_standbys_say(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"
     path.unlink(missing_ok=True)
-    with Queue(path) as leader, Queue(path) as standby:
+    with JobQueue(path) as leader, JobQueue(path) as standby:
         leader.raise_epoch("a", 25.0)
         standby.look("b")
         table = "standbys" if column in ("standbys.name", "looks") else "leader"
@@ -85,10 +85,10 @@ def test_any_value_in_what_leader_and_standbys_say(
 
 def test_a_queue_without_an_epoch_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with Queue(path):
+    with JobQueue(path):
         pass
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM cluster")
     connection.close()
-    with Queue(path) as queue, pytest.raises(TiermeshError, match="damaged or no queue at all"):
+    with JobQueue(path) as queue, pytest.raises(TiermeshError, match="damaged or no queue at all"):
         queue.raise_epoch()

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 
 from aggregator.core.succession import Deposed
-from aggregator.storage.job_queue import Queue
-from aggregator.storage.leadership import Lead
+from aggregator.storage.job_queue import JobQueue
+from aggregator.storage.leadership import Leadership
 from services.errors import Failed
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 
-LADDER = Ladder.of(0.5)
+LADDER = Timeouts.from_heartbeat(0.5)
 LIMIT_SECONDS = 30.0
 
 
 @contextmanager
-def leading(path: Path) -> Iterator[Queue]:
-    with Queue(path, LADDER.lock) as queue:
+def leading(path: Path) -> Iterator[JobQueue]:
+    with JobQueue(path, LADDER.lock) as queue:
         queue.raise_epoch("a", LADDER.takeover)
         yield queue
 
 
-async def until_it_ends(lead: Lead) -> Exception:
+async def until_it_ends(lead: Leadership) -> Exception:
     try:
         await asyncio.wait_for(lead.run(), LIMIT_SECONDS)
     except Exception as error:
@@ -37,15 +37,15 @@ async def until_it_ends(lead: Lead) -> Exception:
     raise AssertionError("it ended well")
 
 
-def end_of(lead: Lead) -> Exception:
+def end_of(lead: Leadership) -> Exception:
     return asyncio.run(until_it_ends(lead))
 
 
 def test_it_beats_for_those_that_stand_by_and_ends_when_one_takes_over(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
 
-    async def scenario(queue: Queue, other: Queue) -> Exception:
-        lead = Lead(queue, LADDER)
+    async def scenario(queue: JobQueue, other: JobQueue) -> Exception:
+        lead = Leadership(queue, LADDER)
         ending = asyncio.ensure_future(until_it_ends(lead))
         first = other.look("b")
         assert (first.epoch, first.leader, first.known) == (1, "a", False)
@@ -56,7 +56,7 @@ def test_it_beats_for_those_that_stand_by_and_ends_when_one_takes_over(tmp_path:
         other.raise_epoch("b")
         return await ending
 
-    with leading(path) as queue, Queue(path) as other:
+    with leading(path) as queue, JobQueue(path) as other:
         error = asyncio.run(scenario(queue, other))
     assert isinstance(error, Deposed)
     assert "epoch 2 has taken over from epoch 1" in str(error)
@@ -66,7 +66,7 @@ def test_with_no_standby_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue:
         content = path.read_bytes()
-        lead = Lead(queue, LADDER)
+        lead = Leadership(queue, LADDER)
         with pytest.raises(asyncio.TimeoutError):
             asyncio.run(asyncio.wait_for(lead.run(), 5 * LADDER.tick))
         assert path.read_bytes() == content
@@ -76,9 +76,9 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "queue.sqlite"
-    with leading(path) as queue, Queue(path) as other:
+    with leading(path) as queue, JobQueue(path) as other:
         other.look("b")
-        lead = Lead(queue, LADDER)
+        lead = Leadership(queue, LADDER)
         lead.hold(time.monotonic() + 2 * LADDER.takeover)  # it knows of b
         lead._led_seconds = time.monotonic()
         began = time.monotonic()
@@ -94,7 +94,7 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
     ]
 
 
-class Hanging(Queue):
+class Hanging(JobQueue):
     """Its storage stops answering."""
 
     def __init__(self, path: Path) -> None:
@@ -119,17 +119,17 @@ class Hanging(Queue):
 def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
 
-    async def scenario(lead: Lead, queue: Hanging) -> Exception:
+    async def scenario(lead: Leadership, queue: Hanging) -> Exception:
         error = await until_it_ends(lead)
         queue.answers.set()
         await asyncio.get_running_loop().run_in_executor(None, lead.close)
         return error
 
     queue = Hanging(path)
-    with queue, Queue(path) as other:
+    with queue, JobQueue(path) as other:
         queue.raise_epoch("a", LADDER.takeover)
         other.look("b")
-        lead = Lead(queue, LADDER)
+        lead = Leadership(queue, LADDER)
         lead.hold(time.monotonic() + 2 * LADDER.takeover)
         lead._led_seconds = time.monotonic()
         queue.hang()
@@ -142,7 +142,7 @@ def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_stora
     path = tmp_path / "queue.sqlite"
     away = threading.Event()  # nobody sets it
 
-    async def scenario(lead: Lead, queue: Hanging, other: Queue) -> Exception:
+    async def scenario(lead: Leadership, queue: Hanging, other: JobQueue) -> Exception:
         ending = asyncio.ensure_future(until_it_ends(lead))
         while not queue.asked.is_set():
             await asyncio.sleep(LADDER.tick / 10)
@@ -155,10 +155,10 @@ def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_stora
         return await ending
 
     queue = Hanging(path)
-    with queue, Queue(path) as other:
+    with queue, JobQueue(path) as other:
         queue.raise_epoch("a", LADDER.takeover)
         other.look("b")
-        lead = Lead(queue, LADDER)
+        lead = Leadership(queue, LADDER)
         lead.hold(time.monotonic() + 2 * LADDER.takeover)
         lead._led_seconds = time.monotonic()
         queue.hang()
@@ -168,20 +168,20 @@ def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_stora
 
 
 def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) -> None:
-    class Broken(Queue):
+    class Broken(JobQueue):
         def standbys(self) -> dict[str, int]:
             raise Failed("queue.sqlite: damaged")
 
     with Broken(tmp_path / "queue.sqlite") as queue:
-        error = end_of(Lead(queue, LADDER))
+        error = end_of(Leadership(queue, LADDER))
     assert type(error) is Failed
     assert str(error) == "queue.sqlite: damaged"
 
 
 def test_who_was_away_for_long_looks_before_it_acts(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with leading(path) as queue, Queue(path) as other:
-        lead = Lead(queue, LADDER)
+    with leading(path) as queue, JobQueue(path) as other:
+        lead = Leadership(queue, LADDER)
         other.look("b")
         lead.hold(time.monotonic() + 2 * LADDER.takeover)
         assert other.look("b").beat == 1, "it leads still, and shows it"
@@ -193,8 +193,8 @@ def test_who_was_away_for_long_looks_before_it_acts(tmp_path: Path) -> None:
 
 def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with leading(path) as queue, Queue(path) as other:
-        lead = Lead(queue, LADDER)
+    with leading(path) as queue, JobQueue(path) as other:
+        lead = Leadership(queue, LADDER)
         other.look("b")
         now = time.monotonic()
         for away in (1, 2, 3, 4):
@@ -205,11 +205,11 @@ def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
 
 def test_who_ends_well_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    with leading(path) as queue, Queue(path) as other:
+    with leading(path) as queue, JobQueue(path) as other:
         assert other.look("b").takeover_seconds == LADDER.takeover
-        Lead(queue, LADDER).close()
+        Leadership(queue, LADDER).close()
         sight = other.look("b")
         assert sight.takeover_seconds == 0.0
         assert other.take_over(sight, "b", LADDER.takeover) == 2
-        Lead(queue, LADDER).close()
+        Leadership(queue, LADDER).close()
         assert other.look("b").takeover_seconds == LADDER.takeover, "who leads no longer resigns nothing"

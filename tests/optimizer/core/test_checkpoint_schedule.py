@@ -154,7 +154,7 @@ def test_what_a_former_generation_saves_late_is_not_taken_for_the_newest() -> No
 def test_a_checkpoint_that_could_not_be_written_is_told_to_whoever_comes() -> None:
     talk = training()
     talk.give(ev.Disconnected())
-    assert talk.give(ev.Broke("a", "disk full")) == []
+    assert talk.give(ev.OperationFailed("a", "disk full")) == []
     talk.connect(2)
     assert talk.open()[-1] == "say unable: disk full"
 

@@ -46,11 +46,11 @@ def test_a_checkpoint_is_void_after_the_last_step_that_counts(generation: int, s
 def test_the_weights_rest_when_all_are_of_one_step() -> None:
     job = OpenJob("a", PLAN, 1)
     job.take_layout("layout", 2 * CHUNK_ELEMENTS)
-    job.state = pb.Standing.RECEIVING
+    job.state = pb.OptimizerStatus.RECEIVING
     assert not job.rests
     job.deciding = True  # all initial weights are there
     assert job.rests
-    job.state, job.deciding, job.updated = pb.Standing.TRAINING, False, 1
+    job.state, job.deciding, job.updated = pb.OptimizerStatus.TRAINING, False, 1
     assert not job.rests
     job.updated = 2
     assert job.rests
@@ -60,6 +60,6 @@ def test_nothing_is_missing_while_it_is_decided() -> None:
     job = OpenJob("a", PLAN, 1)
     job.take_layout("layout", 3 * CHUNK_ELEMENTS)
     job.staged.add(1)
-    assert list(from_ranges(job.standing().missing, 9)) == [0, 2]
+    assert list(from_ranges(job.optimizer_status().missing, 9)) == [0, 2]
     job.deciding = True
-    assert not job.standing().missing
+    assert not job.optimizer_status().missing

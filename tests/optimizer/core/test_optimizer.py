@@ -129,7 +129,9 @@ def test_another_job_takes_the_place_of_the_open_one() -> None:
 def test_a_job_that_cannot_be_loaded() -> None:
     talk = Dialogue()
     talk.open()
-    assert talk.give(ev.Broke("a", "checkpoint: flipped byte")) == ["say unable: checkpoint: flipped byte"]
+    assert talk.give(ev.OperationFailed("a", "checkpoint: flipped byte")) == [
+        "say unable: checkpoint: flipped byte"
+    ]
     assert talk.open() == ["load a"], "it can be tried again"
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from protos import cluster_pb2 as pb
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import ChunkHeader
-from services.protocol.checksums import Damaged, encode, verify
+from services.protocol.checksums import ChecksumMismatch, encode, verify
 from tests.support.anything import message
 
 COMMAND = pb.WorkerCommand(epoch=3, lease=pb.Lease(job="j", lease=(3 << 32) + 1, count=4))
@@ -48,7 +48,7 @@ def test_who_leaves_it_out_is_not_checked() -> None:
 
 def test_another_checksum_is_told() -> None:
     content = encode(COMMAND)[:-1] + b"\0"
-    with pytest.raises(Damaged, match=r"crc32c 0x[0-9a-f]{8}, expected 0x00[0-9a-f]{6}"):
+    with pytest.raises(ChecksumMismatch, match=r"crc32c 0x[0-9a-f]{8}, expected 0x00[0-9a-f]{6}"):
         verify(pb.WorkerCommand.FromString(content), content)
 
 

@@ -20,7 +20,7 @@ from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import PROTOCOL_VERSION
-from services.runtime.recording import Recorder, ReplayDiffers, decode, encode, make_core, replay
+from services.runtime.recording import CallRecorder, ReplayDiffers, decode, encode, make_core, replay
 from services.tensors.reduction_tree import Node
 from tests.simulation.world import World
 
@@ -165,4 +165,4 @@ def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="line 1: core None"):
         replay(path, OptimizerCore)
     with pytest.raises(Refused, match=r"--record .*no-such-folder"):
-        Recorder(tmp_path / "no-such-folder" / "record")
+        CallRecorder(tmp_path / "no-such-folder" / "record")

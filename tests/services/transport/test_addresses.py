@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.errors import Refused
-from services.transport.addresses import Rotation, split_addresses
+from services.transport.addresses import AddressRotation, split_addresses
 from tests.support.anything import is_told_in_one_line
 
 ADDRESSES = st.lists(
@@ -54,7 +54,7 @@ def test_any_text_is_a_list_or_refused(text: str) -> None:
 def test_who_answered_last_is_dialled_first_and_all_are_before_any_pause(
     addresses: list[str], outcomes: list[bool]
 ) -> None:
-    rotation = Rotation(addresses)
+    rotation = AddressRotation(addresses)
     tried: list[str] = []
     for answers in outcomes:
         tried.append(rotation.current)

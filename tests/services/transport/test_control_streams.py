@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
 from services.protocol.checksums import encode
-from services.transport.control_streams import Reader, greet
+from services.transport.control_streams import ControlReader, greet
 from services.transport.streams import LinkClosed
 from tests.support.anything import message
 
@@ -28,7 +28,7 @@ def commands(contents: Iterable[bytes]) -> list[pb.WorkerCommand]:
         return next(waiting, grpc.aio.EOF)
 
     async def scenario() -> list[pb.WorkerCommand]:
-        reader = Reader(read, pb.WorkerCommand, "Attend")
+        reader = ControlReader(read, pb.WorkerCommand, "Attend")
         found = []
         while (each := await reader.next()) is not None:
             found.append(each)
@@ -113,7 +113,7 @@ class Call:
 
 def greeting(call: Call) -> pb.WorkerCommand:
     hello = pb.WorkerMessage(hello=pb.Hello(name="w"))
-    answer = asyncio.run(greet(call, hello, Reader(call.read, pb.WorkerCommand, "Attend")))
+    answer = asyncio.run(greet(call, hello, ControlReader(call.read, pb.WorkerCommand, "Attend")))
     assert call.said == [hello]
     return answer
 

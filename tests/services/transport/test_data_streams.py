@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from services.transport import data_streams
-from services.transport.data_streams import DataStreams, write_message
+from services.transport.data_streams import DataStreamConnector, write_message
 from services.transport.http2.stream import Stream
 from tests.services.transport.http2.test_interop import is_end, stock_server
 from tests.support.raw_http2 import PATH, PLAIN, serving, within
@@ -25,7 +25,7 @@ async def one_message(context: Any) -> None:
     await write_message(context, memoryview(message))
 
 
-async def exchanged(streams: DataStreams, address: str, tensor_port: int) -> tuple[bool, list[bytes]]:
+async def exchanged(streams: DataStreamConnector, address: str, tensor_port: int) -> tuple[bool, list[bytes]]:
     """Whether it was the tensor port, and what came back."""
     async with streams.open(address, tensor_port, (("a-key", "1"),)) as stream:
         await write_message(stream, *PARTS)
@@ -38,7 +38,7 @@ async def exchanged(streams: DataStreams, address: str, tensor_port: int) -> tup
 
 def test_messages_are_the_same_on_both_ports(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        streams = DataStreams(PATH, PLAIN)
+        streams = DataStreamConnector(PATH, PLAIN)
         async with stock_server(one_message) as port, serving(one_message) as tensors:
             address = f"127.0.0.1:{port}"
             whole = [b"before the payload"] * 2
@@ -62,7 +62,7 @@ def test_a_silent_port_costs_a_limited_time(
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         tensor_port = silent.sockets[0].getsockname()[1]
         async with stock_server(one_message) as port:
-            ours, got = await exchanged(DataStreams(PATH, PLAIN), f"127.0.0.1:{port}", tensor_port)
+            ours, got = await exchanged(DataStreamConnector(PATH, PLAIN), f"127.0.0.1:{port}", tensor_port)
         assert (ours, len(got)) == (False, 2)
         silent.close()
         assert f"127.0.0.1:{tensor_port}: no HTTP/2 from it within 0.1 s" in caplog.text
@@ -77,7 +77,7 @@ def test_what_happens_on_the_stream_is_no_reason_to_go_elsewhere(caplog: pytest.
     async def run() -> None:
         async with serving(refuses) as tensors:
             with pytest.raises(grpc.aio.AioRpcError, match="attend first"):
-                await exchanged(DataStreams(PATH, PLAIN), "127.0.0.1:1", tensors.port)
+                await exchanged(DataStreamConnector(PATH, PLAIN), "127.0.0.1:1", tensors.port)
 
     asyncio.run(run())
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -17,8 +17,8 @@ from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, NonFinite, SharedPla
 from services.errors import Refused
 from services.tensors import shared_memory as shared
 from services.tensors.chunk_messages import (
+    ChunkOverwritten,
     ChunkRefused,
-    Overtaken,
     TensorChunk,
     check,
     pack,
@@ -157,9 +157,9 @@ def test_what_lies_in_memory_is_held_against_the_layout_and_its_mark(links: list
     with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
         check(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
     array.mark(1, 10)
-    with pytest.raises(Overtaken, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
         check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
-    with pytest.raises(Overtaken, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
         with_checksum(chunk)
 
 

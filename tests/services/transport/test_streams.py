@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from services.timeouts import Ladder
+from services.timeouts import Timeouts
 from services.transport.streams import (
     MAILBOX_LENGTH,
     Backoff,
@@ -175,7 +175,7 @@ def test_attempts_wait_longer_and_longer_up_to_a_limit_and_not_all_the_same() ->
 def test_who_is_silent_is_taken_for_dead_but_not_for_a_pause_of_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ladder = Ladder.of(0.05)
+    timeouts = Timeouts.from_heartbeat(0.05)
     paused_seconds = 0.0
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + paused_seconds)
     monkeypatch.setattr("services.transport.streams.time", clock)
@@ -183,13 +183,13 @@ def test_who_is_silent_is_taken_for_dead_but_not_for_a_pause_of_ones_own(
     async def scenario() -> None:
         nonlocal paused_seconds
         beats: asyncio.Queue[None] = asyncio.Queue()
-        beating = asyncio.ensure_future(Heartbeats(ladder, lambda: beats.put_nowait(None)).run())
+        beating = asyncio.ensure_future(Heartbeats(timeouts, lambda: beats.put_nowait(None)).run())
         await beats.get()
-        paused_seconds = 2 * ladder.deaf
+        paused_seconds = 2 * timeouts.deaf
         await beats.get()
         assert not beating.done(), "nothing could be heard meanwhile"
         with pytest.raises(LinkClosed, match="silent for"):
             await asyncio.wait_for(beating, 30)
-        assert 2 + beats.qsize() > ladder.deaf / ladder.beat - 1
+        assert 2 + beats.qsize() > timeouts.deaf / timeouts.beat - 1
 
     asyncio.run(scenario())

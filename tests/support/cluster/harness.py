@@ -23,7 +23,7 @@ from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
 from tests.support.cluster.nursery import ROLES, ROOT, Child, nursery
-from tests.support.cluster.relay import Relay, Target
+from tests.support.cluster.relay import ProxyTarget, Relay
 
 LIMIT_SECONDS = 60.0
 """Longest wait for anything; on an idle machine nothing takes a tenth of it."""
@@ -308,7 +308,7 @@ class Cluster:
         self.daemons.append(daemon)
         return daemon
 
-    def relay(self, target: Target, **settings: object) -> Relay:
+    def relay(self, target: ProxyTarget, **settings: object) -> Relay:
         """A relay that is closed with the cluster."""
         relay = Relay(target, **settings)  # type: ignore[arg-type]
         self.relays.append(relay)

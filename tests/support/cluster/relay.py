@@ -8,7 +8,7 @@ import random
 import threading
 from types import TracebackType
 
-from cli.chaos.proxy import Line, Proxy, Target
+from cli.chaos.proxy import Line, Proxy, ProxyTarget
 from tests.support.certificates import LOOPBACK_HOSTS
 
 GATED_BYTES = 64 * 1024
@@ -77,7 +77,7 @@ class Relay:
 
     def __init__(
         self,
-        target: Target,
+        target: ProxyTarget,
         *,
         seed: int | None = None,
         most_delay_seconds: float = 0.004,
@@ -110,7 +110,7 @@ class Relay:
         """The target's."""
         return self._proxy.tensor_port
 
-    def aim(self, target: Target) -> None:
+    def aim(self, target: ProxyTarget) -> None:
         """Stand for another target from now on."""
         asyncio.run_coroutine_threadsafe(self._proxy.aim(target), self._loop).result(10)
 

@@ -18,7 +18,7 @@ import grpc
 
 from tests.support.certificates import LOOPBACK_HOSTS
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.relay import Target
+from tests.support.cluster.relay import ProxyTarget
 
 SLOW_SECONDS = 1.0
 REORDER_SECONDS = 0.3
@@ -67,7 +67,7 @@ class RpcProxy:
 
     _loop: asyncio.AbstractEventLoop | None = None  # of all proxies: grpc.aio wants one
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: ProxyTarget) -> None:
         self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
         self.tensor_port = 0
         self.struck = threading.Event()
@@ -220,7 +220,7 @@ class ProxiedCluster(Cluster):
         super().__init__(folder, **settings)
         self.proxies: list[RpcProxy] = []
 
-    def relay(self, target: Target, **_: object) -> Any:
+    def relay(self, target: ProxyTarget, **_: object) -> Any:
         """A proxy that is closed with the cluster."""
         proxy = RpcProxy(target)
         self.proxies.append(proxy)

@@ -182,9 +182,9 @@ class Dialogue:
         self.give(ev.ExchangeOpened(session))
         return self.ready(session, holds=holds, job=job)
 
-    def holding(self, session: int, generation: int, step: int, job: str = "a") -> list[str]:
+    def weights_loaded(self, session: int, generation: int, step: int, job: str = "a") -> list[str]:
         """A worker has the weights of a version."""
-        return self.says(session, pb.Holding(job=job, generation=generation, step=step))
+        return self.says(session, pb.WeightsLoaded(job=job, generation=generation, step=step))
 
     def computed(
         self,
@@ -252,20 +252,20 @@ class Dialogue:
         step: int,
         *,
         missing: Iterable[int] | None = None,
-        state: Any = pb.Standing.TRAINING,
+        state: Any = pb.OptimizerStatus.TRAINING,
         job: str = "a",
     ) -> list[str]:
         """The optimizer says where it stands; all chunks are missing unless said otherwise."""
         lacking = range(self.layout.chunks) if missing is None else missing
-        standing = pb.Standing(
+        optimizer_status = pb.OptimizerStatus(
             job=job,
             state=state,
             generation=generation,
             step=step,
-            layout_json="" if state == pb.Standing.EMPTY else self.layout.dumps(),
+            layout_json="" if state == pb.OptimizerStatus.EMPTY else self.layout.dumps(),
             missing=to_ranges(lacking),
         )
-        return self.give(ev.FromOptimizer(standing))
+        return self.give(ev.FromOptimizer(optimizer_status))
 
     def commits(self, generation: int, step: int, applied: bool = True) -> list[str]:
         """The optimizer decides a step."""

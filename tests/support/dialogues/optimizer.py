@@ -15,13 +15,17 @@ from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
 
 PLAN = JobPlan(steps=4, micro_batches=2, checkpoint_every=2)
-STATES = {pb.Standing.EMPTY: "empty", pb.Standing.RECEIVING: "receiving", pb.Standing.TRAINING: "training"}
+STATES = {
+    pb.OptimizerStatus.EMPTY: "empty",
+    pb.OptimizerStatus.RECEIVING: "receiving",
+    pb.OptimizerStatus.TRAINING: "training",
+}
 
 
 def line(effect: ev.Effect) -> str:
     """An effect on one line."""
     match effect:
-        case ev.Say(pb.Standing() as body):
+        case ev.Say(pb.OptimizerStatus() as body):
             missing = "".join(f" #{chunk}" for chunk in from_ranges(body.missing, 99))
             return f"say {STATES[body.state]} {body.generation}.{body.step}, missing{missing or ' nothing'}"
         case ev.Say(pb.Commit() as body):
@@ -31,7 +35,7 @@ def line(effect: ev.Effect) -> str:
             return f"say checkpoint {body.generation}.{body.step}"
         case ev.Say(pb.CheckpointMissed() as body):
             return f"say no checkpoint {body.generation}.{body.step}: {body.reason}"
-        case ev.Say(pb.Unable() as body):
+        case ev.Say(pb.Failure() as body):
             return f"say unable: {body.reason}"
         case ev.Refuse():
             return f"refuse: {effect.reason}"
@@ -134,7 +138,7 @@ class Dialogue:
 
     def not_saved(self, generation: int, step: int, reason: str = "disk full") -> list[str]:
         """A snapshot could not be written."""
-        return self.give(ev.NotSaved("a", generation, step, reason))
+        return self.give(ev.SaveFailed("a", generation, step, reason))
 
     def stream(self) -> list[str]:
         """The weights that may be sent now."""

@@ -18,9 +18,9 @@ def line(effect: ev.Effect) -> str:
     match effect:
         case ev.Say(pb.Ready() as body):
             return f"say ready{f', holds {body.generation}.{body.step}' if body.holds else ''}"
-        case ev.Say(pb.Holding() as body):
+        case ev.Say(pb.WeightsLoaded() as body):
             return f"say holding {body.generation}.{body.step}"
-        case ev.Say(pb.Unable() as body):
+        case ev.Say(pb.Failure() as body):
             return f"say {'unfit' if body.retries else 'unable'}: {body.reason}"
         case ev.Say():
             return f"say {type(effect.body).__name__.lower()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aggregator.core import events as ev
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
 
@@ -23,7 +23,7 @@ def test_a_newcomer_is_leased_work_when_it_holds_all_weights() -> None:
     talk.weights(1, 1, 0, 1)
     assert talk.sent_weights(2) == ["1.1 #0", "1.1 #1"]
     assert talk.give(ev.WorkerLost(1, "gone")) == []
-    assert talk.holding(2, 1, 1) == ["2 <- window 2", "2 <- train 0-3 of 1.1"]
+    assert talk.weights_loaded(2, 1, 1) == ["2 <- window 2", "2 <- train 0-3 of 1.1"]
 
 
 def test_what_a_lost_worker_leaves_goes_to_those_that_hold_all_weights() -> None:
@@ -31,24 +31,24 @@ def test_what_a_lost_worker_leaves_goes_to_those_that_hold_all_weights() -> None
     talk.weights(1, 1, 0)
     assert talk.give(ev.WorkerLost(1, "gone")) == [], "nobody is idle with all weights"
     talk.weights(1, 1, 1)
-    assert talk.holding(2, 1, 1) == [], "it has work of its own to do first"
+    assert talk.weights_loaded(2, 1, 1) == [], "it has work of its own to do first"
     assert talk.computed(2) == ["2 <- window 2", "2 <- train 0-1 of 1.1"]
 
 
 def test_a_worker_that_gets_its_weights_too_slowly_stalls() -> None:
     talk = committed(1, 2)
     talk.weights(1, 1, 0, 1)
-    talk.holding(1, 1, 1)
+    talk.weights_loaded(1, 1, 1)
     talk.computed(1)
-    assert talk.later(STANDARD.stall - 1, 1, 2) == []
+    assert talk.later(STANDARD_TIMEOUTS.stall - 1, 1, 2) == []
     assert talk.later(2.0, 1, 2) == ["2 <- revoke", "1 <- window 2", "1 <- train 2-3 of 1.1"]
-    talk.holding(2, 1, 1)
+    talk.weights_loaded(2, 1, 1)
     assert talk.core.status(talk.now).workers[1].state == "ready", "it was heard of again"
 
 
 def test_nobody_is_relieved_while_all_wait_for_weights() -> None:
     talk = committed(1, 2)
-    assert talk.later(STANDARD.stall + 1, 1, 2) == [], "the optimizer may be away for long"
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "the optimizer may be away for long"
 
 
 def test_a_version_is_overtaken_by_another_generation() -> None:
@@ -69,7 +69,9 @@ def test_after_an_evaluation_a_worker_that_is_still_sent_weights_is_leased_work_
     talk = training(1, 2, step=1, evaluate_every=2, chunks=2)
     talk.commits(1, 1)
     talk.weights(1, 2, 0, 1)
-    assert talk.holding(1, 1, 2) == ["1 <- evaluate 0 of 1.2"], "batches are evaluated by those that hold all"
+    assert talk.weights_loaded(1, 1, 2) == ["1 <- evaluate 0 of 1.2"], (
+        "batches are evaluated by those that hold all"
+    )
     talk.evaluated(1, 1, 2, (0, 1.0))
     talk.evaluated(1, 1, 2, (1, 1.0))
     assert talk.evaluated(1, 1, 2, (2, 1.0))[1:] == [

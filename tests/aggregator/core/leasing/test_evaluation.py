@@ -26,13 +26,13 @@ def test_the_loss_does_not_hang_on_who_evaluates_when(batches: int, story: list[
         if not lives:
             evaluation.abandon(session)
         elif evaluation.busy(session):
-            granted = next(each for each in evaluation.leases.values() if each.session == session)
-            assert evaluation.finish(granted.lease, results(granted.first, granted.count))
+            lease_book = next(each for each in evaluation.leases.values() if each.session == session)
+            assert evaluation.finish(lease_book.lease, results(lease_book.first, lease_book.count))
         else:
             evaluation.grant(lease, session, 4, 0.0)
     while evaluation.leases:
-        granted = next(iter(evaluation.leases.values()))
-        evaluation.finish(granted.lease, results(granted.first, granted.count))
+        lease_book = next(iter(evaluation.leases.values()))
+        evaluation.finish(lease_book.lease, results(lease_book.first, lease_book.count))
     assert evaluation.complete
     expected = math.fsum(each.sum for each in told) / sum(each.tokens for each in told)
     assert evaluation.loss == expected
@@ -47,8 +47,8 @@ def test_an_unknown_lease_changes_nothing() -> None:
 
 def test_results_outside_a_lease_are_not_taken() -> None:
     evaluation = Evaluation(8)
-    granted = evaluation.grant(1, 1, 1, 0.0)
-    assert granted is not None and (granted.first, granted.count) == (0, 2)
+    lease_book = evaluation.grant(1, 1, 1, 0.0)
+    assert lease_book is not None and (lease_book.first, lease_book.count) == (0, 2)
     evaluation.finish(1, results(0, 8))
     assert not evaluation.complete
 
@@ -57,14 +57,14 @@ def test_a_lease_that_gave_too_little_is_granted_again() -> None:
     evaluation = Evaluation(2)
     evaluation.grant(1, 1, 1, 0.0)
     evaluation.finish(1, [])
-    granted = evaluation.grant(2, 2, 1, 0.0)
-    assert granted is not None and granted.first == 0
+    lease_book = evaluation.grant(2, 2, 1, 0.0)
+    assert lease_book is not None and lease_book.first == 0
 
 
 def test_a_stalled_lease_can_be_released() -> None:
     evaluation = Evaluation(1)
-    granted = evaluation.grant(1, 1, 1, 10.0)
-    assert granted is not None
-    evaluation.release(granted)
+    lease_book = evaluation.grant(1, 1, 1, 10.0)
+    assert lease_book is not None
+    evaluation.release(lease_book)
     assert not evaluation.busy(1)
     assert evaluation.grant(2, 2, 1, 12.0) is not None

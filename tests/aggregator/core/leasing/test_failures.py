@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
-from aggregator.core.leasing.failures import Failures, Work
+from aggregator.core.leasing.failures import FailedWork, LeaseFailures
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from services.protocol.versions import Version
 from tests.support.dialogues.aggregator import Dialogue, training
 
 
-def work(first: int, count: int, step: int = 5, phase: str = "train") -> Work:
-    return Work(phase, Version(1, step), range(first, first + count))
+def work(first: int, count: int, step: int = 5, phase: str = "train") -> FailedWork:
+    return FailedWork(phase, Version(1, step), range(first, first + count))
 
 
 def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
-    failures = Failures()
+    failures = LeaseFailures()
     assert failures.add("w1", work(0, 4), "index 70000") == ""
     assert failures.add("w1", work(0, 2), "index 70000") == "", "the same worker again"
     assert failures.add("w2", work(1, 2), "no row 70000") == (
@@ -26,16 +26,17 @@ def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [work(4, 4), work(0, 4, step=6), work(0, 4, phase="evaluate"), Work("train", None, range(4))]
+    "other",
+    [work(4, 4), work(0, 4, step=6), work(0, 4, phase="evaluate"), FailedWork("train", None, range(4))],
 )
-def test_other_work_is_another_matter(other: Work) -> None:
-    failures = Failures()
+def test_other_work_is_another_matter(other: FailedWork) -> None:
+    failures = LeaseFailures()
     failures.add("w1", work(0, 4), "out of memory")
     assert failures.add("w2", other, "out of memory") == ""
 
 
 def test_what_somebody_could_do_was_the_workers_fault() -> None:
-    failures = Failures()
+    failures = LeaseFailures()
     failures.add("w1", work(0, 4), "out of memory")
     failures.add("w1", work(4, 2), "out of memory")
     failures.done(work(0, 1))
@@ -47,14 +48,14 @@ def test_what_somebody_could_do_was_the_workers_fault() -> None:
 
 def test_a_phase_says_what_could_not_be_done() -> None:
     assert str(work(3, 1, phase="evaluate")) == "batch 3 of step 5"
-    assert str(Work("initialise", None, range(1))) == "the making of the initial weights"
+    assert str(FailedWork("initialise", None, range(1))) == "the making of the initial weights"
 
 
 # ---- in a job ----
 
 
 def fails(talk: Dialogue, session: int, reason: str) -> list[str]:
-    return talk.says(session, pb.Unable(job="a", lease=talk.leases[session], reason=reason))
+    return talk.says(session, pb.Failure(job="a", lease=talk.leases[session], reason=reason))
 
 
 def test_a_job_that_fails_on_two_workers_ends_and_refuses_neither() -> None:
@@ -86,7 +87,7 @@ def test_other_phases_end_too(phase: str, what: str) -> None:
         talk = Dialogue()
         talk.submit()
         talk.optimizer()
-        talk.stands(0, 0, state=pb.Standing.EMPTY)
+        talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
         talk.joins(1)
         talk.joins(2)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, layout_of, training
 
 
@@ -48,12 +48,12 @@ def test_a_worker_whose_mesh_cannot_be_opened_is_shown_and_waited_for() -> None:
     talk = training(1)
     talk.hello(2)
     talk.give(ev.ExchangeOpened(2))
-    assert talk.says(2, pb.Unable(job="a", reason="chips busy", retries=True)) == []
+    assert talk.says(2, pb.Failure(job="a", reason="chips busy", retries=True)) == []
     member = talk.core.status(talk.now).workers[1]
     assert (member.state, member.detail) == ("unfit", "chips busy")
     assert talk.notes[-1] == "worker w2 is unfit and tries again: chips busy"
     told = len(talk.notes)
-    talk.says(2, pb.Unable(job="a", reason="chips busy", retries=True))
+    talk.says(2, pb.Failure(job="a", reason="chips busy", retries=True))
     assert len(talk.notes) == told, "said once"
     talk.ready(2)
     member = talk.core.status(talk.now).workers[1]
@@ -66,9 +66,9 @@ def test_a_job_waits_long_for_meshes_and_then_says_what_for() -> None:
     talk.optimizer()
     talk.stands(0, 0)
     talk.hello(1)
-    talk.says(1, pb.Unable(job="a", reason="chips busy", retries=True))
+    talk.says(1, pb.Failure(job="a", reason="chips busy", retries=True))
     assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (chips busy)"
-    talk.later(STANDARD.unfit - 1, 1)
+    talk.later(STANDARD_TIMEOUTS.unfit - 1, 1)
     assert talk.job().state == RUNNING
     talk.later(2, 1)
     assert talk.job().state == FAILED
@@ -81,10 +81,10 @@ def test_an_unfit_worker_among_refused_ones_keeps_the_job_alive() -> None:
     talk.optimizer()
     talk.hello(1)
     talk.hello(2)
-    talk.says(1, pb.Unable(job="a", reason="no such corpus"))
-    talk.says(2, pb.Unable(job="a", reason="chips busy", retries=True))
+    talk.says(1, pb.Failure(job="a", reason="no such corpus"))
+    talk.says(2, pb.Failure(job="a", reason="chips busy", retries=True))
     assert talk.job().state == RUNNING
-    talk.says(2, pb.Unable(job="a", reason="no such corpus"))
+    talk.says(2, pb.Failure(job="a", reason="no such corpus"))
     assert talk.job().state == FAILED
 
 
@@ -101,9 +101,9 @@ def test_a_job_that_nobody_can_run_fails_with_everybodys_reason() -> None:
     talk.optimizer()
     talk.hello(1)
     talk.hello(2)
-    talk.says(1, pb.Unable(job="a", reason="no such corpus: x.txt"))
+    talk.says(1, pb.Failure(job="a", reason="no such corpus: x.txt"))
     assert talk.job().state == RUNNING, "the other may be able to"
-    lines = talk.says(2, pb.Unable(job="a", reason="mesh of 8 chips, has 1"))
+    lines = talk.says(2, pb.Failure(job="a", reason="mesh of 8 chips, has 1"))
     assert "save a failed" in lines
     assert talk.job().detail == (
         "no worker can run it; w1: no such corpus: x.txt; w2: mesh of 8 chips, has 1"
@@ -119,7 +119,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
     assert talk.job().state == RUNNING, "worker 1 may come back"
     assert "w2 (fingerprint differs" in talk.core.waits_for(talk.now)
     talk.hello(3, "w1")
-    assert talk.says(3, pb.Unable(job="a", reason="broken"))[-1] == "drop all"
+    assert talk.says(3, pb.Failure(job="a", reason="broken"))[-1] == "drop all"
     assert talk.job().state == FAILED, "now there is nobody left who could"
 
 
@@ -130,5 +130,5 @@ def test_after_a_restart_a_refused_worker_may_come_first() -> None:
     talk.hello(2)
     talk.ready(2, blas="Haswell")
     assert talk.job().state == RUNNING
-    talk.goes_by(STANDARD.comeback + 1, 2)
+    talk.goes_by(STANDARD_TIMEOUTS.comeback + 1, 2)
     assert talk.job().state == FAILED

@@ -14,7 +14,7 @@ def test_a_job_begins_when_as_many_workers_are_there_as_it_wants() -> None:
     talk = Dialogue()
     talk.submit(min_workers=2)
     talk.optimizer()
-    talk.stands(0, 0, state=pb.Standing.EMPTY)
+    talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
     assert "1 <- initialise" not in talk.joins(1)
     assert talk.core.waits_for(talk.now + 3) == (
         "workers: 1 of the 2 that the job wants (min_workers) are there; for 3 s"
@@ -54,7 +54,7 @@ def test_no_step_is_begun_below_the_number() -> None:
     talk.give(ev.WorkerLost(2, "gone"))
     assert not any("train" in line for line in talk.commits(1, 0))
     talk.weights(1, 1, 0)
-    assert not any("train" in line for line in talk.holding(1, 1, 1))
+    assert not any("train" in line for line in talk.weights_loaded(1, 1, 1))
     assert any(line.endswith("of 1.1") for line in talk.joins(2, holds=(1, 1)))
 
 
@@ -67,7 +67,7 @@ def test_more_than_there_are_micro_batches_may_be_wanted() -> None:
 
 
 def fails(talk: Dialogue, session: int, reason: str = "out of memory") -> list[str]:
-    return talk.says(session, pb.Unable(job="a", lease=talk.leases[session], reason=reason))
+    return talk.says(session, pb.Failure(job="a", lease=talk.leases[session], reason=reason))
 
 
 def test_a_failed_lease_is_given_out_again_and_its_worker_stays() -> None:
@@ -123,8 +123,8 @@ def test_a_job_whose_only_worker_fails_for_good_fails_with_its_reason() -> None:
 
 def test_a_failure_in_a_lease_that_is_nobodys_any_more_counts_for_nothing() -> None:
     talk = training(1, 2)
-    assert talk.says(1, pb.Unable(job="a", lease=talk.leases[2], reason="not mine")) == []
-    assert talk.says(1, pb.Unable(job="a", lease=77, reason="unknown")) == []
+    assert talk.says(1, pb.Failure(job="a", lease=talk.leases[2], reason="not mine")) == []
+    assert talk.says(1, pb.Failure(job="a", lease=77, reason="unknown")) == []
     assert talk.core.members[1].failures == 0
 
 
@@ -134,7 +134,7 @@ def test_leases_of_other_phases_are_given_out_again_too(phase: str) -> None:
         talk = Dialogue()
         talk.submit()
         talk.optimizer()
-        talk.stands(0, 0, state=pb.Standing.EMPTY)
+        talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
         talk.joins(1)
         assert fails(talk, 1) == ["1 <- initialise"]
     else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from aggregator.core.events import Outbox
-from aggregator.core.sums.chunk_router import Flow
+from aggregator.core.sums.chunk_router import ChunkRouter
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, WEIGHTS
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 
 
 def test_a_finished_sum_is_float32_whatever_gradients_came_in() -> None:
-    flow = Flow("job", 1, WireTypes(gradients=BFLOAT16, weights=FLOAT16), Outbox())
-    assert flow.header(Version(1, 3), 0, 100, GRADIENT).dtype == FLOAT32
-    assert flow.header(Version(1, 3), 0, 100, WEIGHTS).dtype == FLOAT16
+    router = ChunkRouter("job", 1, WireTypes(gradients=BFLOAT16, weights=FLOAT16), Outbox())
+    assert router.header(Version(1, 3), 0, 100, GRADIENT).dtype == FLOAT32
+    assert router.header(Version(1, 3), 0, 100, WEIGHTS).dtype == FLOAT16

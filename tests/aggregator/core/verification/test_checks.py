@@ -9,7 +9,7 @@ import pytest
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
-from services.timeouts import STANDARD
+from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
 
 RIGHT, WRONG = 0x11, 0x22
@@ -217,7 +217,7 @@ def sound_step(talk: Dialogue, step: int, *, told: bool = True) -> None:
     talk.commits(1, step)
     talk.weights(1, step + 1, 0)
     for session in (1, 2, 3):
-        talk.holding(session, 1, step + 1)
+        talk.weights_loaded(session, 1, step + 1)
 
 
 def convicts_first(talk: Dialogue) -> pb.Open:
@@ -251,7 +251,7 @@ def test_steps_that_are_made_once_more_are_not_trusted_for_what_was_right_the_fi
     talk.stands(2, 3)
     talk.weights(2, 3, 0)
     for session in (1, 2, 3):
-        talk.holding(session, 2, 3)
+        talk.weights_loaded(session, 2, 3)
     assert list(convicts_first(talk).void) == [pb.Void(generation=2, step=3)], "not 4: that was before"
 
 
@@ -295,8 +295,8 @@ def test_a_check_whose_checker_is_gone_goes_to_another() -> None:
 def test_a_check_that_a_worker_cannot_do_goes_to_another() -> None:
     talk = checked(1, 2, 3)
     faulty_first(talk)
-    unable = pb.Unable(job="a", lease=talk.leases[2], reason="out of memory")
-    lines = talk.says(2, unable)
+    failure = pb.Failure(job="a", lease=talk.leases[2], reason="out of memory")
+    lines = talk.says(2, failure)
     assert "3 <- verify 0 of 1.0" in lines
     assert "worker w2 could not check micro-batch 0 of step 1: out of memory" in talk.notes
 
@@ -309,10 +309,10 @@ def test_a_check_that_takes_too_long_is_taken_back_and_with_nobody_left_let_go()
     talk.computed(1, checksums={1: RIGHT})
     waits = [(each.peer, each.what) for each in talk.core.status(talk.now).waits]
     assert ("w2", "checksum of micro-batch 0") in waits
-    assert talk.goes_by(STANDARD.deaf - 1, 1, 2) == []
+    assert talk.goes_by(STANDARD_TIMEOUTS.deaf - 1, 1, 2) == []
     lines = talk.goes_by(2.0, 1, 2)
     assert lines == ["2 <- revoke", "1 <- verify 0 of 1.0"], "at least it is held against itself"
-    assert talk.goes_by(STANDARD.deaf + 1, 1, 2) == ["1 <- revoke", "check abandoned", "forward #0"]
+    assert talk.goes_by(STANDARD_TIMEOUTS.deaf + 1, 1, 2) == ["1 <- revoke", "check abandoned", "forward #0"]
     assert "nobody is left to compute it again" in talk.notes[-1]
 
 
@@ -339,9 +339,9 @@ def test_a_worker_whose_mesh_never_holds_the_weights_is_not_waited_for_long() ->
     talk.computed(2, checksums={0: RIGHT})
     talk.commits(1, 0)
     talk.weights(1, 1, 0)
-    talk.holding(1, 1, 1)
+    talk.weights_loaded(1, 1, 1)
     assert talk.computed(1, checksums={0: RIGHT}) == [], "the other one will hold them soon"
-    assert talk.goes_by(STANDARD.deaf + 1, 1, 2) == ["1 <- verify 0 of 1.1"]
+    assert talk.goes_by(STANDARD_TIMEOUTS.deaf + 1, 1, 2) == ["1 <- verify 0 of 1.1"]
 
 
 def test_with_nobody_there_a_check_waits_for_whoever_comes() -> None:

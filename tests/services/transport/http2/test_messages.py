@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.transport.http2.messages import PREFIX_BYTES, Assembler, Inbox, MessageRefused
+from services.transport.http2.messages import PREFIX_BYTES, Assembler, MessageInbox, MessageRefused
 from tests.support.raw_http2 import message
 
 
@@ -19,7 +19,7 @@ from tests.support.raw_http2 import message
     st.booleans(),
 )
 def test_messages_survive_any_cuts(contents: list[bytes], cuts: list[int], direct: bool) -> None:
-    inbox = Inbox()
+    inbox = MessageInbox()
     assembler = Assembler(inbox, 10000)
     stream = memoryview(b"".join(map(message, contents)))
     turn = 0
@@ -42,7 +42,7 @@ def test_messages_survive_any_cuts(contents: list[bytes], cuts: list[int], direc
 
 
 def test_a_message_lives_on_when_others_come() -> None:
-    inbox = Inbox()
+    inbox = MessageInbox()
     assembler = Assembler(inbox, 10000)
     for content in (b"a" * 5000, b"b" * 10, b"c" * 5000):
         assembler.feed(memoryview(message(content)))
@@ -52,7 +52,7 @@ def test_a_message_lives_on_when_others_come() -> None:
 
 
 def test_many_tiny_messages_take_little_memory() -> None:
-    inbox = Inbox()
+    inbox = MessageInbox()
     assembler = Assembler(inbox, 100)
     pieces = memoryview(message(b"") * 1000)
     tracemalloc.start()
@@ -71,5 +71,5 @@ def test_what_is_too_long_or_compressed_is_refused_before_memory_is_taken() -> N
         (b"\x01\0\0\0\x01", grpc.StatusCode.UNIMPLEMENTED, "compressed"),
     ):
         with pytest.raises(MessageRefused, match=text) as caught:
-            Assembler(Inbox(), 10).feed(memoryview(start))
+            Assembler(MessageInbox(), 10).feed(memoryview(start))
         assert caught.value.code is code

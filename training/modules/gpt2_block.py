@@ -12,7 +12,7 @@ from training.modules.feed_forward import FeedForward
 from training.modules.layer_norm import LayerNorm
 
 
-class Block:
+class GPT2Block:
     """GPT-2's block: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Args:
