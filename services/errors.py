@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import dataclass
 
 
 class TiermeshError(Exception):
@@ -29,3 +30,17 @@ def describe(error: BaseException) -> str:
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     text = " | ".join(str(error).split("\n"))
     return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something was not accepted. Functions that decide return `Refusal | None`; None means accepted.
+
+    Attributes:
+        reason: one line that names the field, the value, what was expected and how to fix it.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
