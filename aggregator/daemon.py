@@ -128,7 +128,7 @@ def _timeouts(options: AggregatorOptions) -> Timeouts:
 
 
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:
-    from aggregator.shards.service import ShardService
+    from aggregator.shards.server.service import ShardService
 
     metrics = AggregatorMetrics()
     service = ShardService(name=options.name, metrics=metrics, shared_memory=options.shared_memory)

@@ -26,10 +26,10 @@ from aggregator.optimizer_link import (
     OptimizerLinkEvents,
     RemoteOptimizerLink,
 )
-from aggregator.shards.data_plane import ShardedDataPlane
-from aggregator.shards.group import ShardGroup
-from aggregator.shards.optimizer_link import ShardedOptimizerLink
-from aggregator.shards.tensor_store import ShardedTensorStore
+from aggregator.shards.client.data_plane import ShardedDataPlane
+from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.optimizer_link import ShardedOptimizerLink
+from aggregator.shards.client.tensor_store import ShardedTensorStore
 from aggregator.storage.job_queue import JobQueue, open_queue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership

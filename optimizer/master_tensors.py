@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.arrays import zeros
+from optimizer.huge_page_arrays import zeros
 from optimizer.schedules import learning_rate
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config import JobConfig

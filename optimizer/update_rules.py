@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.arrays import zeros
+from optimizer.huge_page_arrays import zeros
 from services.config.records import OptimizerConfig
 from services.errors import Refused
 from services.tensors.kernels import compiler

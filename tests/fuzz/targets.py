@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from aggregator.shards.copies import values_of
+from aggregator.shards.array_pieces import values_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader

@@ -38,7 +38,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 import protos
 from aggregator.service import AggregatorService
-from aggregator.shards.service import ShardService
+from aggregator.shards.server.service import ShardService
 from aggregator.standby import StandbyService
 from cli import main as command_line
 from cli.chaos.plan import draw_plan

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 _MOST_BYTES = 1 << 16
 _MODULES = {
     "worker": ("worker.service", "worker.device_thread", "training.models", "mesh.emulator"),
-    "aggregator": ("aggregator.service", "aggregator.shards.service", "optimizer.engine"),
+    "aggregator": ("aggregator.service", "aggregator.shards.server.service", "optimizer.engine"),
     "optimizer": ("optimizer.service",),
 }
 """What is imported before a daemon of each role is asked for, besides the command's own options."""

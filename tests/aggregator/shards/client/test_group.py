@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
-from aggregator.shards.group import ShardGroup
+from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.messages import report
-from aggregator.shards.service import ShardService
+from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.runtime.metrics import AggregatorMetrics
@@ -149,7 +149,7 @@ def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: py
     async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
         await enough.wait()
 
-    monkeypatch.setattr("aggregator.shards.link.Backoff", Hasty)
+    monkeypatch.setattr("aggregator.shards.client.link.Backoff", Hasty)
     with_shards(scenario)
     assert max(waits) <= Timeouts.from_heartbeat(0.2).retry
 

@@ -16,9 +16,9 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.shards.copies import GatheredTensors, scattered
-from aggregator.shards.group import ShardGroup
-from aggregator.shards.link import ShardLink
+from aggregator.shards.array_pieces import GatheredTensors, scattered
+from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.link import ShardLink
 from optimizer.core import events as ev
 from optimizer.local_tensor_store import not_saved
 from optimizer.master_tensors import measured

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aggregator.shards.core import ShardCore
+from aggregator.shards.server.core import ShardCore
 from protos.tensors_pb2 import BFLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version

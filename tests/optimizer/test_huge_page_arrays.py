@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.arrays import zeros
+from optimizer.huge_page_arrays import zeros
 
 
 @pytest.mark.parametrize("elements", [1, 4097, 1 << 20])

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from aggregator.shards.copies import DamagedPiece
+from aggregator.shards.array_pieces import DamagedPiece
 from aggregator.shards.messages import SequenceFilter, opened, report
-from aggregator.shards.session import ShardSession
+from aggregator.shards.server.session import ShardSession
 from optimizer import update_rules as rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from aggregator.shards.group import ShardGroup
-from aggregator.shards.tensor_store import ShardedTensorStore
+from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.tensor_store import ShardedTensorStore
 from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
 from optimizer.tensor_store import TensorStoreEvents, TensorStoreLost

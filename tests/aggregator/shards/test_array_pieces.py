@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aggregator.shards.copies import DamagedPiece, GatheredTensors, TensorCopies, put, scattered
+from aggregator.shards.array_pieces import DamagedPiece, GatheredTensors, TensorCopies, put, scattered
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aggregator.shards.group import ShardGroup
+from aggregator.shards.client.group import ShardGroup
 from optimizer.core.events import Ordered, TensorsLost
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb

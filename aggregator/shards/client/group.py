@@ -13,7 +13,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from aggregator.shards.link import ShardLink
+from aggregator.shards.client.link import ShardLink
 from protos import cluster_pb2 as cluster
 from protos.jobs_pb2 import ShardStatus
 from services.tensors.stripes import Stripe

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import order
-from aggregator.shards.session import ShardSession
+from aggregator.shards.server.session import ShardSession
 from optimizer.core import events as ev
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -24,7 +24,7 @@ from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.streams import LinkClosed
-from tests.aggregator.shards.test_tensor_store import Home
+from tests.aggregator.shards.client.test_tensor_store import Home
 from tests.support.anything import message
 from tests.support.cluster.bits import regression_config, write_config
 

@@ -14,8 +14,8 @@ import grpc
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.shards.group import ShardGroup
-from aggregator.shards.link import ShardLink
+from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.link import ShardLink
 from aggregator.shards.messages import to_node, to_order
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aggregator.shards.messages import opened, order
-from aggregator.shards.service import ShardService
+from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError, Message
 
 from aggregator.core.succession import Deposed
 from aggregator.shards.messages import SequenceFilter, opened, order
-from aggregator.shards.service import BATCH_MESSAGES
-from aggregator.shards.session import MESSAGES
+from aggregator.shards.server.service import BATCH_MESSAGES
+from aggregator.shards.server.session import MESSAGES
 from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb

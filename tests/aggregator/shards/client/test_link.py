@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from aggregator.shards.copies import piece_of
-from aggregator.shards.kernel_state import ShardTensors
-from aggregator.shards.link import ShardLink
-from aggregator.shards.service import ShardService
-from aggregator.shards.session import ShardSession
+from aggregator.shards.array_pieces import piece_of
+from aggregator.shards.client.link import ShardLink
+from aggregator.shards.server.kernel_state import ShardTensors
+from aggregator.shards.server.service import ShardService
+from aggregator.shards.server.session import ShardSession
 from optimizer.tensor_store import TensorStoreLost
 from protos import shards_pb2 as pb
 from services.config import load_job

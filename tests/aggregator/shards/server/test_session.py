@@ -10,7 +10,7 @@ import pytest
 
 from aggregator.core.events import ChunkArrived
 from aggregator.shards.messages import order
-from aggregator.shards.session import WAITING_CHUNKS, ShardSession
+from aggregator.shards.server.session import WAITING_CHUNKS, ShardSession
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader

@@ -16,10 +16,10 @@ from google.protobuf.message import Message
 
 from aggregator.core.events import ChunkArrived, ExchangeOpened, Keep
 from aggregator.data_plane.worker_streams import WorkerDataStreams
-from aggregator.shards.copies import TensorCopies, put
-from aggregator.shards.core import ShardCore
-from aggregator.shards.kernel_state import KernelState, ShardTensors, WeightsReady
+from aggregator.shards.array_pieces import TensorCopies, put
 from aggregator.shards.messages import from_node, opened, report, to_effect
+from aggregator.shards.server.core import ShardCore
+from aggregator.shards.server.kernel_state import KernelState, ShardTensors, WeightsReady
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.local_tensor_store import broke
 from protos import cluster_pb2 as cluster

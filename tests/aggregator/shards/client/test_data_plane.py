@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.message import Message
 
 from aggregator.core import events as ev
-from aggregator.shards.data_plane import ShardedDataPlane
-from aggregator.shards.group import ShardGroup
+from aggregator.shards.client.data_plane import ShardedDataPlane
+from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.messages import SequenceFilter, opened, order, report, to_effect, to_order
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
