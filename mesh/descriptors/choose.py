@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from mesh.descriptors.fit import hold_shape, local_shape
 from mesh.descriptors.mesh_graph_pb2 import (
     RELAXED,
     WORMHOLE_B0,
@@ -20,6 +19,7 @@ from mesh.descriptors.mesh_graph_pb2 import (
     TorusTopology,
 )
 from mesh.descriptors.read import OLDER, read_descriptor, written
+from mesh.descriptors.shape_check import hold_shape, local_shape
 from services.errors import Failed, Refused
 
 VARIABLE = "TT_MESH_GRAPH_DESC_PATH"

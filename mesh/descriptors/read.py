@@ -6,9 +6,9 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from mesh.descriptors.complete import why_incomplete
 from mesh.descriptors.legacy_yaml import converted
 from mesh.descriptors.mesh_graph_pb2 import MeshGraphDescriptor
+from mesh.descriptors.validate import why_incomplete
 from services.errors import Refused
 
 OLDER = (".yaml", ".yml")

@@ -2,18 +2,17 @@
 
 Tensors lie over a mesh of rows by cols chips. What is the same along a mesh axis is stored and computed once; what is
 sharded has one slice for each chip. Where ttnn refuses a call, so does this (RuntimeError, TypeError); where ttnn is
-silently wrong, this raises. It is wider than ttnn in one way only: see `mesh.emulator.widened`.
+silently wrong, this raises. It is wider than ttnn in one way only: see `mesh.emulator.float32_extensions`.
 """
 
 from __future__ import annotations
 
 from mesh.emulator import experimental
-from mesh.emulator.activations import gelu, gelu_bw
-from mesh.emulator.cache import fill_cache, update_cache
 from mesh.emulator.collectives import all_gather, all_reduce, mesh_partition, reduce_scatter
 from mesh.emulator.comparison import eq, ge, lt, where
 from mesh.emulator.copying import copy_host_to_device_tensor
 from mesh.emulator.creation import arange, empty, full, full_like, ones, ones_like, zeros, zeros_like
+from mesh.emulator.data_movement import concat, permute, reshape, slice, to_layout, transpose
 from mesh.emulator.device import (
     MeshDevice,
     close_mesh_device,
@@ -24,6 +23,9 @@ from mesh.emulator.device import (
 )
 from mesh.emulator.elementwise import add, exp, gather, multiply, neg, square, subtract, typecast
 from mesh.emulator.embedding import embedding, embedding_bw
+from mesh.emulator.gelu import gelu, gelu_bw
+from mesh.emulator.kv_cache import fill_cache, update_cache
+from mesh.emulator.layer_norm import moreh_layer_norm, moreh_layer_norm_backward
 from mesh.emulator.matmul import linear, matmul
 from mesh.emulator.memory import BufferType, get_memory_view
 from mesh.emulator.mesh_mappers import (
@@ -37,12 +39,10 @@ from mesh.emulator.mesh_mappers import (
     replicate_tensor_to_mesh_mapper,
     shard_tensor_to_mesh_mapper,
 )
-from mesh.emulator.minimum_maximum import argmax, max, min
-from mesh.emulator.normalisation import moreh_layer_norm, moreh_layer_norm_backward
+from mesh.emulator.min_max import argmax, max, min
 from mesh.emulator.reductions import mean, sum
-from mesh.emulator.resizing import chunk, pad, repeat, repeat_interleave, split
+from mesh.emulator.repeat_pad_split import chunk, pad, repeat, repeat_interleave, split
 from mesh.emulator.rms_norm import rms_norm
-from mesh.emulator.shapes import concat, permute, reshape, slice, to_layout, transpose
 from mesh.emulator.softmax import (
     moreh_logsoftmax,
     moreh_logsoftmax_backward,

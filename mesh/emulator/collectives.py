@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.shapes import axis_of
+from mesh.emulator.data_movement import axis_of
 from mesh.emulator.tensor import Tensor, check, result, view, wrap
 from mesh.emulator.types import DataType, FabricConfig, Layout
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.shapes import axis_of
+from mesh.emulator.data_movement import axis_of
 from mesh.emulator.tensor import Tensor, check, check_floating, result, wrap
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.float32_extensions import require_dtype
 from mesh.emulator.tensor import Tensor, check, check_tiled, result, wrap
 from mesh.emulator.types import DataType, Layout, Shape
-from mesh.emulator.widened import require_dtype
 
 _TILE = 32
 

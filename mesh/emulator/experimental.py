@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mesh.emulator.heads import nlp_concat_heads, nlp_create_qkv_heads
-from mesh.emulator.random import dropout
+from mesh.emulator.attention_heads import nlp_concat_heads, nlp_create_qkv_heads
+from mesh.emulator.dropout import dropout
 from mesh.emulator.rotary import rotary_embedding, rotary_embedding_hf
 
 __all__ = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
+from mesh.emulator.data_movement import axis_of
+from mesh.emulator.float32_extensions import require_dtype
 from mesh.emulator.parallel import over_rows
-from mesh.emulator.shapes import axis_of
 from mesh.emulator.tensor import Tensor, check_shape, check_tiled, result
 from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
-from mesh.emulator.widened import require_dtype
 
 
 def softmax(

@@ -7,7 +7,7 @@ import ttnn
 
 import mesh.emulator as emulator
 from tests.support.contract.decoding import MODELS, decode
-from tests.support.contract.pair import LockStep
+from tests.support.contract.lock_step import LockStep
 
 
 @pytest.mark.parametrize("model", MODELS)

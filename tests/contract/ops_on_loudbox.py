@@ -14,7 +14,7 @@ from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.placement import WHOLE, over_data
 from mesh.transfer import download, upload
-from tests.support.contract.pair import LockStep
+from tests.support.contract.lock_step import LockStep
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 import mesh.emulator as emulator
 from tests.support.contract.decoding import MODELS, decode
+from tests.support.contract.lock_step import LockStep
 from tests.support.contract.mocked_board import missing, run_on
-from tests.support.contract.pair import LockStep
 
 REASON = missing()
 

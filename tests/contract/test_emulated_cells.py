@@ -10,7 +10,7 @@ import pytest
 import mesh.emulator as emulator
 from tests.support.contract.cells import CELLS, run
 from tests.support.contract.golden import GOLDEN, hold_to_golden
-from tests.support.contract.pair import LockStep
+from tests.support.contract.lock_step import LockStep
 
 
 class Emulator(LockStep):

@@ -10,14 +10,19 @@ import pytest
 
 import mesh.emulator as emulator
 from tests.support.contract import differences
-from tests.support.contract.drawn import NOT_DRAWN, OPS, not_drawn_table
+from tests.support.contract.drawn_ops import NOT_DRAWN, OPS, not_drawn_table
 from tests.support.contract.golden import GOLDEN, hold_to_page
 from tests.support.contract.mocked_board import missing, run_on
 
 REASON = missing()
 
 
-FILES = ("ops_on_loudbox.py", "drawn_on_loudbox.py", "widened_on_loudbox.py", "bites_on_loudbox.py")
+FILES = (
+    "ops_on_loudbox.py",
+    "drawn_calls_on_loudbox.py",
+    "float32_extensions_on_loudbox.py",
+    "detects_changes_on_loudbox.py",
+)
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")

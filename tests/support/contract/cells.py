@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.support.contract.boards import BOARDS
-from tests.support.contract.pair import LockStep
+from tests.support.contract.lock_step import LockStep
 from tests.support.contract.steps import (
     DRAWN_FROM,
     MODELS,

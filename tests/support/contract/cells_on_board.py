@@ -19,7 +19,7 @@ import ttnn
 import mesh.emulator as emulator
 from tests.support.contract.cells import CELLS, Cell, run
 from tests.support.contract.golden import hold_to_golden
-from tests.support.contract.pair import LockStep
+from tests.support.contract.lock_step import LockStep
 
 
 def held(cell: Cell, folder: Path) -> int:

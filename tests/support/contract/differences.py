@@ -1,8 +1,8 @@
-"""Where real ttnn and the emulator are meant to differ in what they accept: all of it, with reasons.
+"""The calls on which ttnn and the emulator are meant to differ, each with the reason.
 
-The emulator is wider in one way only, the ops of `mesh.emulator.widened`. It is narrower where ttnn takes a call
-without a word and does something else than it says, and where it takes odd operands that training has no use for.
-Each difference has an example, and a test fails when the modules no longer differ on it.
+The emulator accepts more than ttnn in one way only: float32 for the ops of `mesh.emulator.float32_extensions`.
+It refuses calls that ttnn accepts but computes wrongly, and operands that training never uses. Each difference has
+an example, and a test fails when the two modules no longer differ on it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mesh.emulator.widened import WIDENED
+from mesh.emulator.float32_extensions import WIDENED
 from tests.support.contract.call_traits import (
     beyond_rank,
     bias_of_other_size,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.support.contract.calls import KERNEL, Call, Constant
-from tests.support.contract.drawing import (
+from tests.support.contract.call_strategies import (
     ANY_DTYPE,
     FEW,
     FLOATS,
@@ -20,6 +19,7 @@ from tests.support.contract.drawing import (
     shapes,
     spoilt,
 )
+from tests.support.contract.calls import KERNEL, Call, Constant
 
 DTYPES = st.sampled_from(["bfloat16", "float32", "uint32", "int32"])
 

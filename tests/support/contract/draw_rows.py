@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tests.support.contract.calls import KERNEL, Call, Operand
-from tests.support.contract.drawing import (
+from tests.support.contract.call_strategies import (
     ANY_DTYPE,
     ANY_LAYOUT,
     FEW,
@@ -21,6 +20,7 @@ from tests.support.contract.drawing import (
     shapes,
     spoilt,
 )
+from tests.support.contract.calls import KERNEL, Call, Operand
 
 
 def _room(draw: Draw, shape: tuple[int, ...], dtype: str) -> Operand:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from tests.support.contract.calls import DEVICE, Call, Constant
-from tests.support.contract.drawing import (
+from tests.support.contract.call_strategies import (
     ANY_DTYPE,
     FEW,
     FLOATS,
@@ -21,6 +20,7 @@ from tests.support.contract.drawing import (
     shapes,
     spoilt,
 )
+from tests.support.contract.calls import DEVICE, Call, Constant
 
 _DTYPES = st.sampled_from(["bfloat16", "float32", "uint32", "int32"])
 _LAYOUTS = st.sampled_from(["TILE_LAYOUT", "ROW_MAJOR_LAYOUT"])

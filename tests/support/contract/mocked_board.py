@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from tests.support.contract.boards import BOARDS
-from tests.support.contract.kernels import compiler
+from tests.support.contract.kernel_compiler import compiler
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "mock"

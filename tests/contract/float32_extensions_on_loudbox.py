@@ -10,7 +10,7 @@ import pytest
 import ttnn
 
 import mesh.emulator as emulator
-from mesh.emulator.widened import WIDENED
+from mesh.emulator.float32_extensions import WIDENED
 
 
 class On:

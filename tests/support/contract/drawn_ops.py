@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tests.support.contract import draw_arithmetic, draw_rows, draw_shapes
-from tests.support.contract.drawing import OPS
+from tests.support.contract.call_strategies import OPS
 
 __all__ = ["EXAMPLES", "NOT_DRAWN", "OPS", "not_drawn_table"]
 

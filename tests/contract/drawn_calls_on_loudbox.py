@@ -21,8 +21,8 @@ from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from tests.support.contract.calls import Call, made
 from tests.support.contract.differences import DIFFERENCES, Difference, allowed
-from tests.support.contract.drawn import EXAMPLES, OPS
-from tests.support.contract.pair import ContractBroken, LockStep
+from tests.support.contract.drawn_ops import EXAMPLES, OPS
+from tests.support.contract.lock_step import ContractBroken, LockStep
 
 SHAPE = (2, 4)
 

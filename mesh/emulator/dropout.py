@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
+from mesh.emulator.float32_extensions import require_dtype
 from mesh.emulator.tensor import Tensor, check_tiled, result
-from mesh.emulator.widened import require_dtype
 
 _LEVELS = 1 << 16
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mesh.emulator.data_movement import axis_of
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.emulator.shapes import axis_of
 from mesh.emulator.tensor import Tensor, check, view, wrap
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 

@@ -11,12 +11,12 @@ import pytest
 
 import mesh.backend
 from mesh.descriptors.choose import FOLDER, HOME, VARIABLE, choose_descriptor, hold_given
-from mesh.descriptors.fit import MESH_ID, hold_shape, local_shape
 from mesh.descriptors.mesh_graph_pb2 import RELAXED, STRICT, WORMHOLE_B0, TorusTopology
 from mesh.descriptors.read import parsed, read_descriptor, written
+from mesh.descriptors.shape_check import MESH_ID, hold_shape, local_shape
 from services.errors import Failed, Refused
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 LINE = """
 mesh_descriptors {

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.float32_extensions import require_dtype
 from mesh.emulator.parallel import over_rows, row_blocks, run
 from mesh.emulator.tensor import Tensor, check_shape, check_tiled, fill, result
 from mesh.emulator.types import WormholeComputeKernelConfig
-from mesh.emulator.widened import require_dtype
 
 
 def moreh_layer_norm(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mesh.descriptors.read import read_descriptor, written
 from services.errors import Refused
-from tests.mesh.test_descriptors import LINE
+from tests.mesh.descriptors.test_descriptors import LINE
 from tests.support.anything import is_told_in_one_line
 
 NUMBERS = st.integers(-2, 9) | st.sampled_from([1 << 31, 1 << 70])

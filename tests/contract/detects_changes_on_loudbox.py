@@ -13,7 +13,7 @@ import ttnn
 import mesh.emulator as emulator
 from mesh.device import Mesh
 from tests.support.contract.golden import hold_to_golden
-from tests.support.contract.pair import ContractBroken, LockStep
+from tests.support.contract.lock_step import ContractBroken, LockStep
 from tests.support.contract.steps import device_config, opened, run_step
 
 DEVICE = device_config("ddp", (1, 8))
