@@ -42,8 +42,9 @@ class WorkerControl:
         """One worker's stream, to its end."""
         messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
         hello = await greeted(context, messages, unseal, self._hello_seconds)
-        if waits := self._plane.why_not_yet():
-            await context.abort(grpc.StatusCode.UNAVAILABLE, waits)
+        refusal = self._plane.check_ready()
+        if refusal is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
         session = self._sessions.open(hello)
         reason = "its control stream ended"
         try:

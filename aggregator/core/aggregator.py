@@ -39,6 +39,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
+from services.errors import Refusal
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.timeouts import Timeouts
@@ -110,13 +111,14 @@ class AggregatorCore:
         assert self.run is not None
         return self.run.plan.wire.of(kind)
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
-        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
+        """Return why a worker's chunk is stale; None if it is wanted."""
         if header.epoch != self.epoch:
-            return f"of epoch {header.epoch}: this aggregator is of epoch {self.epoch}"
+            return Refusal(f"its epoch is {header.epoch}, this aggregator's is {self.epoch}")
         if self.run is None or self.run.job.id != header.job:
-            return f"of job {header.job!r}: the running job is {self.run.job.id if self.run else 'none'}"
-        return self.run.lease_book.why_stale(session, header)
+            running = self.run.job.id if self.run else "none"
+            return Refusal(f"its job is {header.job!r}, the running job is {running}")
+        return self.run.lease_book.check_chunk(session, header)
 
     def status(self, now: float) -> ClusterStatus:
         """The cluster as people see it."""

@@ -271,7 +271,7 @@ class RunningJob:
 
     def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
         """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
-        if self.lease_book.why_stale(member.session, header):
+        if self.lease_book.check_chunk(member.session, header) is not None:
             return
         if header.kind == INITIAL_WEIGHTS:
             self.router.initial(header)

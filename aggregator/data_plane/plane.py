@@ -15,6 +15,7 @@ from aggregator.optimizer_link import GradientLink
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.errors import Refusal
 from services.runtime.handover import Handover
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import Message, TensorChunk
@@ -28,8 +29,8 @@ class DataPlane(Protocol):
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """A worker's data stream to this process."""
 
-    def why_not_yet(self) -> str:
-        """Why no worker can attend now; empty if they can."""
+    def check_ready(self) -> Refusal | None:
+        """Return why no worker can attend now; None if workers can."""
 
     def attends(self, session: WorkerSession) -> None:
         """A worker's control stream is up; its Welcome follows."""
@@ -110,9 +111,9 @@ class LocalDataPlane:
         """One worker's stream, to its end."""
         await self._exchange.serve(requests, context)
 
-    def why_not_yet(self) -> str:
-        """Nothing has to be there before workers are."""
-        return ""
+    def check_ready(self) -> Refusal | None:
+        """Return None: this process needs nothing else before workers attend."""
+        return None
 
     def attends(self, session: WorkerSession) -> None:
         """Its data stream will name it."""

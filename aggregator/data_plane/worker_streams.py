@@ -13,7 +13,7 @@ import grpc
 from aggregator.core.events import ChunkArrived, ExchangeOpened
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
-from services.errors import Refused
+from services.errors import Refusal, Refused
 from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import Message, TensorChunk, check, element_bytes
@@ -33,8 +33,8 @@ GATHER_SECONDS = 0.002
 class StreamCore(Protocol):
     """What a data stream asks; `AggregatorCore` and a shard's core answer."""
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
-        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
+        """Return why a worker's chunk is stale; None if it is wanted."""
 
     def expected_elements(self, job: str) -> int | None:
         """Elements of the job's layout; None: not known here."""
@@ -119,35 +119,36 @@ class WorkerDataStreams:
     async def _receive(
         self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
     ) -> None:
-        said = ""
+        last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            await self._room()  # first: what is not taken yet is still within its window
-            stale = self._chunks_arrived(session, link.deserialize(message))
-            if stale and stale != said:  # once, not for every chunk of a lease
-                log.info("worker %s: dropped a chunk %s", session.name, stale)
-                said = stale
+            await self._room()  # before the chunk is taken, so that it still counts in its sender's window
+            refusal = self._chunks_arrived(session, link.deserialize(message))
+            if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a lease
+                log.info("worker %s: dropped a chunk: %s", session.name, refusal)
+                last_refusal = refusal
 
-    def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> str:
-        """Take chunks of one message; why one of them is stale, if one is."""
-        stale = [self._chunk_arrived(session, chunk) for chunk in chunks]
-        taken = sum(len(chunk.payload) for chunk, why in zip(chunks, stale, strict=True) if not why)
-        if taken:
-            self._metrics.received(chunks[0].header.job, taken)
-        return max(stale)
+    def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> Refusal | None:
+        """Take the chunks of one message; return why the first stale one is stale, if there is one."""
+        refusals = [self._chunk_arrived(session, chunk) for chunk in chunks]
+        accepted = (chunk for chunk, refusal in zip(chunks, refusals, strict=True) if refusal is None)
+        accepted_bytes = sum(len(chunk.payload) for chunk in accepted)
+        if accepted_bytes:
+            self._metrics.received(chunks[0].header.job, accepted_bytes)
+        return next(filter(None, refusals), None)
 
-    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> str:
-        """Take a chunk, or say why it is stale."""
-        stale = self._core.why_stale(session.number, chunk.header)
+    def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> Refusal | None:
+        """Take a chunk, or return why it is stale."""
+        refusal = self._core.check_chunk(session.number, chunk.header)
         elements = self._core.expected_elements(chunk.header.job)
-        # Without elements it was sent before the layout is known here: the worker is asked for it again.
-        if not stale and elements is not None:
+        # A chunk that comes before the layout is known here is dropped; its worker is asked for it again.
+        if refusal is None and elements is not None:
             check(chunk, elements, self._core.wire_type(chunk.header.kind))
             header = chunk.header
             timeline.mark(
                 f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
             )
             self._feed(ChunkArrived(session.number, header, chunk.memory is not None), chunk)
-        return stale
+        return refusal
 
     async def _send(
         self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink

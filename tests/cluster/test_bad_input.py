@@ -119,7 +119,7 @@ def test_a_newer_connection_of_the_same_process_replaces_the_older(rogue: StockW
 def test_the_data_stream_ends_with_the_control_stream(cluster: Cluster, rogue: StockWorker) -> None:
     rogue.join()
     rogue.data.send(chunk(header(rogue, job="a sign of life"), FIRST_CHUNK))
-    cluster.aggregator.wait_log("worker rogue: dropped a chunk of job 'a sign of life'")
+    cluster.aggregator.wait_log("worker rogue: dropped a chunk: its job is 'a sign of life'")
     rogue.control.cancel()
     assert "its control stream ended" in refusal(rogue.data, grpc.StatusCode.UNAVAILABLE)
 
@@ -259,14 +259,14 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"job": "nobody"}, "of job 'nobody': the running job is"),
-        ({"epoch": 0}, "of epoch 0: this aggregator is of epoch 1"),
-        ({"epoch": 9}, "of epoch 9: this aggregator is of epoch 1"),
-        ({"step": 0}, "of generation 1, step 0: the job is in generation 1 at step"),
-        ({"step": 10**6}, "of generation 1, step 1000000: the job is in generation 1 at step"),
-        ({"generation": 0}, "of generation 0, step 1: the job is in generation 1 at step"),
-        ({"kind": WEIGHTS}, "of kind 2: workers send gradients and initial weights"),
-        ({"kind": INITIAL_WEIGHTS}, "of initial weights: lease 12345 does not ask for any"),
+        ({"job": "nobody"}, "its job is 'nobody', the running job is"),
+        ({"epoch": 0}, "its epoch is 0, this aggregator's is 1"),
+        ({"epoch": 9}, "its epoch is 9, this aggregator's is 1"),
+        ({"step": 0}, "it belongs to generation 1, step 0; the job is in generation 1 at step"),
+        ({"step": 10**6}, "it belongs to generation 1, step 1000000; the job is in generation 1 at step"),
+        ({"generation": 0}, "it belongs to generation 0, step 1; the job is in generation 1 at step"),
+        ({"kind": WEIGHTS}, "its kind is 2, expected a gradient or initial weights"),
+        ({"kind": INITIAL_WEIGHTS}, "it has initial weights, which lease 12345 does not ask for"),
     ],
 )
 def test_a_stale_chunk_is_dropped_and_told_of(
@@ -274,7 +274,7 @@ def test_a_stale_chunk_is_dropped_and_told_of(
 ) -> None:
     rogue.join()
     rogue.data.send(chunk(header(rogue, **{"job": job, **changed}), FIRST_CHUNK))
-    cluster.aggregator.wait_log(f"worker rogue: dropped a chunk {line}")
+    cluster.aggregator.wait_log(f"worker rogue: dropped a chunk: {line}")
     assert not rogue.data.ended and not rogue.control.ended
 
 
@@ -283,7 +283,7 @@ def test_a_lease_that_another_worker_holds(cluster: Cluster, job: str, rogue: St
     lease = leased(rogue, cluster, job)
     foreign = header(rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease + 1000)
     rogue.data.send(chunk(foreign, FIRST_CHUNK))
-    cluster.aggregator.wait_log(f"of lease {lease.lease + 1000}: this worker has no such lease (any more)")
+    cluster.aggregator.wait_log(f"its lease is {lease.lease + 1000}, which this worker does not hold")
     assert not rogue.data.ended
 
 

@@ -16,6 +16,7 @@ from aggregator.core.verification.checks import JobChecks
 from aggregator.core.waits import waits_of
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
+from services.errors import Refusal
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
 from services.timeouts import Timeouts
@@ -80,23 +81,24 @@ class LeaseBook:
         job = self._report.job
         return waits_of(job, self.initialisation, self.sum, self.evaluation, self._members, now)
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
-        """Why a worker's chunk is of no use (any more), for people; empty if it is of use."""
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
+        """Return why a worker's chunk is stale; None if it is wanted."""
         if header.kind == INITIAL_WEIGHTS:
-            known = self.initialises(session, header.lease) is not None
-            return "" if known else f"of initial weights: lease {header.lease} does not ask for any"
+            if self.initialises(session, header.lease) is None:
+                return Refusal(f"it has initial weights, which lease {header.lease} does not ask for")
+            return None
         if header.kind != GRADIENT:
-            return f"of kind {header.kind}: workers send gradients and initial weights"
+            return Refusal(f"its kind is {header.kind}, expected a gradient or initial weights")
         version = Version(header.generation, header.step)
         if self.sum is None or self.sum.version != version:
             job = self._report.job
-            return (
-                f"of generation {version.generation}, step {version.step}: the job is in generation "
+            return Refusal(
+                f"it belongs to generation {version.generation}, step {version.step}; the job is in generation "
                 f"{job.generation} at step {job.step}, phase {job.phase}"
             )
         if self.trains(session, header.lease) is None:
-            return f"of lease {header.lease}: this worker has no such lease (any more)"
-        return ""
+            return Refusal(f"its lease is {header.lease}, which this worker does not hold now")
+        return None
 
     def initialises(self, session: int, lease: int) -> Initialisation | None:
         """The making of initial weights, if this worker does it under that lease."""

@@ -21,6 +21,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.errors import Refusal
 from services.protocol.versions import Version
 from services.tensors.chunk_messages import Message, TensorChunk
 
@@ -59,7 +60,7 @@ class ShardedDataPlane:
         self._sent: dict[
             int, tuple[Version, list[int]]
         ] = {}  # by session: how much it was to be sent, by shard
-        self._stale = ""
+        self._last_refusal: Refusal | None = None
         self._waking = False
         shards.on_lost.append(self._lost)
         shards.takers.update(
@@ -83,9 +84,10 @@ class ShardedDataPlane:
         text = f"tensors of this aggregator go to its shards, as its Welcome says: {addresses}"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
-    def why_not_yet(self) -> str:
-        """Which shard is waited for."""
-        return self._shards.why_not_ready()
+    def check_ready(self) -> Refusal | None:
+        """Return which shard is waited for; None if all are there."""
+        reason = self._shards.why_not_ready()
+        return Refusal(reason) if reason else None
 
     def attends(self, session: WorkerSession) -> None:
         """Tell all shards of it, before it comes to them."""
@@ -127,15 +129,15 @@ class ShardedDataPlane:
         """A payload is in a shard: whatever the core does not have kept is discarded."""
         self._arriving = link, body.arrival
         header = body.header
-        stale = self._core.why_stale(body.session, header)
+        refusal = self._core.check_chunk(body.session, header)
         elements = self._core.expected_elements(header.job)
-        if not stale and not (elements and header.index in link.stripe.indices(elements)):
-            stale = f"of index {header.index}: {link} has none such"
-        if not stale:
+        if refusal is None and not (elements and header.index in link.stripe.indices(elements)):
+            refusal = Refusal(f"its index is {header.index}, which is not one of {link}")
+        if refusal is None:
             self._feed(ev.ChunkArrived(body.session, header))
-        elif stale != self._stale:  # once, not for every chunk of a lease
-            log.info("session %d: dropped a chunk %s", body.session, stale)
-            self._stale = stale
+        elif refusal != self._last_refusal:  # logged once, not for every chunk of a lease
+            log.info("session %d: dropped a chunk: %s", body.session, refusal)
+            self._last_refusal = refusal
         if self._arriving is not None:
             self._arriving = None
             link.order(pb.DiscardChunk(arrival=body.arrival))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader, ChunkKind, DType
+from services.errors import Refusal
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_range
@@ -72,13 +73,13 @@ class ShardCore:
 
     # ---- what a data stream asks ----
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
-        """Why a worker's chunk is of no use here whatever the aggregator's core says; empty if it may be of use."""
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
+        """Return why this shard can't take a worker's chunk; None leaves the decision to the aggregator's core."""
         if header.epoch != self.epoch:
-            return f"of epoch {header.epoch}: this shard obeys epoch {self.epoch}"
+            return Refusal(f"its epoch is {header.epoch}, this shard obeys epoch {self.epoch}")
         if header.job != self.job:
-            return f"of job {header.job!r}: this shard holds {self.job or 'none'}"
-        return ""
+            return Refusal(f"its job is {header.job!r}, this shard holds {self.job or 'none'}")
+        return None
 
     def expected_elements(self, job: str) -> int | None:
         """Elements of the whole layout; None: nothing of this job is held."""

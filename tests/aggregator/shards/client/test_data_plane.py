@@ -17,6 +17,7 @@ from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
+from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.reduction_tree import Node
 from services.timeouts import Timeouts
@@ -44,10 +45,10 @@ class Core:
     """Answers as a test says."""
 
     def __init__(self) -> None:
-        self.stale = ""
+        self.stale: Refusal | None = None
         self.weights: dict[int, list[ChunkHeader]] = {}
 
-    def why_stale(self, session: int, header: ChunkHeader) -> str:
+    def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         return self.stale
 
     def expected_elements(self, job: str) -> int | None:
@@ -134,9 +135,9 @@ def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
     def scenario(talk: Dialogue) -> None:
         talk.arrive(0, 1, chunk=0)
         assert talk.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
-        talk.core.stale = "of another step"
+        talk.core.stale = Refusal("its step is 9")
         talk.arrive(0, 2, chunk=2)
-        talk.core.stale = ""
+        talk.core.stale = None
         for arrival, chunk in ((3, 1), (4, 99)):  # another shard's, and no chunk of this layout
             talk.arrive(0, arrival, chunk)
         assert len(talk.fed) == 1, "the core is not told of what it would drop"
