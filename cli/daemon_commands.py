@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +21,9 @@ from cli.options import (
 from services.errors import Refused
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 
+if TYPE_CHECKING:
+    from worker.step_interface import StepFactory
+
 
 def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
     """NAME=SECONDS, several times (Refused)."""
@@ -32,25 +37,41 @@ def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]
     return timeouts
 
 
-@click.command()
-@option(
-    "--aggregator",
-    default=AGGREGATOR_ADDRESS,
-    metavar="HOST:PORT,...",
-    help="The aggregator to work for, and its standbys if it has any.",
-)
-@path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
-@allow_models_option
-@daemon_options(ANY_PORT)
-def worker(
-    *, aggregator: str, data_dir: Path | None, allowed_models: tuple[str, ...], daemon: dict[str, Any]
-) -> int:
-    """Run a worker: it computes gradients on this host's mesh."""
-    from worker.daemon import WorkerOptions, run
+def make_worker_command(
+    make_step: StepFactory | None = None, clock: Callable[[], float] = time.perf_counter
+) -> click.Command:
+    """Return the command `tiermesh worker`; tests and benchmarks give it a step and a clock of their own.
 
-    return run(
-        WorkerOptions(aggregator=aggregator, data_dir=data_dir, allowed_models=allowed_models, **daemon)
+    Args:
+        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
+        clock: monotonic time in seconds, by which computing is measured.
+    """
+
+    @click.command("worker")
+    @option(
+        "--aggregator",
+        default=AGGREGATOR_ADDRESS,
+        metavar="HOST:PORT,...",
+        help="The aggregator to work for, and its standbys if it has any.",
     )
+    @path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
+    @allow_models_option
+    @daemon_options(ANY_PORT)
+    def command(
+        *, aggregator: str, data_dir: Path | None, allowed_models: tuple[str, ...], daemon: dict[str, Any]
+    ) -> int:
+        """Run a worker: it computes gradients on this host's mesh."""
+        from worker.daemon import WorkerOptions, run
+
+        options = WorkerOptions(
+            aggregator=aggregator, data_dir=data_dir, allowed_models=allowed_models, **daemon
+        )
+        return run(options, make_step=make_step, clock=clock)
+
+    return command
+
+
+worker = make_worker_command()
 
 
 @click.command()

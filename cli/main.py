@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
@@ -56,12 +57,22 @@ for command in (
     tiermesh.add_command(command)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code. Errors are one line on standard error, and JSON with `--json`."""
+def main(arguments: Sequence[str] | None = None, worker_command: click.Command = worker) -> int:
+    """Run the command. Errors are one line on standard error, and JSON with `--json`.
+
+    Args:
+        arguments: command line without the program's name; None for that of this process.
+        worker_command: the sub-command `worker`, see `make_worker_command`.
+
+    Returns:
+        The exit code of the process.
+    """
     # Known before the rest is read, so that what is wrong with that is told as JSON too.
     output = Output(as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
-        code = tiermesh.main(
+        group = copy.copy(tiermesh)
+        group.commands = {**tiermesh.commands, "worker": worker_command}
+        code = group.main(
             args=None if arguments is None else list(arguments),
             prog_name="tiermesh",
             standalone_mode=False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +19,6 @@ from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
 from services.config import JobConfig, RegressionConfig
 from services.errors import Refused
-from services.instrumentation import timeline
 from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout
 from training.autograd import Parameter, Tape, Tensor, Variable
@@ -31,6 +32,18 @@ from training.traced_pass import TracedPass
 Float32Array = npt.NDArray[np.float32]
 
 
+class PassPhase(str, Enum):
+    """A part of a micro-batch's computing that is observed by itself."""
+
+    FORWARD_PASS = "FORWARD_PASS"
+    BACKWARD_PASS = "BACKWARD_PASS"
+
+
+def _unobserved(phase: PassPhase) -> AbstractContextManager[None]:
+    del phase
+    return nullcontext()
+
+
 class TrainingStep:
     """Model and data of a job on a mesh.
 
@@ -39,14 +52,15 @@ class TrainingStep:
         mesh: opened for it; whoever opened it closes it.
         data_dir: folder of this host where corpus, tokenizer and checkpoint are looked for if they are not where the
             job says.
+        allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
+        around_phase: gives a context manager that each forward and each backward pass runs in.
+        on_non_finite: called for a micro-batch whose gradient has a NaN or an infinity, with its index and the first
+            such parameter in the order of the backward pass.
 
     Attributes:
         layout: of the model's parameters.
         evaluation_batches: number of held-out batches.
         tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
-        on_phase: told FORWARD_PASS and BACKWARD_PASS at their ends, if it is set.
-        on_non_finite: told of a micro-batch whose gradient has a NaN or an infinity, if it is set: its index, and the
-            first parameter, in the order of the backward pass, whose gradient has.
 
     Raises:
         Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
@@ -58,6 +72,9 @@ class TrainingStep:
         mesh: Mesh,
         data_dir: Path | None = None,
         allowed_models: Collection[str] = (),
+        *,
+        around_phase: Callable[[PassPhase], AbstractContextManager[None]] = _unobserved,
+        on_non_finite: Callable[[int, str], None] | None = None,
     ) -> None:
         self._config = config
         self._mesh = mesh
@@ -69,8 +86,8 @@ class TrainingStep:
         self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
-        self.on_phase: Callable[[str], None] | None = None
-        self.on_non_finite: Callable[[int, str], None] | None = None
+        self._around_phase = around_phase
+        self._on_non_finite = on_non_finite
         self.evaluation_batches = self._dataset.evaluation_batches
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
@@ -123,7 +140,7 @@ class TrainingStep:
         """
         config, mesh = self._config, self._mesh
         batch = self._dataset.micro_batch(step, index)
-        gradients = _GradientSink(mesh, self.layout, self._indices, out, ready)
+        gradients = _GradientSink(self.layout, self._indices, self.read_gradient, out, ready)
         with blamed(config.model):
             if self._traced is not None:
                 self._fetch_all()  # a trace of the device's runs through, whatever else happens
@@ -132,9 +149,13 @@ class TrainingStep:
                 tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
                 loss = self._forward_and_backward(tape, batch, gradients.take)
             gradients.finish()
-            if gradients.non_finite and self.on_non_finite is not None:
-                self.on_non_finite(index, gradients.non_finite)
+            if gradients.non_finite and self._on_non_finite is not None:
+                self._on_non_finite(index, gradients.non_finite)
             return float(self._rows(loss).sum() / batch.rows)
+
+    def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Float32Array:
+        """Return a complete gradient off the mesh, flat and in its logical shape's order."""
+        return from_mesh(parameter, download(self._mesh, gradient, parameter.placements), self._mesh)
 
     def evaluate(self, index: int) -> tuple[float, int]:
         """Forward pass of held-out batch `index`, without dropout.
@@ -175,15 +196,11 @@ class TrainingStep:
     def _forward_and_backward(
         self, tape: Tape, batch: Batch, on_final: Callable[[Parameter, Tensor], None]
     ) -> Variable:
-        with timeline.span("device", "forward"):
+        with self._around_phase(PassPhase.FORWARD_PASS):
             loss = self._model.loss(tape, batch.inputs, batch.targets)
-        if self.on_phase is not None:
-            self.on_phase("FORWARD_PASS")
-        # Each device weighs its rows in the mean over all of them, so that the sum over devices is the mean gradient.
-        with timeline.span("device", "backward"):
+        with self._around_phase(PassPhase.BACKWARD_PASS):
+            # Each device weighs its rows in the mean over all rows, so the sum over devices is the mean gradient.
             tape.backward(loss, 1 / batch.rows, on_final)
-        if self.on_phase is not None:
-            self.on_phase("BACKWARD_PASS")
         return loss
 
     def _fetch_all(self) -> None:
@@ -204,13 +221,13 @@ class _GradientSink:
 
     def __init__(
         self,
-        mesh: Mesh,
         layout: Layout,
         indices: dict[Parameter, int],
+        read: Callable[[Parameter, Tensor], Float32Array],
         out: Float32Array,
         ready: Callable[[int], None],
     ) -> None:
-        self._mesh = mesh
+        self._read = read
         self._layout = layout
         self._indices = indices
         self._out = out
@@ -223,9 +240,8 @@ class _GradientSink:
         """Read a complete gradient, which lies as its parameter does, off the mesh into its place."""
         index = self._indices[parameter]
         entry = self._layout.entries[index]
-        value = download(self._mesh, gradient, parameter.placements)
         place = self._out[entry.offset : entry.stop]
-        place[:] = from_mesh(parameter, value, self._mesh)
+        place[:] = self._read(parameter, gradient)
         if not self.non_finite and not all_finite(place):  # now: `ready` may add other micro-batches to it
             self.non_finite = entry.name
         self._early.add(index)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import WorkerMetrics
 from services.transport.addresses import split_addresses
+
+if TYPE_CHECKING:
+    from worker.step_interface import StepFactory
 
 
 @dataclass(frozen=True)
@@ -27,22 +33,39 @@ class WorkerOptions(DaemonOptions):
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
 
 
-def run(options: WorkerOptions) -> int:
-    """Run a worker until it is told to stop; returns the exit code."""
+def run(
+    options: WorkerOptions,
+    *,
+    make_step: StepFactory | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:
+    """Run a worker until a signal stops it.
+
+    Args:
+        options: the command line's options.
+        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
+        clock: monotonic time in seconds, by which computing is measured.
+
+    Returns:
+        The exit code of the process.
+    """
 
     def build() -> tuple[Service, CollectorRegistry]:
+        # Imported here: the command line and its --help should not wait for numpy and gRPC.
+        from training.step import TrainingStep
         from worker.service import WorkerService
 
-        aggregators = split_addresses("--aggregator", options.aggregator)
         metrics = WorkerMetrics()
         service = WorkerService(
             name=options.name,
-            aggregators=aggregators,
+            aggregators=split_addresses("--aggregator", options.aggregator),
             security=options.security,
             data_dir=options.data_dir,
             metrics=metrics,
             allowed_models=options.allowed_models,
             shared_memory=options.shared_memory,
+            make_step=make_step or TrainingStep,
+            clock=clock,
         )
         return service, metrics.registry
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ from services.tensors.chunk_messages import TensorChunk, element_bytes
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from training.parameter_placement import axes_of
-from training.step import TrainingStep
+from training.step import PassPhase, TrainingStep
 from worker.core import events as ev
 from worker.gradient_checksum import GradientChecksum
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.node_sum import NodeSum
+from worker.step_interface import Step, StepFactory
 from worker.sum_memory import LeaseSum, SumMemory
 from worker.weight_loader import LeaseDropped, WeightInbox, WeightLoader
 
@@ -51,7 +53,7 @@ class BuiltStep:
     def __init__(
         self,
         job: str,
-        step: TrainingStep,
+        step: Step,
         mesh: Mesh,
         weights: WeightLoader,
         wire_bytes: int,
@@ -65,6 +67,12 @@ class BuiltStep:
         self.wire_bytes = wire_bytes  # of an element of a gradient
         self.meter = meter
         self.memory = memory
+        self.weights_loaded = False
+
+    @property
+    def in_first_iteration(self) -> bool:
+        """Whether the phases of the job's first micro-batch are being measured."""
+        return self.weights_loaded and self.memory.capturing
 
     def close(self) -> None:
         """Free the mesh."""
@@ -84,6 +92,11 @@ class DeviceThread:
         data_dir: where corpora and tokenizers are looked for if they are not where the job says.
         metrics: of this worker.
         allowed_models: code of models of the user's own that jobs may name, see `training.models.build_model`.
+        make_step: makes the training step of a job.
+        clock: monotonic time in seconds, by which computing and waiting are measured.
+        open_mesh: opens the mesh of a job.
+        inbox: takes weights that arrive, and lets the device thread wait for them.
+        patience_seconds: how long a lease waits for weights before a line of the log says so.
     """
 
     def __init__(
@@ -92,6 +105,12 @@ class DeviceThread:
         data_dir: Path | None,
         metrics: WorkerMetrics,
         allowed_models: Collection[str] = (),
+        *,
+        make_step: StepFactory = TrainingStep,
+        clock: Callable[[], float] = time.perf_counter,
+        open_mesh: Callable[..., Mesh] = open_mesh,
+        inbox: WeightInbox | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._tell = tell
         self._data_dir = data_dir
@@ -99,8 +118,14 @@ class DeviceThread:
         self._allowed_models = allowed_models
         self._thread = ThreadPoolExecutor(1, "device")
         self._built: BuiltStep | None = None
-        self._inbox = WeightInbox()
+        self._make_step = make_step
+        self._clock = clock
+        self._open_mesh = open_mesh
+        self._patience_seconds = patience_seconds
+        self._non_finite: list[NonFinite] = []  # of the lease under way
+        self._inbox = inbox or WeightInbox()
         self._performing = 0  # the lease under way
+        self._lease = pb.Lease()
         self._fetching_seconds = 0.0  # of it, until the weights that it needed were on the mesh
         self._sums: dict[int, LeaseSum] = {}
         self._memory = SumMemory()
@@ -158,7 +183,7 @@ class DeviceThread:
             self._drop_job()
             config = JobConfig.from_json(effect.spec_json)
             try:
-                mesh = _open(config)
+                mesh = self._open(config)
             except Failed as error:
                 self._metrics.fit(False)
                 log.error("job %s: unfit, trying again later: %s", effect.job, error)
@@ -171,7 +196,14 @@ class DeviceThread:
             memory = MemoryUsageTracker(mesh)
             try:
                 memory.begin_capture()
-                step = TrainingStep(config, mesh, self._data_dir, self._allowed_models)
+                step = self._make_step(
+                    config,
+                    mesh,
+                    self._data_dir,
+                    self._allowed_models,
+                    around_phase=self._around_phase,
+                    on_non_finite=self._note_non_finite,
+                )
                 memory.snapshot("MODEL_CREATION")
             except BaseException:
                 memory.clear()
@@ -183,7 +215,9 @@ class DeviceThread:
         weights = WeightLoader(step, self._fetch, self._memory.committed)
         wire = config.plan().wire
         wire_bytes = element_bytes(wire.gradients)
-        self._built = BuiltStep(effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config), memory)
+        self._built = BuiltStep(
+            effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config, clock=self._clock), memory
+        )
         self._tell(
             ev.Built(
                 job=effect.job,
@@ -194,6 +228,17 @@ class DeviceThread:
                 fingerprint=step.fingerprint(),
                 wire=wire,
             )
+        )
+
+    def _open(self, config: JobConfig) -> Mesh:
+        device = config.device
+        return self._open_mesh(
+            device.mesh_shape,
+            backend=device.backend,
+            dtype=device.dtype,
+            axes=axes_of(device),
+            trace=device.trace,
+            threads=device.threads,
         )
 
     def _drop_job(self) -> None:
@@ -223,7 +268,7 @@ class DeviceThread:
         self._metrics.holds(last.job, last.step)
         if built.memory.capturing:
             built.memory.snapshot("WEIGHTS_LOADED")
-            built.step.on_phase = built.memory.snapshot
+            built.weights_loaded = True
         self._tell(ev.Loaded(last.job, last.generation, last.step))
 
     def _fetch(self, entry: int) -> None:
@@ -234,7 +279,7 @@ class DeviceThread:
         """
         built, lease = self._built, self._performing
         assert built is not None
-        started = time.perf_counter()
+        started = self._clock()
         while True:
             self._load()
             if self._is_dropped():
@@ -242,13 +287,13 @@ class DeviceThread:
             if built.weights.loaded > entry:
                 break
             with timeline.span("device", "wait for weights", chunk=built.weights.missing_chunk):
-                came = self._inbox.wait(self._is_dropped, PATIENCE_SECONDS)
+                came = self._inbox.wait(self._is_dropped, self._patience_seconds)
             if not came:
                 log.warning(
                     "job %s: lease %d has waited %.0f s for chunk %d of its weights from the aggregator",
-                    built.job, lease, time.perf_counter() - started, built.weights.missing_chunk,
+                    built.job, lease, self._clock() - started, built.weights.missing_chunk,
                 )  # fmt: skip
-        self._fetching_seconds += time.perf_counter() - started
+        self._fetching_seconds += self._clock() - started
 
     def _is_dropped(self) -> bool:
         return self._performing in self._dropped
@@ -264,6 +309,8 @@ class DeviceThread:
         if built is None or built.job != lease.job or lease.lease in self._dropped:
             return
         self._performing, self._fetching_seconds = lease.lease, 0.0
+        self._lease = lease
+        self._non_finite.clear()
         try:
             if lease.phase == pb.TRAIN:
                 self._train(built, lease)
@@ -280,14 +327,13 @@ class DeviceThread:
             log.error("lease %d: %s", lease.lease, reason)
             self._tell(ev.LeaseFailed(lease.lease, reason))
 
-    def _initialise(self, step: TrainingStep, lease: pb.Lease) -> None:
+    def _initialise(self, step: Step, lease: pb.Lease) -> None:
         self._sums[lease.lease] = LeaseSum(step.initial_weights())
         self._tell(ev.Described(lease.lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, built: BuiltStep, lease: pb.Lease) -> None:
         step = built.step
         losses: list[float] = []
-        non_finite: list[NonFinite] = []
         checksums: list[pb.Checksum] = []
         asked = set(lease.checksums)
         elements = step.layout.elements
@@ -301,15 +347,7 @@ class DeviceThread:
                 timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
                 self._tell(ev.NodeReady(lease.lease, chunk))
 
-        def not_finite(index: int, parameter: str) -> None:
-            non_finite.append(NonFinite(micro_batch=index, parameter=parameter))
-            log.warning(
-                "job %s: step %d: the gradient of micro-batch %d is not finite, first that of %s",
-                lease.job, lease.step + 1, index, parameter,
-            )  # fmt: skip
-
-        step.on_non_finite = not_finite
-        started = time.perf_counter()
+        started = self._clock()
         self._sums[lease.lease] = memory = self._memory.take(elements, built.wire_bytes)
         total = NodeSum(memory.values, lease.count, ready)
         for index in range(lease.first, lease.first + lease.count):
@@ -326,12 +364,12 @@ class DeviceThread:
                     return loss
 
             losses.append(total.add_leaf(compute))
-            if step.on_phase is not None:
+            if built.in_first_iteration:
                 self._first_iteration_complete(built)
-        seconds = time.perf_counter() - started - self._fetching_seconds
+        seconds = self._clock() - started - self._fetching_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
         point("worker.gradient-ready")
-        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(non_finite)))
+        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(self._non_finite)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
         self._metrics.waited_for_weights(lease.job, self._fetching_seconds)
@@ -339,10 +377,30 @@ class DeviceThread:
         self._metrics.performance(lease.job, *built.meter.get_metrics())
         self._tell(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
 
+    @contextmanager
+    def _around_phase(self, phase: PassPhase) -> Iterator[None]:
+        if phase is PassPhase.FORWARD_PASS:
+            span = timeline.span("device", "forward")
+        else:
+            span = timeline.span("device", "backward")
+        with span:
+            yield
+        if self._built is not None and self._built.in_first_iteration:
+            self._built.memory.snapshot(phase.value)
+
+    def _note_non_finite(self, index: int, parameter: str) -> None:
+        lease = self._lease
+        if lease.phase != pb.TRAIN:
+            return  # the worker that computed this micro-batch for its sum reports it
+        self._non_finite.append(NonFinite(micro_batch=index, parameter=parameter))
+        log.warning(
+            "job %s: step %d: the gradient of micro-batch %d is not finite, first that of %s",
+            lease.job, lease.step + 1, index, parameter,
+        )  # fmt: skip
+
     def _verify(self, built: BuiltStep, lease: pb.Lease) -> None:
         """Compute micro-batches for their checksums alone: no sum, and no part of what is measured."""
         step = built.step
-        step.on_non_finite = None  # told of by who computed it for the sum
         checksums = []
         gradient = np.empty(step.layout.elements, np.float32)
         for index in lease.checksums:
@@ -354,7 +412,6 @@ class DeviceThread:
         self._tell(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
 
     def _first_iteration_complete(self, built: BuiltStep) -> None:
-        built.step.on_phase = None
         built.memory.end_capture("FIRST_ITERATION_COMPLETE")
         for phase in built.memory.phases:
             self._metrics.memory(
@@ -363,7 +420,7 @@ class DeviceThread:
         if os.environ.get(TRACK_MEMORY) == "1":
             built.memory.print_memory_usage()
 
-    def _evaluate(self, step: TrainingStep, lease: pb.Lease) -> None:
+    def _evaluate(self, step: Step, lease: pb.Lease) -> None:
         losses = []
         for index in range(lease.first, lease.first + lease.count):
             if lease.lease in self._dropped:
@@ -375,7 +432,7 @@ class DeviceThread:
 
 
 def _checked(
-    step: TrainingStep, number: int, index: int, out: Float32Array, done: Callable[[int], None]
+    step: Step, number: int, index: int, out: Float32Array, done: Callable[[int], None]
 ) -> tuple[float, pb.Checksum]:
     """`TrainingStep.micro_batch`, and the checksum of the gradient, which `done` may change."""
     checksum = GradientChecksum(step.layout, out)
@@ -386,18 +443,6 @@ def _checked(
 
     loss = step.micro_batch(number, index, out, ready)
     return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
-
-
-def _open(config: JobConfig) -> Mesh:
-    device = config.device
-    return open_mesh(
-        device.mesh_shape,
-        backend=device.backend,
-        dtype=device.dtype,
-        axes=axes_of(device),
-        trace=device.trace,
-        threads=device.threads,
-    )
 
 
 def _reason(error: Exception) -> str:

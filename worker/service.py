@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,12 @@ from services.transport.streams import (
     why_ended,
     write,
 )
+from training.step import TrainingStep
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.shard_streams import ShardStreams
+from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
 
@@ -56,6 +59,8 @@ class WorkerService:
         metrics: of this worker.
         allowed_models: code of models of the user's own that jobs may name.
         shared_memory: whether tensors may go through memory shared with a peer.
+        make_step: makes the training step of a job.
+        clock: monotonic time in seconds, by which computing is measured.
     """
 
     service_names: tuple[str, ...] = ()
@@ -70,6 +75,8 @@ class WorkerService:
         metrics: WorkerMetrics,
         allowed_models: Collection[str] = (),
         shared_memory: bool = True,
+        make_step: StepFactory = TrainingStep,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name = name
         self._shared_memory = shared_memory
@@ -78,6 +85,8 @@ class WorkerService:
         self._security = security
         self._data_dir = data_dir
         self._allowed_models = allowed_models
+        self._make_step = make_step
+        self._clock = clock
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
@@ -94,7 +103,14 @@ class WorkerService:
     async def start(self) -> None:
         """Make the device thread ready."""
         self._loop = asyncio.get_running_loop()
-        self._device = DeviceThread(self._tell, self._data_dir, self._metrics, self._allowed_models)
+        self._device = DeviceThread(
+            self._tell,
+            self._data_dir,
+            self._metrics,
+            self._allowed_models,
+            make_step=self._make_step,
+            clock=self._clock,
+        )
 
     async def stop(self) -> None:
         """Give up what is being computed and free the mesh."""

@@ -16,7 +16,7 @@ from services.errors import TiermeshError
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
-from training.step import TrainingStep
+from worker.step_interface import Step
 
 
 class LeaseDropped(TiermeshError):
@@ -71,7 +71,7 @@ class WeightLoader:
         loaded: how many parameters of the newest version are on the mesh: the first ones of the layout.
     """
 
-    def __init__(self, step: TrainingStep, fetch: Callable[[int], None], begun: Callable[[], None]) -> None:
+    def __init__(self, step: Step, fetch: Callable[[int], None], begun: Callable[[], None]) -> None:
         self._step = step
         self._fetch = fetch
         self._begun = begun

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from services.config import JobConfig
@@ -36,9 +37,14 @@ class HeldStep(TrainingStep):
     """See `TrainingStep`."""
 
     def __init__(
-        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None,
+        allowed_models: Collection[str],
+        **callbacks: Any,
     ) -> None:
-        super().__init__(config, mesh, data_dir, allowed_models)
+        super().__init__(config, mesh, data_dir, allowed_models, **callbacks)
         self._gate = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
         self._lines = self._gate.makefile("r")
@@ -97,7 +103,4 @@ class HeldStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device_thread
-
-    vars(worker.device_thread).update(TrainingStep=HeldStep)  # what this script is for
-    sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command(HeldStep)))

@@ -14,11 +14,12 @@ import socket
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
@@ -32,15 +33,19 @@ Float32Array = npt.NDArray[np.float32]
 class IdleStep:
     """Stands in for `training.step.TrainingStep`; see there."""
 
-    on_phase: Callable[[str], None] | None = None
     evaluation_batches = 1
     tokens_per_micro_batch = 1
     micro_batches = 0
 
     def __init__(
-        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None,
+        allowed_models: Collection[str],
+        **callbacks: Any,
     ) -> None:
-        del config, data_dir, allowed_models
+        del config, data_dir, allowed_models, callbacks
         elements, tensors = (int(os.environ[f"TIERMESH_BENCH_{name}"]) for name in ("ELEMENTS", "TENSORS"))
         size = elements // tensors
         self.layout = Layout.build(
@@ -101,10 +106,6 @@ class IdleStep:
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device_thread
-
-    # What this script is for; and a clock by which every worker is as fast as the others, wherever it waits.
-    vars(worker.device_thread).update(
-        TrainingStep=IdleStep, time=SimpleNamespace(perf_counter=lambda: IdleStep.micro_batches)
-    )
-    sys.exit(main())
+    # By this clock every worker is as fast as the others, wherever it waits.
+    idle_worker = make_worker_command(IdleStep, clock=lambda: float(IdleStep.micro_batches))
+    sys.exit(main(worker_command=idle_worker))

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from services.config import JobConfig
@@ -28,9 +30,14 @@ class PacedStep(TrainingStep):
     """See `TrainingStep`."""
 
     def __init__(
-        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None,
+        allowed_models: Collection[str],
+        **callbacks: Any,
     ) -> None:
-        super().__init__(config, mesh, data_dir, allowed_models)
+        super().__init__(config, mesh, data_dir, allowed_models, **callbacks)
         name = sys.argv[sys.argv.index("--name") + 1]
         self._record = Path(os.environ["TIERMESH_BENCH_RECORDS"]) / f"{name}-{os.getpid()}"
         self._pause_seconds = float(os.environ["TIERMESH_BENCH_PAUSE_SECONDS"])
@@ -48,7 +55,4 @@ class PacedStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device_thread
-
-    vars(worker.device_thread).update(TrainingStep=PacedStep)  # what this script is for
-    sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command(PacedStep)))

@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "timeline.md").read_text()
 def recorded() -> set[tuple[str, str, str]]:
     """(daemon, row, event) of each call in the code; a peer's name is in capitals."""
     found = set()
-    folders = {"worker": "worker", "training": "worker", "aggregator": "aggregator", "optimizer": "optimizer"}
+    folders = {"worker": "worker", "aggregator": "aggregator", "optimizer": "optimizer"}
     for folder, role in folders.items():
         for path in (ROOT / folder).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):

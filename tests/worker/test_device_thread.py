@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-import worker.device_thread
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
@@ -17,9 +17,11 @@ from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack
+from training.step import TrainingStep
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
 from worker.meters import TRACK_MEMORY
+from worker.step_interface import StepFactory
 
 LIMIT_SECONDS = 30
 JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig()).to_json()
@@ -28,10 +30,14 @@ JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegre
 class Device:
     """A device thread, and what it told the core."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_step: StepFactory = TrainingStep) -> None:
         self.metrics = WorkerMetrics()
         self.told: queue.Queue[ev.Input] = queue.Queue()
-        self.thread = DeviceThread(self.told.put, None, self.metrics)
+        self.meshes: list[Mesh] = []
+        self.refusal: Failed | None = None
+        self.thread = DeviceThread(
+            self.told.put, None, self.metrics, make_step=make_step, open_mesh=self._open_mesh
+        )
 
     def give(self, effect: ev.Effect) -> None:
         """What the core decided."""
@@ -41,6 +47,12 @@ class Device:
         """What the core is told next."""
         return self.told.get(timeout=LIMIT_SECONDS)
 
+    def _open_mesh(self, *arguments: Any, **settings: Any) -> Mesh:
+        if self.refusal is not None:
+            raise self.refusal
+        self.meshes.append(open_mesh(*arguments, **settings))
+        return self.meshes[-1]
+
     @property
     def fit(self) -> float | None:
         """The metric."""
@@ -48,23 +60,22 @@ class Device:
 
 
 @pytest.fixture
-def device() -> Iterator[Device]:
-    made = Device()
-    yield made
-    made.thread.close()
+def make_device() -> Iterator[Callable[..., Device]]:
+    """Make device threads that are closed after the test."""
+    made: list[Device] = []
+
+    def make(make_step: StepFactory = TrainingStep) -> Device:
+        made.append(Device(make_step))
+        return made[-1]
+
+    yield make
+    for device in made:
+        device.thread.close()
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Mesh]:
-    """The meshes that are opened; those after the first of `fails` can be."""
-    meshes: list[Mesh] = []
-
-    def note(*arguments: object, **settings: object) -> Mesh:
-        meshes.append(open_mesh(*arguments, **settings))  # type: ignore[arg-type]
-        return meshes[-1]
-
-    monkeypatch.setattr(worker.device_thread, "open_mesh", note)
-    return meshes
+def device(make_device: Callable[..., Device]) -> Device:
+    return make_device()
 
 
 def _is_closed(mesh: Mesh) -> bool:
@@ -79,13 +90,13 @@ def _lease(count: int) -> ev.Perform:
     return ev.Perform(pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=count))
 
 
-def test_the_mesh_is_closed_when_the_job_ends(device: Device, opened: list[Mesh]) -> None:
+def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
     device.give(ev.DropJob())
     device.give(ev.Build("b", JOB))
     assert isinstance(device.next(), ev.Built), "a process has one mesh at a time: the first was closed"
-    assert [_is_closed(mesh) for mesh in opened] == [True, False]
+    assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
 
 
 def test_what_is_measured_of_a_job(
@@ -122,82 +133,71 @@ def test_what_is_measured_of_a_job(
     assert all(value is not None and value > 0 for value in samples.values()), samples
 
 
-def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh(
-    opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     begun, go_on = threading.Event(), threading.Event()
     computed = []
 
-    def micro_batch(step: object, at: int, index: int, out: object, ready: Callable[[int], None]) -> float:
-        computed.append(index)
-        begun.set()
-        assert go_on.wait(LIMIT_SECONDS)
-        return 0.0
+    class BlockedStep(TrainingStep):
+        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
+            computed.append(index)
+            begun.set()
+            assert go_on.wait(LIMIT_SECONDS)
+            return 0.0
 
-    monkeypatch.setattr(worker.device_thread.TrainingStep, "micro_batch", micro_batch)
-    device = Device()
+    device = Device(BlockedStep)
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
     device.give(_lease(100))
     assert begun.wait(LIMIT_SECONDS)
     device.thread.give_up()
-    assert not _is_closed(opened[0]), "not under the running micro-batch"
+    assert not _is_closed(device.meshes[0]), "not under the running micro-batch"
     go_on.set()
     device.thread.close()
-    assert computed == [0], "the rest is given up"
-    assert _is_closed(opened[0])
+    assert computed == [0], "the remaining micro-batches are given up"
+    assert _is_closed(device.meshes[0])
 
 
-def test_a_step_that_fails_is_told_and_the_mesh_can_still_be_closed(
-    device: Device, opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
+def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
+    make_device: Callable[..., Device],
 ) -> None:
-    def micro_batch(*arguments: object) -> float:
-        raise RuntimeError(
-            "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
-        )
+    class FailingStep(TrainingStep):
+        def micro_batch(self, step: int, index: int, out: Any, ready: Callable[[int], None]) -> float:
+            raise RuntimeError(
+                "TT_FATAL @ x.cpp:1: a\ninfo:\nTrying to get un-initialized fabric context\nbacktrace:\n x"
+            )
 
-    monkeypatch.setattr(worker.device_thread.TrainingStep, "micro_batch", micro_batch)
+    device = make_device(FailingStep)
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
     device.give(_lease(2))
     failed = device.next()
     assert isinstance(failed, ev.LeaseFailed)
-    assert failed.reason.startswith("the links between devices were not set up") and "\n" not in failed.reason
+    assert "links between devices" in failed.reason and "\n" not in failed.reason
     device.give(ev.DropJob())
     device.give(ev.Build("b", JOB))
     assert isinstance(device.next(), ev.Built)
-    assert _is_closed(opened[0])
+    assert _is_closed(device.meshes[0])
 
 
-def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object, **settings: object) -> Mesh:
-        raise Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(worker.device_thread, "open_mesh", refuse)
-        device.give(ev.Build("a", JOB))
-        assert device.next() == ev.BuildFailed(
-            "a", "device_config.mesh_shape: [1, 8] can't be opened: chips busy", unfit=True
-        )
+def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(device: Device) -> None:
+    device.refusal = Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
+    device.give(ev.Build("a", JOB))
+    assert device.next() == ev.BuildFailed("a", str(device.refusal), unfit=True)
     assert device.fit == 0
+    device.refusal = None
     device.give(ev.Build("a", JOB))
     assert isinstance(device.next(), ev.Built)
     assert device.fit == 1
 
 
-def test_a_job_that_cannot_be_built_leaves_no_mesh_open(
-    device: Device, opened: list[Mesh], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: object) -> None:
+def test_a_job_that_cannot_be_built_leaves_no_mesh_open(make_device: Callable[..., Device]) -> None:
+    def refuse(*arguments: object, **callbacks: object) -> TrainingStep:
         raise Failed("no such corpus")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(worker.device_thread, "TrainingStep", refuse)
-        device.give(ev.Build("a", JOB))
-        assert device.next() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
-    assert _is_closed(opened[0])
+    device = make_device(refuse)
+    device.give(ev.Build("a", JOB))
+    assert device.next() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
+    assert _is_closed(device.meshes[0])
 
 
 def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import worker.device_thread
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
 from services.config import (
@@ -47,9 +46,11 @@ MODELS = {
 
 
 class WatchedWeightInbox(WeightInbox):
-    """Says when the device thread begins to wait."""
+    """Notes in `waits` each time the device thread begins to wait."""
 
-    waits: queue.Queue[None]
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: queue.Queue[None] = queue.Queue()
 
     def wait(self, ended: Callable[[], bool], seconds: float) -> bool:
         if not self._chunks and not ended():
@@ -60,10 +61,11 @@ class WatchedWeightInbox(WeightInbox):
 class Device:
     """A device thread with a job on its mesh, and what it told the core."""
 
-    def __init__(self, config: JobConfig) -> None:
+    def __init__(self, config: JobConfig, **settings: Any) -> None:
         self.metrics = WorkerMetrics()
+        self.inbox = WatchedWeightInbox()
         self.told: queue.Queue[ev.Input] = queue.Queue()
-        self.thread = DeviceThread(self.told.put, None, self.metrics)
+        self.thread = DeviceThread(self.told.put, None, self.metrics, inbox=self.inbox, **settings)
         self.thread.carry_out(ev.Build("a", config.to_json()), None)
         built = self.until(ev.Built)
         self.elements = built.elements
@@ -98,6 +100,10 @@ class Device:
         order = pb.Lease(job="a", generation=1, step=version, lease=lease, phase=pb.TRAIN, count=2)
         self.thread.carry_out(ev.Perform(order), None)
 
+    def until_waiting(self) -> None:
+        """Return when the device thread has nothing left to do and waits for weights."""
+        self.inbox.waits.get(timeout=LIMIT_SECONDS)
+
     def sum_of(self, lease: int) -> bytes:
         """What a lease gave, when it is computed."""
         assert self.until(ev.LeaseComputed).lease == lease
@@ -107,15 +113,13 @@ class Device:
 
 
 @pytest.fixture
-def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Device]]:
+def make_device(tmp_path: Path) -> Iterator[Callable[..., Device]]:
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     data = DataConfig(path=str(path), sha256=hashlib.sha256(TEXT.encode()).hexdigest())
-    monkeypatch.setattr(WatchedWeightInbox, "waits", queue.Queue(), raising=False)
-    monkeypatch.setattr(worker.device_thread, "WeightInbox", WatchedWeightInbox)
     devices = []
 
-    def make(**changes: Any) -> Device:
+    def make(settings: dict[str, Any] | None = None, **changes: Any) -> Device:
         fields = {
             "seed": 7,
             "batch_size": 4,
@@ -124,7 +128,7 @@ def make_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
             "model": GPT2,
             **changes,
         }
-        devices.append(Device(JobConfig(**fields)))
+        devices.append(Device(JobConfig(**fields), **(settings or {})))
         return devices[-1]
 
     yield make
@@ -148,11 +152,6 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ended
 
 
-def until_waiting() -> None:
-    """The device thread has nothing left to do but to wait for weights."""
-    WatchedWeightInbox.waits.get(timeout=LIMIT_SECONDS)
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("mesh", [DeviceConfig(), FSDP, BOTH], ids=["1 chip", "fsdp", "fsdp x tp"])
 def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
@@ -171,7 +170,7 @@ def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
     device.give(1, 0)
     device.perform(3, 1)
     for chunk in range(1, device.chunks):
-        until_waiting()
+        device.until_waiting()
         device.give(1, chunk)
     assert device.sum_of(3) == expected
 
@@ -184,7 +183,7 @@ def test_the_forward_pass_is_under_way_while_the_last_weights_are_held_back(
     device.give(0, *range(device.chunks))
     device.give(1, *range(last))
     device.perform(2, 1)
-    until_waiting()
+    device.until_waiting()
     assert blocks == ["blocks.0", "blocks.1"], "as far as the weights go"
     told = [device.told.get(timeout=LIMIT_SECONDS)]
     assert told == [ev.Loaded("a", 1, 0)] and device.told.empty(), "of the new weights not all are there"
@@ -194,16 +193,13 @@ def test_the_forward_pass_is_under_way_while_the_last_weights_are_held_back(
     assert blocks == ["blocks.0", "blocks.1", "blocks.2"] * 2, "two micro-batches"
 
 
-def test_what_a_lease_waited_is_not_its_computing(
-    make_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = make_device()
+def test_what_a_lease_waited_is_not_its_computing(make_device: Callable[..., Device]) -> None:
+    clock = [0.0]
+    device = make_device({"clock": lambda: clock[0]})
     device.give(0, *range(device.chunks))
     device.give(1, 0)
-    clock = [0.0]
-    monkeypatch.setattr(worker.device_thread.time, "perf_counter", lambda: clock[0])
     device.perform(2, 1)
-    until_waiting()
+    device.until_waiting()
     clock[0] += 1000.0  # goes by while it waits, and at no other time
     device.give(1, *range(1, device.chunks))
     assert device.until(ev.LeaseComputed).seconds == 0.0
@@ -226,7 +222,7 @@ def test_chunks_may_come_in_any_order(make_device: Callable[..., Device]) -> Non
     device.give(1, device.chunks - 1)
     device.perform(3, 1)
     for chunk in reversed(range(device.chunks - 1)):
-        until_waiting()
+        device.until_waiting()
         device.give(1, chunk)
     assert device.sum_of(3) == expected
 
@@ -241,7 +237,7 @@ def test_a_lease_that_is_dropped_while_it_waits_ends_and_the_next_one_is_right(
     device.give(0, *range(device.chunks))
     device.give(1, 0, 1)
     device.perform(3, 1)
-    until_waiting()
+    device.until_waiting()
     device.thread.carry_out(ev.DropLease(3), None)
     device.give(2, 0)  # another version, that overtook the one it waited for
     device.perform(4, 2)
@@ -255,7 +251,7 @@ def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., De
     device.give(0, *range(device.chunks))
     device.give(1, 0, 1)
     device.perform(3, 1)
-    until_waiting()
+    device.until_waiting()
     next_job = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig())
     for effect in (ev.DropLease(3), ev.DropJob(), ev.Build("b", next_job.to_json())):
         device.thread.carry_out(effect, None)
@@ -267,7 +263,7 @@ def test_a_worker_stops_while_a_lease_waits(make_device: Callable[..., Device]) 
     device.give(0, *range(device.chunks))
     device.give(1, 0)
     device.perform(3, 1)
-    until_waiting()
+    device.until_waiting()
     device.thread.give_up()
     device.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=4, phase=pb.INITIALISE)), None)
     assert device.until(ev.Described).lease == 4, "the thread is free, as it must be to close the mesh"
@@ -280,23 +276,22 @@ def test_a_captured_pass_waits_for_all_weights_first(
     device.give(0, *range(device.chunks))
     device.give(1, *range(device.chunks - 1))
     device.perform(2, 1)
-    until_waiting()
+    device.until_waiting()
     assert blocks == []
     device.give(1, device.chunks - 1)
     device.until(ev.LeaseComputed)
 
 
 def test_a_lease_that_waits_for_long_says_so(
-    make_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_device: Callable[..., Device], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker.device_thread, "PATIENCE_SECONDS", 0.01)
-    device = make_device()
+    device = make_device({"patience_seconds": 0.01})
     device.give(0, *range(device.chunks))
     device.give(1, 0, 1)
     with caplog.at_level(logging.WARNING):
         device.perform(2, 1)
-        until_waiting()
-        until_waiting()
+        device.until_waiting()
+        device.until_waiting()
         device.give(1, *range(2, device.chunks))
         device.until(ev.LeaseComputed)
     assert "job a: lease 2 has waited 0 s for chunk 2 of its weights from the aggregator" in caplog.text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
 from tests.support.cluster.tally_worker import Float32Array, TallyStep
@@ -62,7 +63,5 @@ def step_of(name: str) -> type[TallyStep]:
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device_thread
-
-    vars(worker.device_thread).update(TrainingStep=step_of(sys.argv[sys.argv.index("--name") + 1]))
-    sys.exit(main())
+    make_step = step_of(sys.argv[sys.argv.index("--name") + 1])
+    sys.exit(main(worker_command=make_worker_command(make_step)))

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
@@ -44,14 +46,18 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
 class TallyStep:
     """Stands in for `training.step.TrainingStep`; see there."""
 
-    on_phase: Callable[[str], None] | None = None
     evaluation_batches = 1
     tokens_per_micro_batch = 1
 
     def __init__(
-        self, config: JobConfig, mesh: Mesh, data_dir: Path | None, allowed_models: Collection[str]
+        self,
+        config: JobConfig,
+        mesh: Mesh,
+        data_dir: Path | None,
+        allowed_models: Collection[str],
+        **callbacks: Any,
     ) -> None:
-        del data_dir, allowed_models
+        del data_dir, allowed_models, callbacks
         self._steps, self._micro_batches = config.steps, config.micro_batches
         self._mesh = mesh
         self.layout = Layout.build(
@@ -112,7 +118,4 @@ class TallyStep:
 if __name__ == "__main__":
     process.tune_allocator()
     process.single_threaded_blas()
-    import worker.device_thread
-
-    vars(worker.device_thread).update(TrainingStep=TallyStep)  # what this script is for
-    sys.exit(main())
+    sys.exit(main(worker_command=make_worker_command(TallyStep)))
