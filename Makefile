@@ -1,29 +1,34 @@
-# make install   .venv with everything that demo and test need; .venv/bin/tiermesh is the command
-# make demo      a 3-tier cluster on this machine trains a small GPT
-# make test      lint, then all tests but the slow ones (make test-slow), three files side by side (PROCESSES=0: one by one)
-# make lint      style, types, who imports whom
-# make bench     figures against their bounds (ONLY=name: one)     make lock    renew constraints.txt (needs uv)
-# make test-hardware    training steps on a real mesh, or a simulator (TT_METAL_SIMULATOR), against the emulator
-# make simulate  whole clusters of the cores, through faults (SEEDS=10000: so many)
-# make fuzz      what parses bytes from outside, guided by the code that it reaches (SECONDS=60 each)
-# make protos    renew the modules generated from .proto files      make clean   remove what make made
+# make install        make .venv with everything that demo and test need; .venv/bin/tiermesh is the command
+# make demo           train a small GPT on a 3-tier cluster of processes on this machine
+# make test           run lint, then the tests (about 5 minutes on 2 cores); PROCESSES=0 runs them one by one
+# make test-all       run the `long` tests that make test leaves out; CI runs both
+# make test-slow      run the tests that take minutes each
+# make test-hardware  run training steps on a real mesh or a simulator (TT_METAL_SIMULATOR) and compare the emulator
+# make lint           check style, types and the direction of imports
+# make bench          measure every figure against its bound; ONLY=name measures one
+# make simulate       run simulated clusters of the roles' cores through faults; SEEDS=10000 runs that many
+# make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 for each target
+# make lock           renew constraints.txt (needs uv)
+# make protos         renew the modules generated from .proto files
+# make clean          remove everything that make has made
 SHELL := /bin/sh
 PYTHON ?=
 SEEDS ?= 500
 SECONDS ?= 60
-# One more than the cores of the smallest machine: tests of daemons wait a good deal.
+# One more than the cores of the smallest machine, because tests of daemons spend much of their time waiting.
 PROCESSES ?= 3
-# Draws the same examples each time; `default` draws anew.
+# `same` draws the same examples in each run; `default` draws others.
 HYPOTHESIS ?= same
 UV ?= uv
 BIN := .venv/bin
+pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --hypothesis-profile $(HYPOTHESIS)
 
-# Each stamp's name says what it was made from: other constraints give a new .venv, another pyproject.toml a new install
-# of Tiermesh itself, and going back to an earlier commit works too.
+# A stamp's name contains the checksum of its inputs. Changed constraints give a new .venv, a changed pyproject.toml
+# reinstalls Tiermesh, and both also work when an earlier commit is checked out.
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: install demo test test-slow test-hardware simulate fuzz lint bench lock protos clean
+.PHONY: install demo test test-all test-slow test-hardware simulate fuzz lint bench lock protos clean
 
 install: $(installed)
 
@@ -47,7 +52,10 @@ demo: install
 	@$(BIN)/tiermesh local configs/training_configs/demo.yaml --tiers 3 --workers 2 --state-dir build/demo
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --hypothesis-profile $(HYPOTHESIS)
+	$(pytest)
+
+test-all: install
+	$(pytest) -m 'long and not slow and not hardware'
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

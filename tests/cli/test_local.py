@@ -96,6 +96,7 @@ def test_a_job_runs_to_its_end_and_leaves_no_process(job_file: Path, tmp_path: P
     assert "--resume: no unfinished job in" in line
 
 
+@pytest.mark.long
 def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Path) -> None:
     found = []
     for more in (("--tiers", "2"), ("--shards", "2")):
@@ -113,6 +114,7 @@ def test_shards_of_an_optimizer_elsewhere_are_refused(job_file: Path, tmp_path: 
     assert "--shards 2 and --tiers 3" in line
 
 
+@pytest.mark.long
 def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: 
     assert (code, result["state"], result["step"]) == (0, "succeeded", 300), line
 
 
+@pytest.mark.long
 def test_a_job_goes_on_without_a_worker_and_ends_without_any(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with training(job_file, state, "--tiers", "2", "--workers", "2", *LONG) as process:

@@ -50,7 +50,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     ("tiers", "victims"),
-    [("2", ["worker-1", "aggregator"]), ("3", ["worker-1", "aggregator", "optimizer"])],
+    [
+        pytest.param("2", ["worker-1", "aggregator"], marks=pytest.mark.long),
+        ("3", ["worker-1", "aggregator", "optimizer"]),
+    ],
 )
 def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
     job_file: Path, tmp_path: Path, tiers: str, victims: list[str], undisturbed: str
@@ -99,7 +102,7 @@ def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Pa
     assert f"--state-dir {state}" in log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("answered", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_aggregator_that_dies_as_the_job_is_submitted(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:

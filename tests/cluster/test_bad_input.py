@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from aggregator.storage.job_queue import Queue
+from aggregator.storage.job_queue import JobQueue
 from protos import cluster_pb2 as pb
 from protos import jobs_pb2 as jobs
 from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
@@ -175,7 +175,7 @@ def layout_hash(cluster: Cluster, job: str) -> str:
 
 
 def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
-    with Queue(cluster.folder / "aggregator-state" / "queue.sqlite") as queue:
+    with JobQueue(cluster.folder / "aggregator-state" / "queue.sqlite") as queue:
         return next(fingerprint for each, _, fingerprint in queue.jobs() if each.id == job)
 
 

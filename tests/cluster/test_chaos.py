@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster.bits import regression_config, write_config
 from tests.support.cluster.harness import LIMIT_SECONDS, ROOT, environment, tiermesh
 
 SEED, STEPS = 3, 300
 
 
+@pytest.mark.long
 def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     job = write_config(tmp_path, regression_config(max_steps=STEPS, model_save_interval=50))
     done = tiermesh(

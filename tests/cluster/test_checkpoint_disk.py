@@ -10,7 +10,10 @@ from services.checkpoints import list_checkpoints, read_checkpoint
 from tests.support.cluster.harness import Cluster
 
 
-@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (2, 2), (3, 0)])
+@pytest.mark.parametrize(
+    ("tiers", "shards"),
+    [(2, 0), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 0, marks=pytest.mark.long)],
+)
 def test_a_job_goes_on_while_its_folder_can_not_be_written(
     tmp_path: Path, tiers: int, shards: int, long_spec: str
 ) -> None:

@@ -123,7 +123,14 @@ def test_idle_links_stay_up(tmp_path: Path) -> None:
 # ---- stopping ----
 
 
-@pytest.mark.parametrize("frozen", ["worker", "aggregator", "optimizer"])
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        pytest.param("worker", marks=pytest.mark.long),
+        pytest.param("aggregator", marks=pytest.mark.long),
+        "optimizer",
+    ],
+)
 def test_sigterm_stops_every_role_beside_a_frozen_peer(tmp_path: Path, frozen: str, long_spec: str) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.wait_step(cluster.submit(long_spec), 2)
@@ -162,7 +169,7 @@ def test_a_stopped_cluster_goes_on_where_it_was(tmp_path: Path, gpt_spec: str, u
 # ---- taking over ----
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_second_aggregator_on_the_state_dir_ends_the_first(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:

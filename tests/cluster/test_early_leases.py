@@ -52,6 +52,7 @@ def test_a_worker_killed_while_its_lease_waits(cluster: Cluster, gpt_spec: str, 
         assert bits(cluster.finish(job)) == undisturbed
 
 
+@pytest.mark.long
 def test_the_aggregator_killed_in_the_middle_of_a_broadcast(
     cluster: Cluster, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_aggregator_killed_in_the_middle_of_a_broadcast(
         assert cluster.status().epoch == 2
 
 
+@pytest.mark.long
 def test_weights_that_a_lease_waits_for_are_overtaken_by_another_generation(
     cluster: Cluster, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -79,6 +81,7 @@ def test_weights_that_a_lease_waits_for_are_overtaken_by_another_generation(
         assert bits(cluster.finish(job)) == undisturbed
 
 
+@pytest.mark.long
 def test_a_worker_cut_off_while_its_lease_waits(cluster: Cluster, gpt_spec: str, undisturbed: Bits) -> None:
     with cluster:
         job, slow, _ = waiting_for_weights(cluster, gpt_spec)

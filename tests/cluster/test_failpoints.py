@@ -168,7 +168,7 @@ def short_calm(tmp_path_factory: pytest.TempPathFactory) -> Bits:
     return calm(folder, spec(folder, 40))
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_kill_at_each_kind_of_place(tmp_path: Path, tiers: int, short_calm: Bits) -> None:
     plan: dict[str, list[str | float]] = {role: list(kills) for role, kills in SHORT.items()}
     result, _ = killed(tmp_path / "cluster", spec(tmp_path, 40), tiers, plan, LIMIT_SECONDS)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli.client import JobsClient
-from cli.options import Target
+from cli.options import AggregatorTarget
 from protos import jobs_pb2 as jobs
 from services.errors import TiermeshError
 from services.transport.security import Security
@@ -74,7 +74,7 @@ def ask(address: str, call: Call, job: str, spec: str) -> Any:
     """The answer, or the error that a command would show."""
 
     async def scenario() -> Any:
-        async with JobsClient(Target(address, Security(), ANSWER_SECONDS)) as client:
+        async with JobsClient(AggregatorTarget(address, Security(), ANSWER_SECONDS)) as client:
             return await call(client, job, spec)
 
     try:

@@ -46,6 +46,7 @@ def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, u
         assert "worker worker-1 is gone" in cluster.aggregator.log_text()
 
 
+@pytest.mark.long
 def test_a_worker_killed_while_it_makes_the_initial_weights(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -67,7 +68,7 @@ def test_a_worker_that_comes_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: st
         assert bits(cluster.finish(job)) == undisturbed
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_aggregator_killed_and_restarted(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -102,7 +103,7 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         cluster.aggregator.wait_log("the optimizer went back to step")
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2) as cluster:
         job = cluster.submit(gpt_spec)
@@ -118,6 +119,7 @@ def logged_seconds(line: str) -> float:
     return datetime.strptime(line.split()[0], "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
 
 
+@pytest.mark.long
 def test_a_frozen_worker_loses_its_leases_and_comes_back(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_frozen_worker_loses_its_leases_and_comes_back(
         cluster.wait_workers(2)
 
 
+@pytest.mark.long
 def test_a_frozen_aggregator_is_looked_for_anew(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1, heartbeat_seconds=0.5) as cluster:
         job = cluster.submit(gpt_spec)
@@ -199,7 +202,7 @@ def kill_everything(local: subprocess.Popen[str], state: Path) -> None:
     eventually(lambda: not any(map(is_running, daemons)), "the end of all daemons")
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_everything_killed_and_resumed(tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits) -> None:
     config, state = write_config(corpus.parent, gpt_config(corpus)), tmp_path / "state"
     arguments = [

@@ -113,6 +113,7 @@ def test_a_worker_cut_off_in_a_step_comes_back(
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.long
 def test_a_worker_cut_off_while_it_joins(
     hosts: Hosts, tmp_path: Path, config: Path, undisturbed: Bits, direction: Direction
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_worker_cut_off_while_it_joins(
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.long
 def test_an_optimizer_cut_off_around_a_checkpoint(
     hosts: Hosts, tmp_path: Path, config: Path, undisturbed: Bits, direction: Direction
 ) -> None:

@@ -33,9 +33,9 @@ def told(cluster: Cluster, job: str) -> list[str]:
     ("tiers", "workers", "shards", "options", "wire"),
     [
         (2, 1, 0, (), "float32"),
-        (2, 2, 0, (), "bfloat16"),
-        (2, 2, 2, (), "float32"),
-        (3, 2, 0, ("--no-shared-memory",), "float32"),
+        pytest.param(2, 2, 0, (), "bfloat16", marks=pytest.mark.long),
+        pytest.param(2, 2, 2, (), "float32", marks=pytest.mark.long),
+        pytest.param(3, 2, 0, ("--no-shared-memory",), "float32", marks=pytest.mark.long),
         (3, 1, 0, ("--no-shared-memory",), "float16"),
     ],
 )
@@ -65,7 +65,7 @@ def test_the_step_is_skipped_by_name(
             assert (last[name] != values).any(), "the next ones did"
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_the_job_stops_by_name(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=1, worker_module=MODULE) as cluster:
         job = cluster.submit(spec_of(tmp_path, config(on_non_finite="stop")))

@@ -11,6 +11,7 @@ import pytest
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import tiermesh
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
+from tests.support.marks import marks_of
 
 STEPS = 3
 CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated", "bit-flipped")
@@ -27,19 +28,23 @@ MATRIX = [
     for kind in kinds
     if (kind, direction) != ("before", "down")  # no message has passed: there is no direction
 ]
-SHORT = {
+QUICK = {
     ("Cluster", "Exchange", "up", "bit-flipped"),
+    ("Cluster", "Attend", "down", "truncated"),
+    ("Optimizer", "Exchange", "up", "after"),
+    ("Optimizer", "Attend", "down", "cancelled"),
+}
+"""Cells that `make test` runs."""
+LONG = {
     ("Cluster", "Exchange", "down", "truncated"),
     ("Cluster", "Exchange", "up", "reordered"),
     ("Cluster", "Attend", "up", "midway"),
     ("Cluster", "Attend", "down", "duplicated"),
-    ("Cluster", "Attend", "down", "truncated"),
     ("Optimizer", "Attend", "down", "bit-flipped"),
-    ("Optimizer", "Exchange", "up", "after"),
     ("Optimizer", "Exchange", "down", "bit-flipped"),
-    ("Optimizer", "Attend", "down", "cancelled"),
     ("Optimizer", "Attend", "up", "before"),
 }
+"""Cells that `make test-all` adds. The others are slow."""
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +68,7 @@ def undamaged(cluster: ProxiedCluster, spec: str) -> Bits:
 
 @pytest.mark.parametrize(
     ("service", "method", "direction", "kind"),
-    [
-        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow, id="-".join(each))
-        for each in MATRIX
-    ],
+    [pytest.param(*each, marks=marks_of(each, QUICK, LONG), id="-".join(each)) for each in MATRIX],
 )
 def test_the_job_ends_in_the_same_bits(
     cluster: ProxiedCluster, spec: str, undamaged: Bits, service: str, method: str, direction: str, kind: str
@@ -82,7 +84,7 @@ def test_the_job_ends_in_the_same_bits(
 
 
 @pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])
-@pytest.mark.parametrize("kind", ["midway", "truncated"])
+@pytest.mark.parametrize("kind", [pytest.param("midway", marks=pytest.mark.long), "truncated"])
 def test_a_download_that_breaks_leaves_nothing_and_the_next_one_is_whole(
     cluster: ProxiedCluster, spec: str, undamaged: Bits, rpc: str, kind: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.cluster.test_rpc_faults import CHUNK_BYTES, CHUNK_KINDS, CONTROL_KINDS
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits, gpt_config, spec_of
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
+from tests.support.marks import marks_of
 
 STEPS = 2 * CHECKPOINT_EVERY
 ATTEND_KINDS = (*CONTROL_KINDS, "reordered")
@@ -33,13 +34,17 @@ MATRIX = [
 MATRIX = [
     each for each in MATRIX if each[3:] != ("down", "before")
 ]  # no message has passed: there is no direction
-SHORT = {
+QUICK = {
+    ("network", "Shard", "WritePart", "up", "bit-flipped"),
+}
+"""Cells that `make test` runs."""
+LONG = {
     ("network", "Shard", "Attend", "down", "truncated"),
     ("network", "Shard", "Attend", "down", "duplicated"),
-    ("network", "Shard", "WritePart", "up", "bit-flipped"),
     ("network", "Shard", "ReadPart", "down", "truncated"),
     ("network", "Cluster", "Exchange", "down", "after"),
 }
+"""Cells that `make test-all` adds. The others are slow."""
 OPTIONS: dict[str, tuple[object, ...]] = {"network": ("--no-shared-memory",), "memory": ()}
 
 
@@ -77,10 +82,7 @@ def undamaged(clusters: dict[str, ProxiedCluster], spec: str) -> Bits:
 
 @pytest.mark.parametrize(
     ("how", "service", "method", "direction", "kind"),
-    [
-        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow, id="-".join(each))
-        for each in MATRIX
-    ],
+    [pytest.param(*each, marks=marks_of(each, QUICK, LONG), id="-".join(each)) for each in MATRIX],
 )
 def test_the_job_ends_in_the_same_bits(
     clusters: dict[str, ProxiedCluster],

@@ -32,7 +32,9 @@ def sums_received(cluster: Cluster, job: str) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    "shards", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
+)
 def test_any_number_of_shards_gives_the_same_bits(
     tmp_path: Path, shards: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -45,6 +47,7 @@ def test_any_number_of_shards_gives_the_same_bits(
         assert not any([*received[2:], own]), "no tensor passes the aggregator, or a shard that has no chunk"
 
 
+@pytest.mark.long
 def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> None:
     config = gpt_config(corpus, project_name="wide", max_steps=CHECKPOINT_EVERY)
     config["transformer_config"].update(embedding_dim=256, num_heads=8, num_blocks=3)
@@ -56,6 +59,7 @@ def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> N
     assert found[1:] == found[:1] * 2
 
 
+@pytest.mark.long
 def test_any_arrivals_over_the_network_give_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -76,6 +80,7 @@ def test_types_on_the_wire_are_those_without_shards(tmp_path: Path, corpus: Path
     assert found[1:] == found[:1] * 2
 
 
+@pytest.mark.long
 def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, gpt_spec: str) -> None:
     with Cluster(tmp_path, workers=2, shards=2, recorded=True) as cluster:
         job = cluster.submit(gpt_spec)
@@ -86,6 +91,7 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, gpt_spec: st
     assert replay(tmp_path / "aggregator.record.optimizer", OptimizerCore) > 50
 
 
+@pytest.mark.long
 def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     spec = spec_of(tmp_path, llama_config(corpus))
     with Cluster(tmp_path / "alone", options=OVER_THE_NETWORK) as cluster:
@@ -94,6 +100,7 @@ def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Pat
         assert bits(cluster.finish(cluster.submit(spec))) == alone
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         job = cluster.submit(gpt_spec)
@@ -104,7 +111,7 @@ def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, u
         assert (bits(ended), ended.generation) == (undisturbed, 1)
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         job = cluster.submit(gpt_spec)
@@ -120,6 +127,7 @@ def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, 
         cluster.workers[0].wait_log(waits_for)
 
 
+@pytest.mark.long
 def test_a_frozen_shard_is_given_up_and_may_come_back(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -132,6 +140,7 @@ def test_a_frozen_shard_is_given_up_and_may_come_back(
         assert bits(cluster.finish(job)) == undisturbed
 
 
+@pytest.mark.long
 def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         job = cluster.submit(gpt_spec)
@@ -143,6 +152,7 @@ def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undi
         cluster.shards[0].wait_log("epoch 2")
 
 
+@pytest.mark.long
 def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     """The control stream, and those of workers, go through the same relay."""
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
@@ -153,7 +163,7 @@ def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbe
         assert (bits(ended), ended.generation) == (undisturbed, 2)
 
 
-@pytest.mark.parametrize("then", [0, 3])
+@pytest.mark.parametrize("then", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_a_job_continues_with_another_number_of_shards(
     tmp_path: Path, then: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -167,6 +177,7 @@ def test_a_job_continues_with_another_number_of_shards(
         assert (bits(ended), ended.generation) == (undisturbed, 2)
 
 
+@pytest.mark.long
 def test_a_shard_that_was_never_there_is_named(tmp_path: Path, gpt_spec: str) -> None:
     with Cluster(tmp_path, shards=2) as cluster:
         cluster.shards[1].kill()
@@ -183,6 +194,7 @@ def test_a_shard_that_was_never_there_is_named(tmp_path: Path, gpt_spec: str) ->
         assert downloaded.returncode == 0, downloaded.stderr
 
 
+@pytest.mark.long
 def test_jobs_one_after_the_other_and_one_that_is_cancelled(
     tmp_path: Path, gpt_spec: str, long_spec: str, short_spec: str, undisturbed: Bits
 ) -> None:

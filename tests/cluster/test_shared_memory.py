@@ -68,7 +68,7 @@ def test_tensors_go_through_shared_memory_and_the_bits_are_the_same(
             assert f"tensors of {peer} through shared memory" in daemon.log_text()
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_switched_off_it_gives_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits, tiers: int
 ) -> None:
@@ -110,6 +110,7 @@ def test_whoever_is_killed_leaves_no_memory_behind(tmp_path: Path, gpt_spec: str
             )
 
 
+@pytest.mark.long
 def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

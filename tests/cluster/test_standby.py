@@ -80,7 +80,10 @@ class Pair(Cluster):
         self.lead_by(self.second)
 
 
-@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (2, 2), (3, 0)])
+@pytest.mark.parametrize(
+    ("tiers", "shards"),
+    [pytest.param(2, 0, marks=pytest.mark.long), pytest.param(2, 2, marks=pytest.mark.long), (3, 0)],
+)
 def test_a_leader_that_is_killed(
     tmp_path: Path, tiers: int, shards: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -100,6 +103,7 @@ def test_a_leader_that_is_killed(
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.long
 def test_a_leader_that_wakes_up_late_does_nothing_any_more(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
@@ -130,6 +134,7 @@ def test_a_list_that_is_none_is_refused() -> None:
     assert "--aggregator 'a:1,,b:1': part 2 is empty; expected HOST:PORT" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_of_two_that_are_started_at_once_one_leads_and_its_end_is_noticed_at_once(tmp_path: Path) -> None:
     """Long before a standby would tire of waiting."""
     options = ("--state-dir", tmp_path / "state", "--standby", "--heartbeat-seconds", 20.0)
@@ -152,6 +157,7 @@ def test_of_two_that_are_started_at_once_one_leads_and_its_end_is_noticed_at_onc
         assert tiermesh("jobs", *both).returncode == 0
 
 
+@pytest.mark.long
 def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path: Path) -> None:
     with Pair(tmp_path, 2) as pair:
         queue = tmp_path / "aggregator-state" / "queue.sqlite"
@@ -163,6 +169,7 @@ def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path:
         one_leader(pair.first, pair.second)
 
 
+@pytest.mark.long
 def test_an_aggregator_that_does_not_stand_by_takes_over_at_once_and_the_other_one_stands_by(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:

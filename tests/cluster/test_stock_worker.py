@@ -117,7 +117,10 @@ def receive_weights(worker: StockWorker, job: str, step: int, dtype: DType) -> n
     return np.concatenate(pieces)
 
 
-@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT16])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(FLOAT32, marks=pytest.mark.long), pytest.param(BFLOAT16, marks=pytest.mark.long), FLOAT16],
+)
 def test_a_stock_worker_trains_an_invented_model(tmp_path: Path, dtype: DType) -> None:
     config = regression_config(
         max_steps=STEPS,

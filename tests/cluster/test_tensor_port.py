@@ -29,7 +29,7 @@ def free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_tensors_go_there(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2, options=OVER_THE_NETWORK) as cluster:
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
@@ -43,6 +43,7 @@ def test_tensors_go_there(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed
         assert not any(WARNING in each.log_text() for each in cluster.daemons)
 
 
+@pytest.mark.long
 def test_shards_have_their_own(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=2, shards=2, options=OVER_THE_NETWORK) as cluster:
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
@@ -51,6 +52,7 @@ def test_shards_have_their_own(tmp_path: Path, gpt_spec: str, undisturbed: Bits)
                 assert f"tensors go to {relay.host}:{shard.tensor_port}" in worker.log_text()
 
 
+@pytest.mark.long
 def test_one_that_cannot_be_reached_is_done_without(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     port = free_port()
     with Cluster(tmp_path, options=OVER_THE_NETWORK, aggregator_options=("--tensor-port", port)) as cluster:

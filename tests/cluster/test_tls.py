@@ -16,7 +16,7 @@ def flags(cert: Path, key: Path, ca: Path) -> tuple[object, ...]:
     return ("--tls-cert", cert, "--tls-key", key, "--tls-ca", ca)
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_job_end_to_end(tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits) -> None:
     authority, stranger = make_authority(tmp_path, "authority"), make_authority(tmp_path, "stranger")
     tls = flags(*make_certificate(tmp_path, "daemon", authority), authority)

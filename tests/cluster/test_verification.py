@@ -57,9 +57,9 @@ def hold_counted_once(ended: jobs.Job) -> None:
     ("tiers", "shards", "options", "on_faulty"),
     [
         (2, 0, (), "go_back"),
-        (3, 0, (), "go_back"),
+        pytest.param(3, 0, (), "go_back", marks=pytest.mark.long),
         (3, 0, ("--no-shared-memory",), "go_on"),
-        (2, 2, (), "go_on"),
+        pytest.param(2, 2, (), "go_on", marks=pytest.mark.long),
     ],
 )
 def test_a_liar_among_three_is_found_and_stays_away(
@@ -92,7 +92,7 @@ def test_a_liar_among_three_is_found_and_stays_away(
         assert any("worker steady takes no part: faulty" in line for line in told(cluster, job))
 
 
-@pytest.mark.parametrize("tiers", [2, 3])
+@pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_lies_that_nobody_looked_at_are_gone_with_what_came_of_them(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=MODULE) as cluster:
         cluster.start_worker(name="steady")
@@ -125,6 +125,7 @@ def test_one_alone_that_contradicts_itself_ends_the_job_before_a_lie_counts(tmp_
         assert ended.step == FIRST_LIE, "what was before its first lie is kept"
 
 
+@pytest.mark.long
 def test_a_checker_killed_in_the_middle_of_a_check(tmp_path: Path) -> None:
     armed = {"worker": "worker.check=kill@9"}
     with Cluster(
@@ -141,6 +142,7 @@ def test_a_checker_killed_in_the_middle_of_a_check(tmp_path: Path) -> None:
         assert not ended.excluded
 
 
+@pytest.mark.long
 def test_bits_do_not_hang_on_what_is_checked(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     checked = gpt_spec.replace('"verify_fraction":0.0', '"verify_fraction":0.5')
     assert checked != gpt_spec

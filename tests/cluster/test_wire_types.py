@@ -54,7 +54,7 @@ def test_each_direction_has_its_own_type(tmp_path: Path, corpus: Path) -> None:
         assert down_here / down == pytest.approx(1.0 if weights == "float32" else 0.5, rel=0.01)
 
 
-@pytest.mark.parametrize("config", [gpt_config, llama_config])
+@pytest.mark.parametrize("config", [gpt_config, pytest.param(llama_config, marks=pytest.mark.long)])
 def test_a_bfloat16_mesh_loses_nothing_by_weights_in_bfloat16(
     tmp_path: Path, corpus: Path, config: Callable[..., dict[str, Any]]
 ) -> None:
@@ -70,6 +70,7 @@ def test_a_bfloat16_mesh_loses_nothing_by_weights_in_bfloat16(
     assert (as_float32, as_float32.loss) == (as_bfloat16, as_bfloat16.loss)
 
 
+@pytest.mark.long
 def test_whoever_is_killed_the_bits_are_those_of_rounded_weights(tmp_path: Path, corpus: Path) -> None:
     config = gpt_config(corpus, project_name="rounded", wire_dtype={"weights": "bf16"})
     spec = spec_of(tmp_path, config)

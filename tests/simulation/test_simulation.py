@@ -28,14 +28,24 @@ from tests.simulation.worker_shell import WAITS, HeldSum, WorkerShell
 from tests.simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 500
+QUICK_SEEDS, SEEDS = 100, 500
+"""`make test` runs the first 100 seeds, `make test-all` the other 400."""
+HOSTILE_SEEDS = 200
 
 
 @pytest.mark.timeout(900)  # a minute on two cores of its own
-@pytest.mark.parametrize(("options", "count"), [([], SEEDS), (["--hostile"], 200)], ids=["usual", "hostile"])
-def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], count: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "first", "count"),
+    [
+        pytest.param([], 0, QUICK_SEEDS, id="usual"),
+        pytest.param([], QUICK_SEEDS, SEEDS - QUICK_SEEDS, id="usual-others", marks=pytest.mark.long),
+        pytest.param(["--hostile"], 0, HOSTILE_SEEDS, id="hostile", marks=pytest.mark.long),
+    ],
+)
+def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], first: int, count: int) -> None:
+    seeds = ["--first", str(first), "--seeds", str(count)]
     run = subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *options, "--seeds", str(count)],
+        [sys.executable, "-m", "tests.simulation", *options, *seeds],
         cwd=ROOT,
         capture_output=True,
         text=True,
