@@ -13,7 +13,7 @@ from services.errors import Refused
 from services.runtime.daemon import DaemonOptions, Service, run_role
 from services.runtime.metrics import AggregatorMetrics
 from services.runtime.process import make_state_dir
-from services.timeouts import HEARTBEATS, STANDARD_HEARTBEAT_SECONDS, Timeouts
+from services.timeouts import STANDARD_HEARTBEAT_SECONDS, TIMEOUTS_IN_HEARTBEATS, Timeouts
 from services.transport.security import split_address
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _check_roles(options: AggregatorOptions) -> None:
 def _timeouts(options: AggregatorOptions) -> Timeouts:
     """The timeouts; those that are set by hand must be an aggregator's own, and in order (Refused)."""
     for name in options.timeout_overrides:
-        if name in HEARTBEATS and name not in OWN_RUNGS:
+        if name in TIMEOUTS_IN_HEARTBEATS and name not in OWN_RUNGS:
             raise Refused(
                 f"--timeout {name}: other processes keep it too, so it follows from the heartbeat alone; expected one "
                 f"of {', '.join(OWN_RUNGS)}"

@@ -20,11 +20,17 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed, Refused
 from services.instrumentation import timeline
-from services.protocol.checksums import encode
-from services.protocol.envelope import OptimizerBody, OptimizerOrder, seal, unseal
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import OptimizerBody, OptimizerOrder, unwrap, wrap
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
-from services.tensors.chunk_messages import Message, TensorChunk, pack, parts_of, with_checksum
+from services.tensors.chunk_messages import (
+    Message,
+    TensorChunk,
+    copy_with_checksum,
+    pack_chunk,
+    serialize_in_parts,
+)
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
@@ -242,10 +248,10 @@ class RemoteOptimizerLink:
         async with control:
             attend = control.stream_stream(
                 "/tiermesh.Optimizer/Attend",
-                request_serializer=encode,
+                request_serializer=encode_with_checksum,
             )()
             messages = ControlReader(attend.read, pb.OptimizerMessage, "Attend")
-            hello = unseal(await greet(attend, seal(pb.OptimizerCommand, self._epoch, self._hello), messages))
+            hello = unwrap(await greet(attend, wrap(pb.OptimizerCommand, self._epoch, self._hello), messages))
             if not isinstance(hello, pb.Hello):
                 raise LinkClosed("its first message is no Hello")
             link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
@@ -281,7 +287,7 @@ class RemoteOptimizerLink:
     ) -> None:
         while (message := await messages.next()) is not None:
             heartbeats.heard()
-            body = unseal(message)
+            body = unwrap(message)
             if body is None or isinstance(body, pb.Heartbeat) or message.epoch != self._epoch:
                 continue
             self._events.message(body)
@@ -305,7 +311,7 @@ class RemoteOptimizerLink:
             if chunk.memory is None:
                 self._events.weights(chunk.header, chunk, message)
             else:  # a copy: the optimizer goes on to newer ones
-                self._events.weights(chunk.header, with_checksum(chunk), None)
+                self._events.weights(chunk.header, copy_with_checksum(chunk), None)
 
     async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
         while True:
@@ -320,15 +326,15 @@ class RemoteOptimizerLink:
                 )
             else:
                 if array is not None:  # it was made ready for the link before this one
-                    chunk = with_checksum(chunk)
-                parts = parts_of(chunk)
+                    chunk = copy_with_checksum(chunk)
+                parts = serialize_in_parts(chunk)
             await write_message(exchange, *parts)
             timeline.add("to optimizer", "send", began, chunk.header.step, chunk=chunk.header.index)
 
     def tell(self, body: OptimizerOrder) -> None:
         """Send an order; dropped while the link is down: it is asked anew when it is up."""
         if self._up:
-            self._orders.put(seal(pb.OptimizerCommand, self._epoch, body))
+            self._orders.put(wrap(pb.OptimizerCommand, self._epoch, body))
 
     def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Prepared:
         """The chunk, in its place of the array that the optimizer sees, if it sees any; else as `values`, which nobody
@@ -339,9 +345,9 @@ class RemoteOptimizerLink:
         header.incarnation = self._incarnation
         array = self._shared(header.job, elements)
         if array is None:
-            return pack(header, header.index, values), None
+            return pack_chunk(header, header.index, values), None
         array.mark(header.index, 0)
-        chunk = pack(header, header.index, values, array.place(header.index))
+        chunk = pack_chunk(header, header.index, values, array.place(header.index))
         array.mark(header.index, sequence_of(header))
         return chunk, array
 

@@ -43,11 +43,11 @@ from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.errors import TiermeshError
 from services.instrumentation import timeline
-from services.protocol.checksums import encode
+from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
-from services.tensors.chunk_messages import Message, TensorChunk, check
+from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.http2.server import Handler
 from services.transport.newest_weights import NewestWeights
@@ -171,8 +171,8 @@ class AggregatorService:
                 shared_memory=self._shared_memory,
             )
         self._attendance = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
-        self.metrics.epoch(epoch)
-        self.metrics.leads(True)
+        self.metrics.set_epoch(epoch)
+        self.metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
 
     def _optimizer_connected(self, name: str) -> None:
@@ -191,7 +191,7 @@ class AggregatorService:
             epoch=epoch,
             timeouts=self._timeouts,
         )
-        metrics = self.metrics.of_optimizer
+        metrics = self.metrics.optimizer
         link = ShardedOptimizerLink(
             self._make_engine(metrics, lambda events: ShardedTensorStore(events, shards, metrics)),
             shards,
@@ -239,9 +239,9 @@ class AggregatorService:
                 events=events,
                 heartbeat_seconds=self._heartbeat_seconds,
                 shared_memory=self._shared_memory,
-                count=self.metrics.shared_memory,
+                count=self.metrics.change_shared_memory_links,
             )
-        engine = self._make_engine(self.metrics.of_optimizer)
+        engine = self._make_engine(self.metrics.optimizer)
         self._newest = engine.newest  # what it updates is what workers are sent
         return LocalOptimizerLink(engine, name=self.name, epoch=epoch, events=events)
 
@@ -260,7 +260,7 @@ class AggregatorService:
             await self._loop.run_in_executor(None, self._engine.close)
         await self._loop.run_in_executor(None, self._lead.close)
         self._queue.close()
-        self.metrics.leads(False)
+        self.metrics.set_leading(False)
 
     async def _keep_leading(self) -> None:
         try:
@@ -273,13 +273,13 @@ class AggregatorService:
         while True:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
-            self.metrics.workers_connected(len(self.core.members))
+            self.metrics.set_workers(len(self.core.members))
             self._name_waits(self.core.waits(time.monotonic()))
             if self.shards is not None:
-                self.metrics.shards_connected(sum(link.up for link in self.shards.links))
+                self.metrics.set_shards(sum(link.up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
-            self.metrics.queue_length(queued)
-            self.metrics.standbys(len(self.standbys()))
+            self.metrics.set_queue_length(queued)
+            self.metrics.set_standbys(len(self.standbys()))
 
     async def _beat(self) -> None:
         while True:
@@ -292,7 +292,7 @@ class AggregatorService:
 
     def _name_waits(self, waits: Sequence[Wait]) -> None:
         """Show who is waited for, and log it once for each rung that a wait passes."""
-        self.metrics.waits({each.peer: each.seconds for each in reversed(waits)})
+        self.metrics.set_waits({each.peer: each.seconds for each in reversed(waits)})
         told, self._waits_told = self._waits_told, {}
         for each in waits:
             owed, rung = (each.peer, each.step, each.what), self._timeouts.passed(each.seconds)
@@ -358,7 +358,7 @@ class AggregatorService:
             case ev.Note():
                 self._publish(effect, clock)
             case ev.Verified():
-                self.metrics.verified(effect.job, effect.outcome)
+                self.metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.spec_json, effect.fingerprint)
             case ev.CloseWorker():
@@ -379,15 +379,15 @@ class AggregatorService:
         log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
         if note.kind == "step" and note.job.HasField("loss"):
             seconds = clock.monotonic_seconds - self._stepped_seconds if self._stepped_seconds else None
-            self.metrics.step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
+            self.metrics.record_step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
         self._stepped_seconds = clock.monotonic_seconds if note.kind == "step" else None
         if note.kind == "evaluation":
-            self.metrics.evaluated(note.job.id, note.job.validation_loss)
+            self.metrics.set_validation_loss(note.job.id, note.job.validation_loss)
 
     def _optimizer_said(self, body: OptimizerBody) -> None:
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
-            self.metrics.committed(body.job, applied=body.applied)
+            self.metrics.count_commit(body.job, applied=body.applied)
 
     def _weights_arrived(
         self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
@@ -396,7 +396,7 @@ class AggregatorService:
             elements = self.core.expected_elements(header.job)
             if elements is None:
                 return  # of a job that is over
-            check(chunk, elements, self.core.wire_type(WEIGHTS))
+            check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
         timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
         self.feed(ev.WeightsArrived(header), chunk, message)
 
@@ -407,7 +407,9 @@ class AggregatorService:
         cluster = grpc.method_handlers_generic_handler(
             "tiermesh.Cluster",
             {
-                "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
+                "Attend": grpc.stream_stream_rpc_method_handler(
+                    self._attend, response_serializer=encode_with_checksum
+                ),
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )

@@ -11,7 +11,7 @@ from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
-from services.protocol.envelope import unseal
+from services.protocol.envelope import unwrap
 from services.transport.control_streams import ControlReader, greeted
 from services.transport.streams import LinkClosed, until_first_ends
 
@@ -41,7 +41,7 @@ class WorkerControl:
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
         messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
-        hello = await greeted(context, messages, unseal, self._hello_seconds)
+        hello = await greeted(context, messages, unwrap, self._hello_seconds)
         refusal = self._plane.check_ready()
         if refusal is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
@@ -62,7 +62,7 @@ class WorkerControl:
 
     async def _take_messages(self, session: WorkerSession, messages: ControlReader[pb.WorkerMessage]) -> None:
         while (message := await messages.next()) is not None:
-            body = unseal(message)
+            body = unwrap(message)
             if body is not None:
                 self._feed(FromWorker(session.number, message.epoch, body))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from protos import cluster_pb2 as pb
-from services.protocol.envelope import WorkerOrder, seal
+from services.protocol.envelope import WorkerOrder, wrap
 from services.transport.streams import Mailbox
 
 
@@ -30,7 +30,7 @@ class WorkerSession:
 
     def tell(self, body: WorkerOrder) -> None:
         """Send an order."""
-        self.mailbox.put(seal(pb.WorkerCommand, self._epoch, body))
+        self.mailbox.put(wrap(pb.WorkerCommand, self._epoch, body))
 
 
 class WorkerSessions:

@@ -10,7 +10,7 @@ from services.runtime import process
 
 # As every daemon does: before numpy is imported.
 process.tune_allocator()
-process.single_threaded_blas()
+process.limit_blas_to_one_thread()
 
 from benchmarks.figures import (  # noqa: E402  # see above
     adamw_over_memcpy,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cli.output import Output
 from services.errors import Failed, Refused
-from services.runtime.process import single_threaded_blas
+from services.runtime.process import limit_blas_to_one_thread
 
 if TYPE_CHECKING:
     from mesh.link_check import AxisCheck
@@ -40,7 +40,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
         Refused: no mesh can be like that.
         Failed: it can't be opened, or a sum is wrong.
     """
-    single_threaded_blas()
+    limit_blas_to_one_thread()
     from mesh.device import whole_mesh
     from mesh.fingerprint import board
     from mesh.link_check import AXES, check_axis, device_ids, open_to_check, picture

@@ -7,7 +7,7 @@ from typing import Any
 
 from cli.output import Output
 from services.errors import Refused
-from services.runtime.process import single_threaded_blas
+from services.runtime.process import limit_blas_to_one_thread
 
 
 def is_language_model(checkpoint: Path) -> bool:
@@ -30,7 +30,7 @@ def generated(checkpoint: Path, prompt: str, output: Output, **settings: Any) ->
     Raises:
         Refused: no readable checkpoint of a language model, or settings out of range.
     """
-    single_threaded_blas()
+    limit_blas_to_one_thread()
     from training.generation.generate import generate
 
     pieces = []

@@ -94,9 +94,9 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
     except TiermeshError as error:
         return _report(str(error), REFUSED if isinstance(error, Refused) else FAILED, output)
     except Exception as error:
-        from services.errors import describe
+        from services.errors import describe_internal_error
 
-        return _report(describe(error), FAILED, output)
+        return _report(describe_internal_error(error), FAILED, output)
     return code if isinstance(code, int) else DONE
 
 

@@ -21,18 +21,18 @@ from protos import cluster_pb2 as pb
 from services.checkpoints import (
     Checkpoint,
     Fence,
+    find_newest,
     list_checkpoints,
-    newest_that,
+    list_surplus,
+    mark_removed,
     read_checkpoint,
-    set_aside,
-    surplus,
-    synchronise,
+    sync_folder,
     verify_checkpoint,
     write_checkpoint,
 )
 from services.config import JobConfig
 from services.errors import Failed, Refused
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -99,15 +99,15 @@ class CheckpointStore:
             with self._fence():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary = _temporary(path, generation)
-                point("optimizer.generation.before")
+                hit_failpoint("optimizer.generation.before")
                 _place(temporary, path)
-            point("optimizer.generation.after")
+            hit_failpoint("optimizer.generation.after")
         except OSError as error:
             raise Failed(f"{path}: not written: {error.strerror or error}") from None
 
     def newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
         """The newest intact checkpoint that counts, and what to tell of newer ones (Refused: none of them is)."""
-        return newest_that(partial(_read_unless, void), self._folder(job))
+        return find_newest(partial(_read_unless, void), self._folder(job))
 
     def write(
         self,
@@ -143,12 +143,12 @@ class CheckpointStore:
         """
         problems = []
         try:
-            for path in surplus(self._folder(job), written, keep_last=keep_last, keep_every=keep_every):
+            for path in list_surplus(self._folder(job), written, keep_last=keep_last, keep_every=keep_every):
                 try:
                     with self._fence(), self._lock:
                         if path in self._reading.values():
                             continue
-                        aside = set_aside(path)
+                        aside = mark_removed(path)
                     shutil.rmtree(aside)
                 except OSError as error:
                     problems.append(f"checkpoint {path}: not removed: {error.strerror or error}")
@@ -206,7 +206,7 @@ class CheckpointStore:
     def _verified(self, request: pb.ReadCheckpointRequest, reader: object) -> Path:
         folder = self._folder(request.job)
         if request.newest:
-            newest, _ = newest_that(partial(self._take, reader), folder)
+            newest, _ = find_newest(partial(self._take, reader), folder)
             if newest is None:
                 raise Refused(f"job {request.job} has no checkpoint yet")
             return newest
@@ -261,4 +261,4 @@ def _temporary(path: Path, number: int) -> Path:
 def _place(temporary: Path, path: Path) -> None:
     """Give a file its name, durably (OSError)."""
     temporary.replace(path)
-    synchronise(path.parent)
+    sync_folder(path.parent)

@@ -30,7 +30,7 @@ from services.checkpoints import Checkpoint, Fence
 from services.config import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation import timeline
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.envelope import OptimizerBody
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.recording import make_core
@@ -179,10 +179,10 @@ class OptimizerEngine:
             case ev.Update():
                 self._update_started(effect)
             case ev.Say(body=pb.Commit()):
-                point("optimizer.commit.before")
+                hit_failpoint("optimizer.commit.before")
                 if self._outlet is not None:
                     self._outlet.say(effect.body)
-                point("optimizer.commit.after")
+                hit_failpoint("optimizer.commit.after")
             case ev.Say():
                 if self._outlet is not None:
                     self._outlet.say(effect.body)
@@ -307,7 +307,7 @@ class OptimizerEngine:
     def _told(self, event: ev.Measured | ev.SaveFailed | ev.OperationFailed) -> None:
         if isinstance(event, ev.SaveFailed):
             log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
-            self._metrics.checkpoint_failed(event.job)
+            self._metrics.count_checkpoint_failure(event.job)
         elif isinstance(event, ev.Measured):
             event = replace(event, now_seconds=self._loop.time())
         self.feed(event)
@@ -345,7 +345,9 @@ class OptimizerEngine:
         except Exception as error:
             self._loop.call_soon_threadsafe(self._told, not_saved(effect, error))
             return False
-        self._metrics.checkpointed(effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes)
+        self._metrics.record_checkpoint(
+            effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes
+        )
         self._loop.call_soon_threadsafe(self.feed, ev.Saved(written))
         return True
 

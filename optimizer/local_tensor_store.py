@@ -18,9 +18,9 @@ from optimizer.tensor_store import Save, TensorStoreEvents
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config import JobConfig
-from services.errors import TiermeshError, describe
+from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.backlog import Backlog
 from services.runtime.handover import Handover
 from services.runtime.metrics import OptimizerMetrics
@@ -73,12 +73,12 @@ class LocalTensorStore:
     def stage(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of the step's sum."""
         assert self._tensors is not None and values is not None
-        self._backlog.give()
+        self._backlog.add()
         self._on_kernel(self._stage, self._tensors, chunk, values)
 
     async def room(self) -> None:
         """While the kernel thread copies for a checkpoint, say, no more comes in than it may find waiting."""
-        await self._backlog.room()
+        await self._backlog.wait_for_room()
 
     def unstage(self) -> None:
         """Nothing to do: a chunk is staged over what was."""
@@ -86,7 +86,7 @@ class LocalTensorStore:
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
         """Take a chunk of initial weights."""
         assert self._tensors is not None and values is not None
-        self._backlog.give()
+        self._backlog.add()
         self._on_kernel(self._store_initial, self._tensors, chunk, values)
 
     def measure(self, effect: ev.Measure) -> None:
@@ -120,11 +120,11 @@ class LocalTensorStore:
     # ---- on the kernel thread ----
 
     def _store_initial(self, tensors: MasterTensors, chunk: int, values: Float32Array) -> None:
-        self._backlog.take()
+        self._backlog.remove()
         tensors.store_initial(chunk, values)
 
     def _stage(self, tensors: MasterTensors, chunk: int, values: Float32Array) -> None:
-        self._backlog.take()
+        self._backlog.remove()
         with timeline.span("kernel", "stage", chunk=chunk):
             tensors.stage(chunk, values)
 
@@ -142,10 +142,10 @@ class LocalTensorStore:
             with timeline.span("kernel", "update", effect.step, chunk=chunk):
                 if effect.applied:
                     tensors.update(chunk)
-                point("optimizer.update.mid")
+                hit_failpoint("optimizer.update.mid")
                 self._publish(tensors, header, chunk)
             self._updated.put(ev.Updated(effect.job, effect.step, chunk))
-        self._metrics.updated(
+        self._metrics.record_update(
             effect.job,
             seconds=time.perf_counter() - started,
             grad_norm=effect.norm,
@@ -160,7 +160,7 @@ class LocalTensorStore:
         """Nothing here waits for the disk: the core asks for one at a time."""
         try:
             copies = tensors.copy()
-            point("optimizer.snapshot")
+            hit_failpoint("optimizer.snapshot")
             save(*copies)
         except Exception as error:  # no memory for a copy, say
             self._loop.call_soon_threadsafe(self._events.tell, not_saved(effect, error))
@@ -188,5 +188,5 @@ def _reason(error: Exception) -> str:
     """An error for people; what nobody foresaw is logged with its traceback."""
     if isinstance(error, TiermeshError):
         return str(error)
-    log.error("%s", describe(error), exc_info=error)
-    return describe(error)
+    log.error("%s", describe_internal_error(error), exc_info=error)
+    return describe_internal_error(error)

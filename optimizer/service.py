@@ -20,11 +20,11 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.errors import Refused
 from services.instrumentation import timeline
-from services.protocol.checksums import encode
-from services.protocol.envelope import OptimizerBody, seal, unseal
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import OptimizerBody, unwrap, wrap
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
-from services.tensors.chunk_messages import Message, TensorChunk, check
+from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import Timeouts
 from services.transport.control_streams import ControlReader, greeted
 from services.transport.data_streams import write_message
@@ -55,7 +55,7 @@ class AggregatorSession:
 
     def say(self, body: OptimizerBody) -> None:
         """Send a message."""
-        self.mailbox.put(seal(pb.OptimizerMessage, self.epoch, body))
+        self.mailbox.put(wrap(pb.OptimizerMessage, self.epoch, body))
 
     def replaced_by(self, hello: pb.Hello) -> None:
         """End this link for another one; ABORTED tells an aggregator that it has been replaced itself."""
@@ -131,7 +131,9 @@ class OptimizerService:
             grpc.method_handlers_generic_handler(
                 "tiermesh.Optimizer",
                 {
-                    "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
+                    "Attend": grpc.stream_stream_rpc_method_handler(
+                        self._attend, response_serializer=encode_with_checksum
+                    ),
                     "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
                     "ReadCheckpoint": grpc.unary_stream_rpc_method_handler(
                         self._read_checkpoint,
@@ -148,7 +150,7 @@ class OptimizerService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = ControlReader(context.read, pb.OptimizerCommand, "Attend")
-        hello = await greeted(context, orders, unseal)
+        hello = await greeted(context, orders, unwrap)
         reason = self.engine.core.why_not(hello)
         if reason:
             fenced = hello.epoch_seen < self.engine.core.epoch
@@ -193,7 +195,7 @@ class OptimizerService:
     async def _take_orders(self, link: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]) -> None:
         while (command := await orders.next()) is not None:
             link.heartbeats.heard()
-            body = unseal(command)
+            body = unwrap(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
                 self.engine.feed(Ordered(command.epoch, body))
                 self._wake()
@@ -253,7 +255,7 @@ class OptimizerService:
         stale = self.engine.core.why_stale(chunk.header)
         elements = self.engine.core.expected_elements(chunk.header.job)
         if not stale and elements is not None:
-            check(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
+            check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
             self.engine.chunk(chunk.header, chunk.values())
         return stale

@@ -24,7 +24,7 @@ class Failed(TiermeshError):
     """Something that was accepted could not be finished: exit code 1, or the fitting gRPC status."""
 
 
-def describe(error: BaseException) -> str:
+def describe_internal_error(error: BaseException) -> str:
     """An unexpected error in one line, with the place it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""

@@ -15,7 +15,7 @@ from services.errors import Refused
 STANDARD_HEARTBEAT_SECONDS = 5.0
 """Where no other is given or known: a worker learns its cluster's from the aggregator's Welcome."""
 
-HEARTBEATS = {
+TIMEOUTS_IN_HEARTBEATS = {
     "tick": 0.25,
     "beat": 0.5,
     "retry": 0.75,
@@ -93,7 +93,7 @@ class Timeouts:
         """
         if not (math.isfinite(heartbeat_seconds) and heartbeat_seconds > 0):
             raise Refused(f"heartbeat of {heartbeat_seconds:g} s: expected more than 0; 5 is usual")
-        rungs = {name: count * heartbeat_seconds for name, count in HEARTBEATS.items()}
+        rungs = {name: count * heartbeat_seconds for name, count in TIMEOUTS_IN_HEARTBEATS.items()}
         for name in overrides or ():
             if name not in rungs:
                 raise Refused(f"timeout {name}: no such rung; expected one of {', '.join(rungs)}")

@@ -15,17 +15,17 @@ from typing import Any
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Refused
 from services.instrumentation import timeline
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import (
     ChunkOverwritten,
     Message,
     TensorChunk,
-    check,
-    element_bytes,
-    pack,
-    parts_of,
-    too_large,
+    bytes_per_element,
+    check_chunk,
+    describe_float16_overflow,
+    pack_chunk,
+    serialize_in_parts,
 )
 from services.tensors.stripes import Stripe
 from services.transport.data_streams import write_message
@@ -119,11 +119,11 @@ class DataStream:
             if built is None:
                 return  # of a job that is over
             try:
-                check(chunk, built.elements, built.wire.weights)
+                check_chunk(chunk, built.elements, built.wire.weights)
             except ChunkOverwritten:
                 continue  # this worker is slow, no more: newer weights are on their way
             timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
-            self._metrics.received(chunk.header.job, len(chunk.payload))
+            self._metrics.count_received(chunk.header.job, len(chunk.payload))
             self._feed(WeightsArrived(chunk.header), chunk)
 
     # ---- up ----
@@ -140,12 +140,12 @@ class DataStream:
             if node_sum is None:
                 continue  # dropped on the device thread before the core was told
             began = timeline.now()
-            point("worker.send")
+            hit_failpoint("worker.send")
             for parts in await loop.run_in_executor(sender, self._messages, headers, node_sum):
                 await write_message(self._stream, *parts)
             for header in headers:
                 timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
-                self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
+                self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))
 
     def _next_chunks(self, most: int) -> list[ChunkHeader]:
         """Chunks of one lease that may go now."""
@@ -170,15 +170,15 @@ class DataStream:
         chunks = []
         for header in headers:
             place = array.place(header.index) if array is not None else None
-            chunk = pack(header, header.index, node_sum.chunk(header.index), place)
+            chunk = pack_chunk(header, header.index, node_sum.chunk(header.index), place)
             if array is not None:
                 array.mark(header.index, header.lease)
-            if header.job != self._told_too_large and (text := too_large(chunk)):
+            if header.job != self._told_too_large and (text := describe_float16_overflow(chunk)):
                 self._told_too_large = header.job  # once a job: each such step is skipped, and told of so
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:
-            return [parts_of(chunk) for chunk in chunks]
+            return [serialize_in_parts(chunk) for chunk in chunks]
         first = chunks[0].header
         for chunk in chunks[1:]:
             first.losses.extend(chunk.header.losses)

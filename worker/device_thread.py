@@ -23,11 +23,11 @@ from mesh.ttnn_errors import explained
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.config import JobConfig
-from services.errors import Failed, TiermeshError, describe
+from services.errors import Failed, TiermeshError, describe_internal_error
 from services.instrumentation import timeline
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.chunk_messages import TensorChunk, element_bytes
+from services.tensors.chunk_messages import TensorChunk, bytes_per_element
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from training.parameter_placement import axes_of
@@ -185,11 +185,11 @@ class DeviceThread:
             try:
                 mesh = self._open(config)
             except Failed as error:
-                self._metrics.fit(False)
+                self._metrics.set_mesh_fit(False)
                 log.error("job %s: unfit, trying again later: %s", effect.job, error)
                 self._tell(ev.BuildFailed(effect.job, str(error), unfit=True))
                 return
-            self._metrics.fit(True)
+            self._metrics.set_mesh_fit(True)
             log.info(
                 "job %s: opened a mesh of %s, %s (%s)", effect.job, list(mesh.shape), mesh.arch, board(mesh)
             )
@@ -214,7 +214,7 @@ class DeviceThread:
             return
         weights = WeightLoader(step, self._fetch, self._memory.committed)
         wire = config.plan().wire
-        wire_bytes = element_bytes(wire.gradients)
+        wire_bytes = bytes_per_element(wire.gradients)
         self._built = BuiltStep(
             effect.job, step, mesh, weights, wire_bytes, PerformanceMeter(config, clock=self._clock), memory
         )
@@ -265,7 +265,7 @@ class DeviceThread:
 
     def _loaded(self, built: BuiltStep, last: ChunkHeader) -> None:
         timeline.mark("device", "weights complete", last.step)
-        self._metrics.holds(last.job, last.step)
+        self._metrics.set_weights_step(last.job, last.step)
         if built.memory.capturing:
             built.memory.snapshot("WEIGHTS_LOADED")
             built.weights_loaded = True
@@ -368,13 +368,13 @@ class DeviceThread:
                 self._first_iteration_complete(built)
         seconds = self._clock() - started - self._fetching_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
-        point("worker.gradient-ready")
+        hit_failpoint("worker.gradient-ready")
         self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(self._non_finite)))
         tokens = lease.count * step.tokens_per_micro_batch
-        self._metrics.computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
-        self._metrics.waited_for_weights(lease.job, self._fetching_seconds)
+        self._metrics.count_computed(lease.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._metrics.count_wait_for_weights(lease.job, self._fetching_seconds)
         built.meter.step(lease.count)
-        self._metrics.performance(lease.job, *built.meter.get_metrics())
+        self._metrics.set_rates(lease.job, *built.meter.get_metrics())
         self._tell(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
 
     @contextmanager
@@ -408,13 +408,13 @@ class DeviceThread:
                 return
             with timeline.span("device", "check", lease.step, index=index):
                 checksums.append(_checked(step, lease.step, index, gradient, lambda offset: None)[1])
-        point("worker.check")
+        hit_failpoint("worker.check")
         self._tell(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
 
     def _first_iteration_complete(self, built: BuiltStep) -> None:
         built.memory.end_capture("FIRST_ITERATION_COMPLETE")
         for phase in built.memory.phases:
-            self._metrics.memory(
+            self._metrics.set_memory(
                 built.job, phase.name, device=phase.device, device_peak=phase.device_peak, host=phase.host
             )
         if os.environ.get(TRACK_MEMORY) == "1":
@@ -449,11 +449,11 @@ def _reason(error: Exception) -> str:
     if isinstance(error, TiermeshError):
         return str(error)
     known = explained(error) if isinstance(error, RuntimeError) else None
-    return known or describe(error)
+    return known or describe_internal_error(error)
 
 
 def _logged(work: Callable[..., None], *arguments: Any) -> None:
     try:
         work(*arguments)
     except Exception as error:  # nobody waits for this future
-        log.exception("%s", describe(error))
+        log.exception("%s", describe_internal_error(error))

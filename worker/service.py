@@ -17,8 +17,8 @@ import grpc
 
 from protos import cluster_pb2 as pb
 from services.errors import Refused
-from services.protocol.checksums import encode
-from services.protocol.envelope import seal, unseal
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import unwrap, wrap
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
@@ -130,7 +130,7 @@ class WorkerService:
             except LINK_ENDS as error:
                 reason, silent = why_ended(error, "Welcome"), isinstance(error, LinkClosed)
             self._feed(ev.Disconnected())
-            self._metrics.connected(False)
+            self._metrics.set_connected(False)
             if reason != said.get(address):
                 log.warning("aggregator %s: %s; trying again", address, reason)
                 said[address] = reason
@@ -146,12 +146,12 @@ class WorkerService:
             self._feed(ev.Connected())
             attend = control.stream_stream(
                 "/tiermesh.Cluster/Attend",
-                request_serializer=encode,
+                request_serializer=encode_with_checksum,
             )()
             orders = ControlReader(attend.read, pb.WorkerCommand, "Attend")
-            hello = seal(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
+            hello = wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
             first = await greet(attend, hello, orders)
-            welcome = unseal(first)
+            welcome = unwrap(first)
             if not isinstance(welcome, pb.Welcome):
                 raise LinkClosed("its first message is no Welcome")
             if first.epoch < self._core.epoch:
@@ -162,10 +162,10 @@ class WorkerService:
             self._welcome = True
             self._aggregators.answered()
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
-            timeouts = ladder_of(welcome)
+            timeouts = timeouts_from(welcome)
             backoff.limit(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
-            self._metrics.connected(True)
+            self._metrics.set_connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
             self._lanes = ShardStreams(
                 address,
@@ -195,7 +195,7 @@ class WorkerService:
     def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
         for effect in self._core.handle(event):
             if isinstance(effect, ev.Say):
-                self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, effect.body))
+                self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, effect.body))
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
@@ -214,7 +214,7 @@ class WorkerService:
     ) -> None:
         while (command := await orders.next()) is not None:
             heartbeats.heard()
-            body = unseal(command)
+            body = unwrap(command)
             if isinstance(body, pb.Leave):
                 log.info("job %s: %s", body.job, body.reason)
             if body is not None:
@@ -226,10 +226,10 @@ class WorkerService:
             await write(attend, await self._mailbox.take())
 
     def _beat(self) -> None:
-        self._mailbox.put(seal(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
+        self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
 
-def ladder_of(welcome: pb.Welcome) -> Timeouts:
+def timeouts_from(welcome: pb.Welcome) -> Timeouts:
     """The timeouts of the cluster that a worker is welcome in.
 
     Raises:

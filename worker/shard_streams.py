@@ -87,7 +87,7 @@ class ShardStreams:
         await until_first_ends(*(self._run(stripe, *peer) for stripe, peer in self._peers.items()))
 
     async def _run(self, stripe: Stripe, peer: str, address: str, tensor_port: int) -> None:
-        link = OfferedLink(peer, enabled=self._shared_memory, count=self._metrics.shared_memory)
+        link = OfferedLink(peer, enabled=self._shared_memory, count=self._metrics.change_shared_memory_links)
         metadata = (*self._metadata, *link.metadata)
         try:
             async with self._streams.open(address, tensor_port, metadata) as stream:

@@ -114,7 +114,7 @@ class WeightLoader:
 
     def _take(self, chunk: TensorChunk) -> None:
         index = chunk.header.index
-        if chunk.among_all() is not None:
+        if chunk.whole_layout() is not None:
             self._in_place[index] = chunk
         else:
             start, stop = chunk_range(self._weights.size, index)
@@ -125,7 +125,7 @@ class WeightLoader:
     def _values(self, entry: Entry, chunks: range) -> Float32Array:
         """A parameter, [size] float32: where its chunks lie, if that is one place."""
         found = [self._in_place[each] for each in chunks if each in self._in_place]
-        whole = found[0].among_all() if len(found) == len(chunks) else None
+        whole = found[0].whole_layout() if len(found) == len(chunks) else None
         if whole is not None and all(chunk.memory is found[0].memory for chunk in found):
             return whole[entry.offset : entry.stop]
         for chunk in found:

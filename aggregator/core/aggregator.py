@@ -109,7 +109,7 @@ class AggregatorCore:
     def wire_type(self, kind: ChunkKind) -> DType:
         """How chunks of this kind travel between this aggregator and its workers; of the running job."""
         assert self.run is not None
-        return self.run.plan.wire.of(kind)
+        return self.run.plan.wire.dtype_of(kind)
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""

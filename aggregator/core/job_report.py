@@ -6,7 +6,7 @@ from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import Job, JobState
-from services.protocol.non_finite import why_not_finite
+from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import WireTypes
 from services.protocol.versions import Version
 
@@ -91,7 +91,7 @@ class JobReport:
         if self.job.HasField("loss"):
             text += f", Loss: {self.job.loss:.7f}"
         if not commit.applied:
-            why = why_not_finite(commit.non_finite, wire.gradients)
+            why = describe_non_finite(commit.non_finite, wire.gradients)
             self.job.skipped = f"step {version.step}: {why}"
             text += f" (skipped: {why})"
         self.note("step", text, commit.grad_norm, commit.learning_rate)

@@ -106,11 +106,11 @@ class Reduction:
             self._loop.call_soon(self._start)
         self._waiting.append((effects, chunk))
         if _costs_memory(chunk):
-            self._backlog.give()
+            self._backlog.add()
 
     async def room(self) -> None:
         """Wait while too many wait for the kernel thread; whoever hands one in then must do so at once."""
-        await self._backlog.room()
+        await self._backlog.wait_for_room()
 
     def _start(self) -> None:
         """All that came in one turn of the event loop is one task of the kernel thread."""
@@ -129,7 +129,7 @@ class Reduction:
                 for effect in effects:
                     self._sums.carry_out(effect, chunk)
                 if _costs_memory(chunk):
-                    self._backlog.take()
+                    self._backlog.remove()
         except Exception as error:  # must reach the event loop: this thread has nobody to tell
             self._failed(error)
 

@@ -16,7 +16,7 @@ from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal, Refused
 from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
-from services.tensors.chunk_messages import Message, TensorChunk, check, element_bytes
+from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element, check_chunk
 from services.transport.data_streams import write_message
 from services.transport.newest_weights import NewestWeights
 from services.transport.same_host import AcceptedLink
@@ -93,7 +93,7 @@ class WorkerDataStreams:
                 f"worker {session.name}",
                 context.invocation_metadata(),
                 enabled=self._shared_memory,
-                count=self._metrics.shared_memory,
+                count=self._metrics.change_shared_memory_links,
             )
             self._newest.links.append(link)
             await context.send_initial_metadata(link.metadata)
@@ -133,7 +133,7 @@ class WorkerDataStreams:
         accepted = (chunk for chunk, refusal in zip(chunks, refusals, strict=True) if refusal is None)
         accepted_bytes = sum(len(chunk.payload) for chunk in accepted)
         if accepted_bytes:
-            self._metrics.received(chunks[0].header.job, accepted_bytes)
+            self._metrics.count_received(chunks[0].header.job, accepted_bytes)
         return next(filter(None, refusals), None)
 
     def _chunk_arrived(self, session: WorkerSession, chunk: TensorChunk) -> Refusal | None:
@@ -142,7 +142,7 @@ class WorkerDataStreams:
         elements = self._core.expected_elements(chunk.header.job)
         # A chunk that comes before the layout is known here is dropped; its worker is asked for it again.
         if refusal is None and elements is not None:
-            check(chunk, elements, self._core.wire_type(chunk.header.kind))
+            check_chunk(chunk, elements, self._core.wire_type(chunk.header.kind))
             header = chunk.header
             timeline.mark(
                 f"from {session.name}", "gradient", header.step, lease=header.lease, chunk=header.index
@@ -170,7 +170,7 @@ class WorkerDataStreams:
                 timeline.add(
                     f"to {session.name}", "send", began, header.step, worker=session.name, chunk=header.index
                 )
-                self._metrics.sent(header.job, header.elements * element_bytes(header.dtype))
+                self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))
             headers.clear()
 
     def _next_weights(self, session: WorkerSession, headers: list[ChunkHeader], most: int) -> None:

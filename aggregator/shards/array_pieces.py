@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protos import shards_pb2 as pb
 from services.checkpoints import Checkpoint
 from services.errors import Refused
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.stripes import Stripe
@@ -84,7 +84,7 @@ class TensorCopies:
         made: dict[str, NDArray[Any]] | MemoryError
         try:
             made = {name: array.copy() for name, array in arrays.items()}
-            point("shard.copied")
+            hit_failpoint("shard.copied")
         except MemoryError as error:
             made = error
         self._loop.call_soon_threadsafe(self._take, copy, made)
@@ -110,7 +110,7 @@ class TensorCopies:
                 for offset in range(0, array.size, CHUNK_ELEMENTS):
                     piece = partial(piece_of, name, array, offset, offset=offset, elements=array.size)
                     yield await self._loop.run_in_executor(None, piece)
-                    point("shard.read.mid")
+                    hit_failpoint("shard.read.mid")
         finally:
             self._made.pop(copy, None)
 
@@ -163,7 +163,7 @@ class GatheredTensors:
             known = ", ".join(f"{name} ({each.dtype})" for name, each in self._arrays.items())
             raise Refused(f"{where}: {values.dtype}, expected one of {known}")
         counter = values.dtype != np.float32  # the same in all shards
-        chunk = 0 if counter else stripe.whole(piece.offset // CHUNK_ELEMENTS)
+        chunk = 0 if counter else stripe.to_global(piece.offset // CHUNK_ELEMENTS)
         start = chunk * CHUNK_ELEMENTS
         expected = max(0, min(CHUNK_ELEMENTS, array.size - start))
         if piece.offset % CHUNK_ELEMENTS or values.size != expected:
@@ -192,12 +192,12 @@ class GatheredTensors:
 def scattered(checkpoint: Checkpoint, stripe: Stripe, opening: int) -> Iterator[pb.ArrayPiece]:
     """What a checkpoint holds of a shard's chunks."""
     arrays = {f"{STATE}{name}": array for name, array in checkpoint.optimizer_state.items()}
-    own = stripe.elements(checkpoint.layout.elements)
+    own = stripe.element_count(checkpoint.layout.elements)
     for name, array in {WEIGHTS: checkpoint.weights, **arrays}.items():
         if array.dtype != np.float32:
             yield piece_of(name, array, 0, offset=0, elements=array.size, opening=opening)
             continue
-        for part, local in stripe.parts(checkpoint.layout.elements):
+        for part, local in stripe.ranges(checkpoint.layout.elements):
             yield piece_of(name, array, part.start, offset=local.start, elements=own, opening=opening)
 
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from aggregator.core.succession import Deposed, LeaderSighting
 from protos import jobs_pb2
 from services.errors import Failed, Refused, TiermeshError
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
@@ -130,11 +130,11 @@ class JobQueue:
         execute("UPDATE cluster SET epoch = ?", (epoch,))
         execute("INSERT OR REPLACE INTO leader VALUES (1, ?, 0, ?)", (name, takeover_seconds))
         execute("DELETE FROM standbys WHERE name = ?", (name,))
-        point("aggregator.epoch.before")
+        hit_failpoint("aggregator.epoch.before")
         return epoch
 
     def _claimed(self, epoch: int) -> int:
-        point("aggregator.epoch.after")
+        hit_failpoint("aggregator.epoch.after")
         self._epoch = epoch
         return epoch
 
@@ -243,8 +243,8 @@ class JobQueue:
                 " fingerprint_json = excluded.fingerprint_json",
                 (job.id, job.SerializeToString(), spec_json, json.dumps(dict(fingerprint), sort_keys=True)),
             )
-            point("aggregator.save.before")
-        point("aggregator.save.after")
+            hit_failpoint("aggregator.save.before")
+        hit_failpoint("aggregator.save.after")
 
     def jobs(self) -> list[tuple[jobs_pb2.Job, str, dict[str, str]]]:
         """Every job with its spec and fingerprint, in order of submission.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protos.jobs_pb2 import JobEvent, LogLine
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 
 BACKLOG_EVENTS = 1024
 """A watcher that lags further behind misses step events, never the job's end."""
@@ -29,10 +29,10 @@ class Journal:
     def publish(self, event: JobEvent) -> None:
         """Log an event and hand it to the job's watchers."""
         line = json.dumps({"seconds": round(event.seconds, 3), "kind": event.kind, "text": event.text})
-        point("aggregator.journal.before")
+        hit_failpoint("aggregator.journal.before")
         with self._path(event.job.id).open("a") as file:
             file.write(line + "\n")
-        point("aggregator.journal.after")
+        hit_failpoint("aggregator.journal.after")
         for watcher in self._watchers.get(event.job.id, ()):
             if watcher.full():
                 watcher.get_nowait()

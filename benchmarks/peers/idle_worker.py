@@ -105,7 +105,7 @@ class IdleStep:
 
 if __name__ == "__main__":
     process.tune_allocator()
-    process.single_threaded_blas()
+    process.limit_blas_to_one_thread()
     # By this clock every worker is as fast as the others, wherever it waits.
     idle_worker = make_worker_command(IdleStep, clock=lambda: float(IdleStep.micro_batches))
     sys.exit(main(worker_command=idle_worker))

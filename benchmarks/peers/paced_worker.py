@@ -54,5 +54,5 @@ class PacedStep(TrainingStep):
 
 if __name__ == "__main__":
     process.tune_allocator()
-    process.single_threaded_blas()
+    process.limit_blas_to_one_thread()
     sys.exit(main(worker_command=make_worker_command(PacedStep)))

@@ -39,7 +39,7 @@ from optimizer.core.events import (
 from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
-from services.protocol.non_finite import why_not_finite
+from services.protocol.non_finite import describe_non_finite
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
 from services.tensors.layout import chunk_range
 
@@ -340,7 +340,7 @@ class OptimizerCore:
             self._next_generation(job)
             return
         if not event.finite and job.plan.on_non_finite == "stop":
-            why = why_not_finite(job.non_finite, job.plan.wire.gradients)
+            why = describe_non_finite(job.non_finite, job.plan.wire.gradients)
             self._broke(OperationFailed(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
             return
         self._out.say(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from services.checkpoints.format import CONSTANTS_FILE, Checkpoint, CheckpointInfo, check_file_names
-from services.checkpoints.prune import set_aside, surplus
+from services.checkpoints.prune import list_surplus, mark_removed
 from services.checkpoints.read import (
+    find_newest,
     list_checkpoints,
-    newest_checkpoint,
-    newest_that,
     read_checkpoint,
+    read_newest_checkpoint,
     verify_checkpoint,
 )
-from services.checkpoints.write import Fence, synchronise, write_checkpoint
+from services.checkpoints.write import Fence, sync_folder, write_checkpoint
 
 __all__ = [
     "CONSTANTS_FILE",
@@ -19,13 +19,13 @@ __all__ = [
     "CheckpointInfo",
     "Fence",
     "check_file_names",
+    "find_newest",
     "list_checkpoints",
-    "newest_checkpoint",
-    "newest_that",
+    "list_surplus",
+    "mark_removed",
     "read_checkpoint",
-    "set_aside",
-    "surplus",
-    "synchronise",
+    "read_newest_checkpoint",
+    "sync_folder",
     "verify_checkpoint",
     "write_checkpoint",
 ]

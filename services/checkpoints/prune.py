@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.checkpoints.read import list_checkpoints
-from services.checkpoints.write import REMOVED, synchronise
+from services.checkpoints.write import REMOVED, sync_folder
 
 
-def surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> list[Path]:
+def list_surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> list[Path]:
     """The checkpoints that may go, oldest first.
 
     Those of later steps than `written` stay: a job that went back found them damaged, and they are no measure of what
@@ -28,7 +28,7 @@ def surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> lis
 
 
 def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_every: int) -> list[int]:
-    """Of checkpoints of these steps, in ascending order, those that may go; see `surplus`."""
+    """Of checkpoints of these steps, in ascending order, those that may go; see `list_surplus`."""
     made = [step for step in steps if step <= written]
     if not keep_last:
         return []
@@ -41,7 +41,7 @@ def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_ev
     return [step for step in made if step not in kept]
 
 
-def set_aside(path: Path) -> Path:
+def mark_removed(path: Path) -> Path:
     """Make a checkpoint one no longer, durably, before the first of its files goes; the folder that it is in then.
 
     What is left of such a folder by a crash is removed by whoever writes the next checkpoint.
@@ -51,7 +51,7 @@ def set_aside(path: Path) -> Path:
     """
     aside = path.with_name(f".{path.name}{REMOVED}")
     path.rename(aside)
-    synchronise(path.parent)
+    sync_folder(path.parent)
     return aside
 
 

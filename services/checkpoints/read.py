@@ -73,17 +73,17 @@ def list_checkpoints(root: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
+def read_newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is intact, or None where there never was one; and what to tell of newer ones.
 
     Raises:
         Refused: there are checkpoints, but none is intact: to start afresh must be somebody's decision.
     """
-    return newest_that(read_checkpoint, root)
+    return find_newest(read_checkpoint, root)
 
 
-def newest_that(take: Callable[[Path], Taken], root: Path) -> tuple[Taken | None, list[str]]:
-    """What `take` makes of the newest checkpoint that it doesn't refuse, as `newest_checkpoint` tells it.
+def find_newest(take: Callable[[Path], Taken], root: Path) -> tuple[Taken | None, list[str]]:
+    """What `take` makes of the newest checkpoint that it doesn't refuse, as `read_newest_checkpoint` tells it.
 
     Raises:
         Refused: there are checkpoints, but `take` refuses all.

@@ -35,7 +35,7 @@ from services.checkpoints.format import (
 )
 from services.checkpoints.safetensors_file import pieces
 from services.errors import Failed
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -87,7 +87,7 @@ def write_checkpoint(
     path = root / f"step-{step:08d}"
     partial = root / f".{path.name}.{secrets.token_hex(4)}.partial"  # nobody else's, whoever else writes it
     try:
-        point("checkpoint.before")
+        hit_failpoint("checkpoint.before")
         _make_folder(root)
         _remove_leftovers(root, fence)
         partial.mkdir()
@@ -106,8 +106,8 @@ def write_checkpoint(
             files=records,
         )
         _write(partial / STATE_FILE, [state.dump()])
-        synchronise(partial)
-        point("checkpoint.before-rename")
+        sync_folder(partial)
+        hit_failpoint("checkpoint.before-rename")
         with fence():
             _move_into_place(partial, path)
     except Failed:
@@ -126,7 +126,7 @@ def _write(path: Path, data: Iterable[bytes | memoryview]) -> FileRecord:
     with path.open("xb") as file:
         for piece in data:
             file.write(piece)
-            point("checkpoint.mid-file")
+            hit_failpoint("checkpoint.mid-file")
             digest.update(piece)
             size += len(piece)
         file.flush()
@@ -143,12 +143,12 @@ def _move_into_place(partial: Path, path: Path) -> None:
         except OSError:
             replaced.rename(path)
             raise
-        synchronise(path.parent)
+        sync_folder(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     else:
         partial.rename(path)
-        point("checkpoint.after-rename")
-        synchronise(path.parent)
+        hit_failpoint("checkpoint.after-rename")
+        sync_folder(path.parent)
 
 
 def _make_folder(path: Path) -> None:
@@ -156,7 +156,7 @@ def _make_folder(path: Path) -> None:
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        synchronise(path.parent)
+        sync_folder(path.parent)
 
 
 def _remove_leftovers(root: Path, fence: Fence) -> None:
@@ -168,7 +168,7 @@ def _remove_leftovers(root: Path, fence: Fence) -> None:
             shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # nothing hangs on that one
 
 
-def synchronise(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Put a folder's list of names on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -26,7 +26,7 @@ from services.errors import Refused
 VARIABLE = "TIERMESH_FAILPOINTS"
 LOG_VARIABLE = "TIERMESH_FAILPOINTS_LOG"
 
-POINTS: Mapping[str, str] = {
+FAILPOINTS: Mapping[str, str] = {
     "aggregator.epoch.before": "the aggregator has raised the epoch, in a transaction that isn't committed",
     "aggregator.epoch.after": "the raised epoch is on the disk, and nobody was told of it",
     "aggregator.save.before": "a job's state is written, in a transaction that isn't committed",
@@ -113,20 +113,20 @@ def parse(text: str) -> dict[str, tuple[Action, int]]:
                 f"{VARIABLE}: {each.strip()!r}: expected NAME=kill@HIT or NAME=error@HIT, HIT counting from 1"
             )
         name = found[1]
-        if name not in POINTS:
-            nearest = difflib.get_close_matches(name, POINTS, n=1, cutoff=0.0)[0]
+        if name not in FAILPOINTS:
+            nearest = difflib.get_close_matches(name, FAILPOINTS, n=1, cutoff=0.0)[0]
             raise Refused(f"{VARIABLE}: no failpoint {name!r}; the nearest is {nearest}")
         plan[name] = ("kill" if found[2] == "kill" else "error", int(found[3]))
     return plan
 
 
-def armed() -> bool:
+def is_armed() -> bool:
     """Whether the environment asked for anything."""
     return _armed is not None
 
 
-def point(name: str) -> None:
-    """Come to the place of that name, one of `POINTS`.
+def hit_failpoint(name: str) -> None:
+    """Come to the place of that name, one of `FAILPOINTS`.
 
     Raises:
         OSError: asked for.

@@ -24,7 +24,7 @@ from services.errors import Refused
 log = logging.getLogger("tiermesh")
 
 _STEP_DIGITS = 18
-MOST_EVENTS = 200_000
+MAX_EVENTS = 200_000
 """What comes after so many is left out: 30 MB of a file."""
 
 
@@ -100,7 +100,7 @@ class TimelineRecorder:
     def add(self, event: dict[str, Any], lane: str) -> None:
         """Keep an event."""
         with self._lock:
-            if len(self._events) < MOST_EVENTS:
+            if len(self._events) < MAX_EVENTS:
                 event.update(pid=os.getpid(), tid=self._lanes.setdefault(lane, len(self._lanes)))
                 self._events.append(event)
 

@@ -22,18 +22,18 @@ class ChecksumMismatch(ValueError):
     """Bytes that are not those that were sent."""
 
 
-def encode(message: Message) -> bytes:
+def encode_with_checksum(message: Message) -> bytes:
     """The bytes of a message, which has no checksum yet, and their checksum."""
     content = message.SerializeToString()
     return b"".join((content, _TAG, google_crc32c.value(content).to_bytes(4, "little")))
 
 
-def seal(message: Any, before: bytes) -> None:
+def set_checksum(message: Any, before: bytes) -> None:
     """Give a message, which has no checksum yet, that of the bytes before it in another message, and of its own."""
     message.own_crc32c = google_crc32c.value(before + message.SerializeToString())
 
 
-def decode(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
+def decode_with_checksum(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
     """The message of these bytes, and whether they have a checksum.
 
     Raises:
@@ -43,10 +43,10 @@ def decode(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
         message = kind.FromString(content)
     except DecodeError:
         raise ChecksumMismatch(f"expected a {kind.DESCRIPTOR.name}") from None
-    return message, verify(message, content)
+    return message, verify_checksum(message, content)
 
 
-def verify(message: Any, content: bytes) -> bool:
+def verify_checksum(message: Any, content: bytes) -> bool:
     """Whether a message that was parsed from these bytes has a checksum, which is taken out of it.
 
     Raises:

@@ -37,7 +37,7 @@ OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeig
 Envelope = TypeVar("Envelope", pb.WorkerMessage, pb.WorkerCommand, pb.OptimizerMessage, pb.OptimizerCommand)
 
 
-def seal(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
+def wrap(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
     """A body in its envelope.
 
     Raises:
@@ -52,14 +52,14 @@ def seal(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
 
 
 @overload
-def unseal(message: pb.WorkerMessage) -> WorkerBody | None: ...
+def unwrap(message: pb.WorkerMessage) -> WorkerBody | None: ...
 @overload
-def unseal(message: pb.WorkerCommand) -> WorkerOrder | None: ...
+def unwrap(message: pb.WorkerCommand) -> WorkerOrder | None: ...
 @overload
-def unseal(message: pb.OptimizerMessage) -> OptimizerBody | None: ...
+def unwrap(message: pb.OptimizerMessage) -> OptimizerBody | None: ...
 @overload
-def unseal(message: pb.OptimizerCommand) -> OptimizerOrder | None: ...
-def unseal(
+def unwrap(message: pb.OptimizerCommand) -> OptimizerOrder | None: ...
+def unwrap(
     message: pb.WorkerMessage | pb.WorkerCommand | pb.OptimizerMessage | pb.OptimizerCommand,
 ) -> Any:
     """The body, or None if the envelope is empty or carries something this version does not know."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from protos.tensors_pb2 import FLOAT16, DType, NonFinite
 
-MOST_NAMED = 4
+MAX_NAMED_MICRO_BATCHES = 4
 """Micro-batches that one line names; of the others it says how many there are."""
-LONGEST_PARAMETER = 200
+MAX_PARAMETER_NAME_CHARACTERS = 200
 """Characters of a parameter's name, which is as a worker says."""
 
 
-def why_not_finite(found: Sequence[NonFinite], gradients: DType) -> str:
+def describe_non_finite(found: Sequence[NonFinite], gradients: DType) -> str:
     """Why the sum of a step's gradients has a NaN or an infinity.
 
     Args:
@@ -23,9 +23,9 @@ def why_not_finite(found: Sequence[NonFinite], gradients: DType) -> str:
     if found:
         named = (
             f"worker {each.worker}, micro-batch {each.micro_batch}, parameter {_printable(each.parameter)}"
-            for each in found[:MOST_NAMED]
+            for each in found[:MAX_NAMED_MICRO_BATCHES]
         )
-        others = len(found) - MOST_NAMED
+        others = len(found) - MAX_NAMED_MICRO_BATCHES
         return f"{text}: {'; '.join(named)}" + (f"; and {others} micro-batches more" if others > 0 else "")
     if gradients == FLOAT16:
         return f"{text}; it travels as float16, whose largest is 65504: with wire_dtype bfloat16 it may be larger"
@@ -33,5 +33,5 @@ def why_not_finite(found: Sequence[NonFinite], gradients: DType) -> str:
 
 
 def _printable(name: str) -> str:
-    cut = name if len(name) <= LONGEST_PARAMETER else name[:LONGEST_PARAMETER] + "..."
+    cut = name if len(name) <= MAX_PARAMETER_NAME_CHARACTERS else name[:MAX_PARAMETER_NAME_CHARACTERS] + "..."
     return cut if cut.isprintable() else ascii(cut)

@@ -8,11 +8,14 @@ from typing import Literal
 from protos.tensors_pb2 import FLOAT32, GRADIENT, WEIGHTS, ChunkKind, DType
 
 WINDOW_CHUNKS = 8
-"""How many chunks of float32 ahead of the finished ones a worker may send; fewer where many send, see WINDOW_SUMS."""
-WINDOW_SUMS = 16
+"""Maximum number of float32 chunks that a worker may send ahead of the finished ones.
+
+With many senders it is fewer: see `TOTAL_WINDOW_CHUNKS`.
+"""
+TOTAL_WINDOW_CHUNKS = 16
 """How many chunks ahead of the finished ones all leases of a step together may send: what the aggregator keeps is
 bounded, however many workers there are."""
-LEAST_WINDOW_CHUNKS = 1
+MIN_WINDOW_CHUNKS = 1
 """With so many workers the chunks of the others are on their way while one waits for its next."""
 
 
@@ -33,7 +36,7 @@ class WireTypes:
         """How many elements of a gradient travel in the room of one in float32."""
         return 1 if self.gradients == FLOAT32 else 2
 
-    def of(self, kind: ChunkKind) -> DType:
+    def dtype_of(self, kind: ChunkKind) -> DType:
         """The type of chunks of this kind; initial weights are float32 whatever the job says."""
         return {GRADIENT: self.gradients, WEIGHTS: self.weights}.get(kind, FLOAT32)
 

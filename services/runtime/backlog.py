@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-WAITING_CHUNKS = 8
+MAX_WAITING_CHUNKS = 8
 """Chunks that may wait for a thread: it is behind the core, whose windows move on without it."""
 
 
@@ -15,7 +15,7 @@ class Backlog:
         most: that may wait.
     """
 
-    def __init__(self, most: int = WAITING_CHUNKS) -> None:
+    def __init__(self, most: int = MAX_WAITING_CHUNKS) -> None:
         self._most = most
         self._loop = asyncio.get_running_loop()
         # Each is counted by one thread.
@@ -23,24 +23,24 @@ class Backlog:
         self._crowded = False  # the other thread is to say when there is room
         self._room = asyncio.Event()
 
-    def give(self) -> None:
+    def add(self) -> None:
         """One more waits; on the event loop."""
         self._given += 1
 
-    def take_back(self) -> None:
+    def cancel(self) -> None:
         """One waits no more, though the other thread has not come to it; on the event loop."""
         self._given -= 1
         if self._waiting <= self._most // 2:
             self._room.set()
 
-    def take(self) -> None:
+    def remove(self) -> None:
         """The other thread has come to one."""
         self._taken += 1
         if self._crowded and self._waiting <= self._most // 2:
             self._crowded = False
             self._loop.call_soon_threadsafe(self._room.set)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait while as many wait as may; whoever gives one then must do so at once."""
         while self._waiting >= self._most:
             self._room.clear()

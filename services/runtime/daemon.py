@@ -76,7 +76,7 @@ class Service(Protocol):
 
 
 @runtime_checkable
-class ServesTensors(Protocol):
+class TensorService(Protocol):
     """A service whose data streams have a port of their own.
 
     Attributes:
@@ -107,7 +107,7 @@ def run_role(
     if options.timeline is not None:
         timeline.start(options.timeline, role, options.name)
     tuned = process.tune_allocator()
-    process.single_threaded_blas()
+    process.limit_blas_to_one_thread()
     log.debug("allocator %s", "tuned" if tuned else "left as it is")
 
     async def serve() -> None:
@@ -122,7 +122,7 @@ def run_role(
         )
         tensors: StreamServer | None = None
         try:
-            if isinstance(service, ServesTensors):
+            if isinstance(service, TensorService):
                 tensors = await _start_tensors(options, service)
             metrics_port = start_metrics(options.metrics_listen, registry, options.security)
             await service.start()
@@ -159,7 +159,7 @@ def run_role(
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
 
 
-async def _start_tensors(options: DaemonOptions, service: ServesTensors) -> StreamServer:
+async def _start_tensors(options: DaemonOptions, service: TensorService) -> StreamServer:
     host, _ = split_address("listen address", options.listen)
     address = join_address(host, options.tensor_port)
     tensors = await StreamServer.start(address, options.security, service.tensor_methods())

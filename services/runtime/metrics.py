@@ -120,48 +120,48 @@ class WorkerMetrics(_RoleMetrics):
         self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
         self._fit.set(1)
 
-    def fit(self, fit: bool) -> None:
+    def set_mesh_fit(self, fit: bool) -> None:
         """Set whether the mesh of the job could be opened."""
         self._fit.set(float(fit))
 
-    def computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
+    def count_computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
         """Count micro-batches whose passes took `seconds` together."""
         self._micro_batches.labels(job, self.role).inc(micro_batches)
         self._tokens.labels(job, self.role).inc(tokens)
         self._compute.labels(job, self.role).inc(seconds)
 
-    def waited_for_weights(self, job: str, seconds: float) -> None:
+    def count_wait_for_weights(self, job: str, seconds: float) -> None:
         """Count the time in a lease that is not of its passes: until weights had come and were loaded."""
         self._waited.labels(job, self.role).inc(seconds)
 
-    def performance(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
+    def set_rates(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
         """Set how fast the worker trains, all of its time counted."""
         self._samples_rate.labels(job, self.role).set(samples_per_second)
         self._tokens_rate.labels(job, self.role).set(tokens_per_second)
 
-    def memory(self, job: str, phase: str, *, device: int, device_peak: int, host: int) -> None:
+    def set_memory(self, job: str, phase: str, *, device: int, device_peak: int, host: int) -> None:
         """Set the memory of a phase of the first iteration, in bytes; the device's is of each chip."""
         self._device_memory.labels(job, self.role, phase).set(device)
         self._device_peak.labels(job, self.role, phase).set(device_peak)
         self._host_memory.labels(job, self.role, phase).set(host)
 
-    def sent(self, job: str, payload_bytes: int) -> None:
+    def count_sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left."""
         self._bytes_sent(job).inc(payload_bytes)
 
-    def received(self, job: str, payload_bytes: int) -> None:
+    def count_received(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that arrived."""
         self._bytes_received(job).inc(payload_bytes)
 
-    def holds(self, job: str, step: int) -> None:
+    def set_weights_step(self, job: str, step: int) -> None:
         """Set the step of the weights that are complete on the mesh."""
         self._step.labels(job, self.role).set(step)
 
-    def connected(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         """Set whether the aggregator answers."""
         self._connected.set(float(connected))
 
-    def shared_memory(self, change: int) -> None:
+    def change_shared_memory_links(self, change: int) -> None:
         """Count links that begin (1) or cease (-1) to go through shared memory."""
         self._shared.inc(change)
 
@@ -199,71 +199,71 @@ class AggregatorMetrics(_RoleMetrics):
         self._standbys = self._unlabelled("standbys", "Aggregators that stand by for this one")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
 
-    def step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
+    def record_step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
         """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""
         self._step.labels(job, self.role).set(step)
         self._loss.labels(job, self.role).set(loss)
         if seconds is not None:
             self._step_seconds.labels(job, self.role).observe(seconds)
 
-    def committed(self, job: str, *, applied: bool) -> None:
+    def count_commit(self, job: str, *, applied: bool) -> None:
         """Count a decided step."""
         self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
 
-    def verified(self, job: str, outcome: str) -> None:
+    def count_verification(self, job: str, outcome: str) -> None:
         """Count a micro-batch that was to be computed twice."""
         self._verifications.labels(job, self.role, outcome).inc()
 
-    def evaluated(self, job: str, loss: float) -> None:
+    def set_validation_loss(self, job: str, loss: float) -> None:
         """Set the newest validation loss."""
         self._validation_loss.labels(job, self.role).set(loss)
 
-    def sent(self, job: str, payload_bytes: int) -> None:
+    def count_sent(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that left, to workers and optimizer."""
         self._bytes_sent(job).inc(payload_bytes)
 
-    def received(self, job: str, payload_bytes: int) -> None:
+    def count_received(self, job: str, payload_bytes: int) -> None:
         """Count tensor payload that arrived, from workers and optimizer."""
         self._bytes_received(job).inc(payload_bytes)
 
-    def waits(self, seconds_of: Mapping[str, float]) -> None:
+    def set_waits(self, seconds_of: Mapping[str, float]) -> None:
         """Set how long each peer that owes something is waited for; others vanish."""
         self._wait.clear()
         for peer, seconds in seconds_of.items():
             self._wait.labels(self.role, peer).set(seconds)
 
-    def workers_connected(self, count: int) -> None:
+    def set_workers(self, count: int) -> None:
         """Set the number of workers attending."""
         self._workers.set(count)
 
-    def shards_connected(self, count: int) -> None:
+    def set_shards(self, count: int) -> None:
         """Set the number of shards that answer."""
         self._shards.set(count)
 
-    def queue_length(self, count: int) -> None:
+    def set_queue_length(self, count: int) -> None:
         """Set the number of jobs queued or running."""
         self._queue.set(count)
 
-    def epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""
         self._epoch.set(epoch)
 
-    def leads(self, leads: bool) -> None:
+    def set_leading(self, leads: bool) -> None:
         """Set whether this aggregator leads; who does not has neither workers nor standbys."""
         self._leader.set(float(leads))
         self._workers.set(0)
         self._standbys.set(0)
 
-    def standbys(self, count: int) -> None:
+    def set_standbys(self, count: int) -> None:
         """Set how many stand by."""
         self._standbys.set(count)
 
     @cached_property
-    def of_optimizer(self) -> OptimizerMetrics:
+    def optimizer(self) -> OptimizerMetrics:
         """Those of the optimizer that runs inside, in the same registry."""
         return OptimizerMetrics(self.registry)
 
-    def shared_memory(self, change: int) -> None:
+    def change_shared_memory_links(self, change: int) -> None:
         """Count links that begin (1) or cease (-1) to go through shared memory."""
         self._shared.inc(change)
 
@@ -288,20 +288,20 @@ class OptimizerMetrics(_RoleMetrics):
             "checkpoint_timestamp_seconds", "Unix time of the newest checkpoint"
         )
 
-    def updated(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
+    def record_update(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
         """Record an update."""
         self._updates.labels(job, self.role).inc()
         self._update_seconds.labels(job, self.role).observe(seconds)
         self._grad_norm.labels(job, self.role).set(grad_norm)
         self._learning_rate.labels(job, self.role).set(learning_rate)
 
-    def checkpointed(self, job: str, *, seconds: float, size_bytes: int) -> None:
+    def record_checkpoint(self, job: str, *, seconds: float, size_bytes: int) -> None:
         """Record a complete checkpoint."""
         self._checkpoint_seconds.labels(job, self.role).observe(seconds)
         self._checkpoint_bytes.labels(job, self.role).set(size_bytes)
         self._checkpoint_time.labels(job, self.role).set_to_current_time()
 
-    def checkpoint_failed(self, job: str) -> None:
+    def count_checkpoint_failure(self, job: str) -> None:
         """Count a checkpoint that could not be written."""
         self._checkpoint_failures.labels(job, self.role).inc()
 

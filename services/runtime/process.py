@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Failed, Refused, TiermeshError, describe
+from services.errors import Failed, Refused, TiermeshError, describe_internal_error
 from services.timeouts import STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
@@ -53,7 +53,7 @@ def tune_allocator() -> bool:
     return bool(mapped and trimmed and padded and shared)
 
 
-def single_threaded_blas(environment: dict[str, str] | None = None) -> None:
+def limit_blas_to_one_thread(environment: dict[str, str] | None = None) -> None:
     """Keep BLAS on one thread, so that sums have the same bits on every host; before numpy is imported.
 
     Args:
@@ -120,7 +120,7 @@ def run_daemon(
         log.error("%s", error)
         return 2 if isinstance(error, Refused) else 1
     except Exception as error:
-        log.error("%s", describe(error))
+        log.error("%s", describe_internal_error(error))
         log.debug("traceback of the above", exc_info=error)
         return 1
 

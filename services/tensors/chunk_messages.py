@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
 from services.errors import Refused
-from services.protocol.checksums import ChecksumMismatch, encode, verify
+from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import (
     Float32Array,
@@ -76,7 +76,7 @@ class TensorChunk:
     @property
     def intact(self) -> bool:
         """Whether the payload is still what was sent: of memory, whose owner goes on to newer weights by itself."""
-        return self.memory is None or self.memory.holds(self.header.index, self.sequence)
+        return self.memory is None or self.memory.is_marked(self.header.index, self.sequence)
 
     def values(self) -> Float32Array:
         """The elements as [elements] float32, for chunks that passed `check`.
@@ -86,7 +86,7 @@ class TensorChunk:
         """
         return from_wire(self.payload, _KERNEL_NAMES[self.header.dtype])
 
-    def among_all(self) -> Float32Array | None:
+    def whole_layout(self) -> Float32Array | None:
         """All elements of the layout, [elements] float32, where these lie among them; None: they do not."""
         memory = self.memory
         if memory is None or memory.stripe_count > 1 or self.header.dtype != FLOAT32:
@@ -102,7 +102,7 @@ class TensorChunk:
         accumulate_wire(into, self.payload, _KERNEL_NAMES[self.header.dtype])
 
 
-def pack(
+def pack_chunk(
     identity: ChunkHeader, index: int, values: Float32Array, place: NDArray[np.uint8] | None = None
 ) -> TensorChunk:
     """Chunk `index` of the layout from its values, [elements] float32, which must not change until sent.
@@ -121,7 +121,7 @@ def pack(
     return TensorChunk(header, wire_values.data)
 
 
-def with_checksum(chunk: TensorChunk) -> TensorChunk:
+def copy_with_checksum(chunk: TensorChunk) -> TensorChunk:
     """A chunk that came through shared memory, ready for the wire: its payload is copied, its header changed.
 
     Raises:
@@ -134,12 +134,12 @@ def with_checksum(chunk: TensorChunk) -> TensorChunk:
     return TensorChunk(chunk.header, payload)
 
 
-def element_bytes(dtype: int) -> int:
+def bytes_per_element(dtype: int) -> int:
     """Of one element of a payload; 1 for a type that doesn't exist, which `check` refuses."""
     return STORED[_KERNEL_NAMES[dtype]].itemsize if dtype in _KERNEL_NAMES else 1
 
 
-def too_large(chunk: TensorChunk) -> str:
+def describe_float16_overflow(chunk: TensorChunk) -> str:
     """What to tell a person of a chunk that float16 could not hold; empty if there is nothing to tell."""
     if chunk.header.dtype != FLOAT16:
         return ""
@@ -153,20 +153,20 @@ def too_large(chunk: TensorChunk) -> str:
     )
 
 
-def parts_of(chunk: TensorChunk) -> tuple[bytes, Message]:
+def serialize_in_parts(chunk: TensorChunk) -> tuple[bytes, Message]:
     """The bytes of a `Chunk` message, in two parts: what comes before the payload, and the payload itself."""
-    header = encode(chunk.header)
+    header = encode_with_checksum(chunk.header)
     payload_bytes = memoryview(chunk.payload).nbytes
     before = (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes))
     return b"".join(before), chunk.payload
 
 
-def serialize(chunk: TensorChunk) -> bytes:
+def serialize_chunk(chunk: TensorChunk) -> bytes:
     """The bytes of a `Chunk` message, for those who keep it: a copy of the payload."""
-    return b"".join(parts_of(chunk))
+    return b"".join(serialize_in_parts(chunk))
 
 
-def deserialize(message: Message) -> TensorChunk:
+def deserialize_chunk(message: Message) -> TensorChunk:
     """The chunk of a `Chunk` message in any valid encoding; the payload is a view where it is the last field.
 
     Raises:
@@ -191,14 +191,14 @@ def deserialize(message: Message) -> TensorChunk:
 def _verify(header: ChunkHeader, content: bytes) -> bool:
     """Hold a header against the checksum of its bytes, if it has one, which is taken out of it; whether it had."""
     try:
-        return verify(header, content)
+        return verify_checksum(header, content)
     except ChecksumMismatch as damaged:
         raise ChunkRefused(
             f"chunk {header.index}: header with {damaged}: it was damaged, and may be of another chunk{_of(header)}"
         ) from None
 
 
-def check(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
+def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
     """Hold a chunk against itself, a layout of `elements_total` elements, and the job's type for its kind.
 
     Raises:

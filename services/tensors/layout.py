@@ -16,11 +16,11 @@ from typing import Any
 
 CHUNK_ELEMENTS = 512 * 1024
 """Elements of one chunk: 2 MiB of float32, 1 MiB of bfloat16."""
-MOST_ELEMENTS = 1 << 37
+MAX_ELEMENTS = 1 << 37
 """Of a layout that comes from outside: 512 GiB of float32. What says more is damaged, and nothing is sized by it."""
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 """Of a parameter's shape that comes from outside."""
-LONGEST_NAME = 500
+MAX_NAME_CHARACTERS = 500
 """Of a parameter that comes from outside: people are shown it."""
 
 _TYPES = {"name": str, "offset": int, "decays": bool, "export_name": str, "export_transpose": bool}
@@ -120,8 +120,8 @@ class Layout:
         if not isinstance(entries, list):
             raise ValueError("layout: expected a list of entries")
         layout = cls(tuple(_entry(index, fields) for index, fields in enumerate(entries)))
-        if layout.elements > MOST_ELEMENTS:
-            raise ValueError(f"layout: {layout.elements} elements, expected at most {MOST_ELEMENTS}")
+        if layout.elements > MAX_ELEMENTS:
+            raise ValueError(f"layout: {layout.elements} elements, expected at most {MAX_ELEMENTS}")
         return layout
 
 
@@ -141,16 +141,17 @@ def _entry(index: int, fields: Any) -> Entry:
             )
     shape = fields["shape"]
     sizes = isinstance(shape, list | tuple) and all(
-        type(size) is int and 0 < size <= MOST_ELEMENTS for size in shape
+        type(size) is int and 0 < size <= MAX_ELEMENTS for size in shape
     )
-    if not sizes or len(shape) > MOST_DIMENSIONS:
+    if not sizes or len(shape) > MAX_DIMENSIONS:
         raise ValueError(
-            f"{place}: shape: expected at most {MOST_DIMENSIONS} sizes, each from 1 to {MOST_ELEMENTS}"
+            f"{place}: shape: expected at most {MAX_DIMENSIONS} sizes, each from 1 to {MAX_ELEMENTS}"
         )
     for name in ("name", "export_name"):
-        if not fields[name].isprintable() or len(fields[name]) > LONGEST_NAME:
+        if not fields[name].isprintable() or len(fields[name]) > MAX_NAME_CHARACTERS:
             raise ValueError(
-                f"{place}: {name}: {fields[name]!r:.60}, expected at most {LONGEST_NAME} characters that can be printed"
+                f"{place}: {name}: {fields[name]!r:.60}, "
+                f"expected at most {MAX_NAME_CHARACTERS} printable characters"
             )
     return Entry(**{**fields, "shape": tuple(shape)})
 

@@ -76,7 +76,7 @@ class SharedArray:
         """Say that a chunk's place holds what this number stands for; 0 while it is being written."""
         self._marks[chunk // self._stripe_count] = sequence
 
-    def holds(self, chunk: int, sequence: int) -> bool:
+    def is_marked(self, chunk: int, sequence: int) -> bool:
         """Whether a chunk's place holds what this number stands for, now."""
         return int(self._marks[chunk // self._stripe_count]) == sequence
 
@@ -130,7 +130,7 @@ class MappedArray:
         start = chunk // self.stripe_count * self._place_bytes
         return self.payload[start : start + self._place_bytes]
 
-    def holds(self, chunk: int, sequence: int) -> bool:
+    def is_marked(self, chunk: int, sequence: int) -> bool:
         """Whether a chunk's place holds what this number stands for, now."""
         place = chunk // self.stripe_count
         return place < self._marks.size and int(self._marks[place]) == sequence != 0

@@ -25,42 +25,42 @@ class Stripe:
     index: int = 0
     count: int = 1
 
-    def holds(self, chunk: int) -> bool:
+    def contains(self, chunk: int) -> bool:
         """Whether a chunk of the layout is one of the stripe."""
         return chunk % self.count == self.index
 
-    def local(self, chunk: int) -> int:
+    def to_local(self, chunk: int) -> int:
         """Number in the stripe of a chunk of the layout that it holds."""
         return chunk // self.count
 
-    def whole(self, local: int) -> int:
+    def to_global(self, local: int) -> int:
         """Number in the layout of a chunk of the stripe."""
         return self.index + local * self.count
 
-    def indices(self, elements: int) -> range:
+    def chunk_indices(self, elements: int) -> range:
         """The chunks of a layout with that many elements that the stripe holds."""
         return range(self.index, chunk_count(elements), self.count)
 
-    def chunks(self, elements: int) -> int:
+    def chunk_count(self, elements: int) -> int:
         """How many these are."""
-        return len(self.indices(elements))
+        return len(self.chunk_indices(elements))
 
-    def elements(self, elements: int) -> int:
+    def element_count(self, elements: int) -> int:
         """Elements of the stripe of a layout with that many elements."""
-        return sum(part.stop - part.start for part, _ in self.parts(elements))
+        return sum(part.stop - part.start for part, _ in self.ranges(elements))
 
-    def parts(self, elements: int) -> Iterator[tuple[slice, slice]]:
+    def ranges(self, elements: int) -> Iterator[tuple[slice, slice]]:
         """Each chunk as a range of the layout, and as one of the stripe."""
-        for local in range(self.chunks(elements)):
-            start, stop = chunk_range(elements, self.whole(local))
+        for local in range(self.chunk_count(elements)):
+            start, stop = chunk_range(elements, self.to_global(local))
             yield slice(start, stop), slice(local * CHUNK_ELEMENTS, local * CHUNK_ELEMENTS + stop - start)
 
-    def layout(self, layout: Layout) -> Layout:
+    def layout_of(self, layout: Layout) -> Layout:
         """The stripe as a layout: of each parameter the pieces in its chunks, decaying as the parameter does."""
         pieces: list[Entry] = []
         entries = iter(layout.entries)
         entry = next(entries, None)
-        for part, own in self.parts(layout.elements):
+        for part, own in self.ranges(layout.elements):
             while entry is not None and entry.stop <= part.start:
                 entry = next(entries, None)
             while entry is not None and entry.offset < part.stop:

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
-from services.protocol.checksums import ChecksumMismatch, decode
+from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
 from services.transport.streams import HELLO_SECONDS, LinkClosed, raise_status, write
 
 Kind = TypeVar("Kind", bound=Message)
@@ -49,7 +49,7 @@ class ControlReader(Generic[Kind]):
             return None
         self._count += 1
         try:
-            message, checked = decode(self._kind, content)
+            message, checked = decode_with_checksum(self._kind, content)
         except ChecksumMismatch as damaged:
             raise self._broken(content, str(damaged)) from None
         if self._checked and not checked:

@@ -19,11 +19,11 @@ from services.errors import Failed
 from services.tensors.chunk_messages import (
     Message,
     TensorChunk,
-    element_bytes,
-    pack,
-    serialize,
-    too_large,
-    with_checksum,
+    bytes_per_element,
+    copy_with_checksum,
+    describe_float16_overflow,
+    pack_chunk,
+    serialize_chunk,
 )
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
@@ -97,12 +97,12 @@ class NewestWeights:
         message = None
         if array is not None:
             array.mark(index, 0)
-            chunk = pack(version, index, values, array.place(index))
+            chunk = pack_chunk(version, index, values, array.place(index))
             array.mark(index, sequence_of(version))
         if for_network:
-            chunk = pack(version, index, values)
-            message = serialize(chunk)
-        text = too_large(chunk)
+            chunk = pack_chunk(version, index, values)
+            message = serialize_chunk(chunk)
+        text = describe_float16_overflow(chunk)
         if text:
             raise Failed(f"weights: {text}")
         self._stored[index] = StoredChunk(chunk.header, message, array)
@@ -115,7 +115,7 @@ class NewestWeights:
             array.mark(header.index, 0)
             array.place(header.index)[:] = np.frombuffer(chunk.payload, np.uint8)
             array.mark(header.index, sequence_of(header))
-        kept = (message or serialize(chunk)) if for_network else None
+        kept = (message or serialize_chunk(chunk)) if for_network else None
         self._stored[header.index] = StoredChunk(header, kept, array)
 
     def _wanted(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
@@ -126,7 +126,7 @@ class NewestWeights:
 
     def _shared(self, header: ChunkHeader, elements: int) -> SharedArray | None:
         """The array of a job; None: there is no memory for it, and everybody gets messages."""
-        size = element_bytes(header.dtype)
+        size = bytes_per_element(header.dtype)
         wanted = (header.job, elements, size)
         if self._array_of != wanted:
             self._array_of = wanted
@@ -191,9 +191,9 @@ def _message(stored: StoredChunk) -> bytes | None:
     header = ChunkHeader()
     header.CopyFrom(stored.header)
     payload = stored.array.place(header.index).tobytes()
-    if not stored.array.holds(header.index, sequence_of(header)):
+    if not stored.array.is_marked(header.index, sequence_of(header)):
         return None
-    return serialize(with_checksum(TensorChunk(header, payload)))
+    return serialize_chunk(copy_with_checksum(TensorChunk(header, payload)))
 
 
 def _alike(chunk: StoredChunk, other: StoredChunk) -> bool:

@@ -21,9 +21,9 @@ import numpy as np
 
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
-from services.protocol.checksums import ChecksumMismatch, seal, verify
+from services.protocol.checksums import ChecksumMismatch, set_checksum, verify_checksum
 from services.tensors import chunk_messages as wire
-from services.tensors.chunk_messages import Message, TensorChunk, element_bytes
+from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray, make_memory, open_memory
 from services.transport.streams import LinkClosed
@@ -85,7 +85,7 @@ class TensorLink:
             identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
         )
         chunk = Chunk(header=header, shared=places)
-        seal(chunk.shared, chunk.header.SerializeToString())
+        set_checksum(chunk.shared, chunk.header.SerializeToString())
         return chunk.SerializeToString()
 
     def deserialize(self, message: Message) -> list[TensorChunk]:
@@ -97,7 +97,7 @@ class TensorLink:
             ValueError: the bytes are no `Chunk`.
             Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
         """
-        chunk = wire.deserialize(message)
+        chunk = wire.deserialize_chunk(message)
         places, checked = None, chunk.checked
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))
@@ -119,7 +119,7 @@ class TensorLink:
                 f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MOST_PLACES}"
             )
         array = self._array(places)
-        size = element_bytes(first.dtype)
+        size = bytes_per_element(first.dtype)
         found = []
         for index in places.indices:
             header = ChunkHeader()
@@ -296,7 +296,7 @@ def _verify(referring: Chunk) -> bool:
     """Hold a reference to memory against its checksum, if it has one, which is taken out of it; whether it had."""
     places = referring.shared
     try:
-        return verify(places, referring.header.SerializeToString() + places.SerializeToString())
+        return verify_checksum(places, referring.header.SerializeToString() + places.SerializeToString())
     except ChecksumMismatch as damaged:
         raise Refused(
             f"chunk {referring.header.index}: shared memory: reference with {damaged}: it was damaged"

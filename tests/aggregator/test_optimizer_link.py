@@ -13,7 +13,7 @@ import pytest
 from aggregator.optimizer_link import LocalOptimizerLink, OptimizerLinkEvents, RemoteOptimizerLink
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
-from services.protocol.envelope import seal
+from services.protocol.envelope import wrap
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -46,7 +46,7 @@ class SlowOptimizer:
     async def _attend(self, _: Any, context: Any) -> None:
         await context.read()
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="optimizer", name="slow", shard_count=1)
-        await context.write(seal(pb.OptimizerMessage, 1, hello))
+        await context.write(wrap(pb.OptimizerMessage, 1, hello))
         await context.read()
 
     async def _exchange(self, _: Any, context: Any) -> None:
@@ -161,8 +161,8 @@ def test_an_optimizer_whose_words_are_damaged_is_connected_to_anew_before_a_beat
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="optimizer", name="o", shard_count=1)
         peer = DamagingPeer(
             "tiermesh.Optimizer",
-            seal(pb.OptimizerMessage, 1, hello),
-            seal(pb.OptimizerMessage, 1, pb.Heartbeat()),
+            wrap(pb.OptimizerMessage, 1, hello),
+            wrap(pb.OptimizerMessage, 1, pb.Heartbeat()),
         )
         async with peer.serving():
             lost: list[str] = []

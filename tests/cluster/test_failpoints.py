@@ -14,13 +14,13 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.instrumentation.failpoints import POINTS
+from services.instrumentation.failpoints import FAILPOINTS
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
 
 EVERYONE = "stream.mid-message"
 """Comes up in each role that sends tensors over a stream."""
-ALL = [name for name in POINTS if not name.startswith("shard.")]
+ALL = [name for name in FAILPOINTS if not name.startswith("shard.")]
 """Shards have a test of their own."""
 SHORT = {
     "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],
@@ -124,7 +124,7 @@ def hits_of(log: Path) -> Counter[str]:
 def table(log: Path, timed: int) -> str:
     """Failpoints, hits and kills."""
     hits, kills = hits_of(log), kills_of(log)
-    rows = [f"{name:<30}{hits[name]:>8}{kills[name]:>8}" for name in POINTS if hits[name]]
+    rows = [f"{name:<30}{hits[name]:>8}{kills[name]:>8}" for name in FAILPOINTS if hits[name]]
     return "\n".join(
         [f"{'failpoint':<30}{'hits':>8}{'kills':>8}", *rows, f"{'at a random time':<38}{timed:>8}"]
     )

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.instrumentation.failpoints import POINTS
+from services.instrumentation.failpoints import FAILPOINTS
 from services.tensors.layout import CHUNK_ELEMENTS
 from tests.cluster.test_failpoints import EVERYONE, calm, finish, kills_of, names_of, table
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
 
 FEATURES = 2048
-PLACES = [*(name for name in POINTS if name.startswith("shard.")), EVERYONE]
+PLACES = [*(name for name in FAILPOINTS if name.startswith("shard.")), EVERYONE]
 SHORT = ["shard.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
 """The first two for the first processes; the third comes up once one of them has died."""
 

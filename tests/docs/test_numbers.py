@@ -12,10 +12,10 @@ from aggregator.shards.server.session import WAITING_CHUNKS as WAITING_IN_A_SHAR
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import PART_BYTES
-from services.instrumentation.timeline import MOST_EVENTS
-from services.protocol.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
+from services.instrumentation.timeline import MAX_EVENTS
+from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
-from services.tensors.layout import CHUNK_ELEMENTS, MOST_DIMENSIONS, MOST_ELEMENTS
+from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.data_streams import REACH_SECONDS
 from services.transport.http2.headers import HEADER_LIST_BYTES
@@ -32,12 +32,12 @@ SAID = {
     "docs/concepts.md": (
         f"cut into chunks of {CHUNK_KI} Ki elements",
         f"its window: {WINDOW_CHUNKS} chunks of float32 ({2 * WINDOW_CHUNKS} of 16 bits), fewer where more than "
-        f"two leases share a step, so that all of them together have at most {WINDOW_SUMS} on their way "
-        f"({LEAST_WINDOW_CHUNKS} each at the least",
+        f"two leases share a step, so that all of them together have at most {TOTAL_WINDOW_CHUNKS} on their way "
+        f"({MIN_WINDOW_CHUNKS} each at the least",
         f"once {WINDOW_CHUNKS} do, the aggregator reads no worker's stream",
         f"up to {MOST_PLACES} chunks at once",
         f"at most {WAITING_IN_A_SHARD} of them; then workers' streams are not read",
-        f"a layout to 2^{MOST_ELEMENTS.bit_length() - 1} elements and {MOST_DIMENSIONS} dimensions, a worker to "
+        f"a layout to 2^{MAX_ELEMENTS.bit_length() - 1} elements and {MAX_DIMENSIONS} dimensions, a worker to "
         f"{MOST_LEASES} leases, held-out data to 2^{MOST_BATCHES.bit_length() - 1} batches, a download to {MOST_FILES} "
         "files",
     ),
@@ -50,7 +50,7 @@ SAID = {
         f"{LONGEST_RETRY_SECONDS / 60:g} minutes",
         f"`--timeout NAME=SECONDS` of the aggregator sets {', '.join(others)} or {last} by hand",
     ),
-    "docs/timeline.md": (f"{MOST_EVENTS:,} events at most",),
+    "docs/timeline.md": (f"{MAX_EVENTS:,} events at most",),
     "docs/decisions/0001-a-bucket-is-a-chunk.md": (
         f"into chunks of {CHUNK_KI} Ki elements ({CHUNK_MI} MiB of float32, {CHUNK_MI // 2} MiB of bfloat16)",
         f"of the {BLOCK_ELEMENTS // KI} Ki blocks of the norm",

@@ -98,7 +98,7 @@ def test_commands_in_a_sentence_have_the_flags_that_it_names(page: str) -> None:
 def metrics() -> set[str]:
     """Names of what the roles serve at `/metrics`, beside those of every process."""
     aggregator = AggregatorMetrics()
-    roles = WorkerMetrics(), aggregator, aggregator.of_optimizer
+    roles = WorkerMetrics(), aggregator, aggregator.optimizer
     families = [family for role in roles for family in role.registry.collect()]
     return {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}
 

@@ -13,8 +13,8 @@ from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config import JobConfig
 from services.errors import TiermeshError
-from services.protocol.checksums import ChecksumMismatch, decode, encode
-from services.tensors.chunk_messages import check, deserialize
+from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
+from services.tensors.chunk_messages import check_chunk, deserialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame
 from services.transport.http2.headers import (
@@ -60,11 +60,11 @@ class Target:
 
 
 def _chunk(content: bytes) -> None:
-    check(deserialize(content), 3 * CHUNK_ELEMENTS, FLOAT32)
+    check_chunk(deserialize_chunk(content), 3 * CHUNK_ELEMENTS, FLOAT32)
 
 
 def _envelope(content: bytes) -> None:
-    decode(ENVELOPES[content[0] % len(ENVELOPES) if content else 0], content[1:])
+    decode_with_checksum(ENVELOPES[content[0] % len(ENVELOPES) if content else 0], content[1:])
 
 
 def _piece(content: bytes) -> None:
@@ -117,11 +117,16 @@ def _layout(content: bytes) -> None:
 
 TARGETS: dict[str, Target] = {
     "chunk": Target(
-        _chunk, (b"\x0a" + bytes([len(encode(ChunkHeader(job="j")))]) + encode(ChunkHeader(job="j")),)
+        _chunk,
+        (
+            b"\x0a"
+            + bytes([len(encode_with_checksum(ChunkHeader(job="j")))])
+            + encode_with_checksum(ChunkHeader(job="j")),
+        ),
     ),
     "envelope": Target(
         _envelope,
-        tuple(bytes([number]) + encode(kind(epoch=3)) for number, kind in enumerate(ENVELOPES)),
+        tuple(bytes([number]) + encode_with_checksum(kind(epoch=3)) for number, kind in enumerate(ENVELOPES)),
     ),
     "frames": Target(_frames, (b"\x05" + PREFACE + settings_frame({}) + window_update_frame(0, 9),)),
     "headers": Target(_headers, (HeaderCodec().encode(response_headers((("key", "value"),))),)),

@@ -17,7 +17,7 @@ from optimizer.core import events as ev
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.checkpoints import list_checkpoints, newest_checkpoint
+from services.checkpoints import list_checkpoints, read_newest_checkpoint
 from services.checkpoints import write as writing
 from services.config import load_job
 from services.protocol.envelope import OptimizerBody
@@ -148,7 +148,7 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
     run(tmp_path, scenario)
     weights: list[NDArray[np.float32]] = []
     for _ in range(3):
-        found, notices = newest_checkpoint(tmp_path / "checkpoints" / "j")
+        found, notices = read_newest_checkpoint(tmp_path / "checkpoints" / "j")
         assert found is not None and not notices
         weights.append(found.weights)
         for file in found.path.iterdir():
@@ -216,7 +216,7 @@ def test_a_job_goes_on_without_a_checkpoint_and_the_last_good_one_stays(
         assert missed.reason.endswith(
             f"step-00000002: not written: the disk says no ({errno.errorcode[error]})"
         )
-        found, notices = newest_checkpoint(talk.root)
+        found, notices = read_newest_checkpoint(talk.root)
         assert (found is not None and found.step, notices) == (good.step, [])
         disk.error = None
         await talk.step(2)

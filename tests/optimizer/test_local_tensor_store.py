@@ -12,13 +12,13 @@ from optimizer.core import events as ev
 from optimizer.local_tensor_store import LocalTensorStore
 from optimizer.tensor_store import TensorStoreEvents
 from services.config import load_job
-from services.runtime.backlog import WAITING_CHUNKS
+from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.newest_weights import NewestWeights
 from tests.support.cluster.bits import regression_config, write_config
 
-CHUNKS = 2 * WAITING_CHUNKS
+CHUNKS = 2 * MAX_WAITING_CHUNKS
 LAYOUT = Layout.build([("w", (CHUNKS * CHUNK_ELEMENTS,), True, "w", False)])
 LIMIT_SECONDS = 30
 
@@ -45,7 +45,7 @@ def test_no_more_chunks_wait_for_a_checkpoint_s_copy_than_may(tmp_path: Path) ->
         bringing = asyncio.ensure_future(bring())
         for _ in range(CHUNKS):
             await asyncio.sleep(0)
-        assert waiting == WAITING_CHUNKS
+        assert waiting == MAX_WAITING_CHUNKS
         copied.set()
         await bringing
         home.measure(ev.Measure("j", 1))

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from services.errors import Refused
-from services.timeouts import HEARTBEATS, STANDARD_TIMEOUTS, Timeouts
+from services.timeouts import STANDARD_TIMEOUTS, TIMEOUTS_IN_HEARTBEATS, Timeouts
 
 
 def test_every_rung_is_a_multiple_of_the_heartbeat_and_longer_than_the_one_below() -> None:
-    assert [field.name for field in fields(Timeouts)] == list(HEARTBEATS)
+    assert [field.name for field in fields(Timeouts)] == list(TIMEOUTS_IN_HEARTBEATS)
     for heartbeat in (0.1, 5.0, 600.0):
         rungs = asdict(Timeouts.from_heartbeat(heartbeat))
-        assert rungs == {name: pytest.approx(count * heartbeat) for name, count in HEARTBEATS.items()}
+        assert rungs == {
+            name: pytest.approx(count * heartbeat) for name, count in TIMEOUTS_IN_HEARTBEATS.items()
+        }
         assert sorted(set(rungs.values())) == list(rungs.values())
 
 
@@ -62,7 +64,9 @@ def test_the_table_for_people_is_the_code_s() -> None:
         [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| `" in line
     ]
     told = [(row[0].strip("` *"), float(row[1]), float(row[2].removesuffix(" s"))) for row in rows]
-    assert told == [(name, HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD_TIMEOUTS).items()]
+    assert told == [
+        (name, TIMEOUTS_IN_HEARTBEATS[name], seconds) for name, seconds in asdict(STANDARD_TIMEOUTS).items()
+    ]
     assert all(len(row) == 5 and row[3] and row[4] for row in rows)
 
 

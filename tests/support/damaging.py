@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from services.protocol.checksums import encode
+from services.protocol.checksums import encode_with_checksum
 from services.transport.security import Security
 from services.transport.server import start_server
 
@@ -34,7 +34,7 @@ class DamagingPeer:
         self.again = asyncio.Event()
         self.address = ""
         self._service = service
-        self._first, self._then = encode(first), encode(then)
+        self._first, self._then = encode_with_checksum(first), encode_with_checksum(then)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:

@@ -49,7 +49,7 @@ from services.checkpoints import CONSTANTS_FILE, write_checkpoint
 from services.checkpoints.safetensors_file import pieces
 from services.config import JobConfig, load_job, schema
 from services.config.records import OptimizerConfig, ScheduleConfig
-from services.instrumentation.failpoints import POINTS
+from services.instrumentation.failpoints import FAILPOINTS
 from services.protocol import checksums, envelope
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
@@ -57,7 +57,7 @@ from services.tensors import chunk_messages as wire
 from services.tensors.kernels import arithmetic as kernels
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
-from services.timeouts import HEARTBEATS
+from services.timeouts import TIMEOUTS_IN_HEARTBEATS
 from services.transport.http2 import headers as http2
 from services.transport.http2.messages import prefix
 from services.transport.same_host import SHARED_MEMORY_KEY
@@ -294,20 +294,20 @@ def describe_wire() -> dict[str, Any]:
         for way, kind in (("request", method.input_type), ("response", method.output_type)):
             for arm in _list_arms(kind):
                 body = fill_message(kind.fields_by_number[arm].message_type)
-                sealed = envelope.seal(GetMessageClass(kind), 7, body)
-                found["envelopes"][f"{path} {way} {arm}"] = checksums.encode(sealed).hex()
+                sealed = envelope.wrap(GetMessageClass(kind), 7, body)
+                found["envelopes"][f"{path} {way} {arm}"] = checksums.encode_with_checksum(sealed).hex()
     header = find_methods()["/tiermesh.Cluster/Exchange"].input_type.fields_by_number[1].message_type
     values = draw_numbers(40_000, 1)
     for dtype in (1, 2, 3):
         identity = fill_message(header)
         set_field(identity, 11, dtype)
-        chunk = wire.pack(identity, 3, values)
-        message = wire.serialize(chunk)
+        chunk = wire.pack_chunk(identity, 3, values)
+        message = wire.serialize_chunk(chunk)
         found["chunks"][f"dtype {dtype}"] = {
-            "before the payload": wire.parts_of(chunk)[0].hex(),
+            "before the payload": wire.serialize_in_parts(chunk)[0].hex(),
             "payload": digest(chunk.payload),
             "message": digest(message),
-            "values": digest(wire.deserialize(message).values()),
+            "values": digest(wire.deserialize_chunk(message).values()),
         }
     return found
 
@@ -412,8 +412,8 @@ def describe_names() -> dict[str, Any]:
     services = (AggregatorService, StandbyService, OptimizerService, ShardService, WorkerService)
     roles = ("aggregator", "standby", "optimizer", "shard", "worker")
     return {
-        "failpoints": sorted(POINTS),
-        "timeouts in heartbeats": HEARTBEATS,
+        "failpoints": sorted(FAILPOINTS),
+        "timeouts in heartbeats": TIMEOUTS_IN_HEARTBEATS,
         "environment": sorted(text for text in texts if re.fullmatch(r"TIERMESH_[A-Z_]*[A-Z]", text)),
         "loggers": sorted(text for text in texts if re.fullmatch(r"tiermesh(\.[a-z]+)?", text)),
         "health": {role: list(kind.service_names) for role, kind in zip(roles, services, strict=True)},

@@ -16,7 +16,7 @@ from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.config import JobConfig, LinearRegressionConfig
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.chunk_messages import pack
+from services.tensors.chunk_messages import pack_chunk
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
@@ -107,7 +107,7 @@ def test_what_is_measured_of_a_job(
     built = device.next()
     assert isinstance(built, ev.Built)
     values = np.zeros(built.elements, np.float32)
-    chunk = pack(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
+    chunk = pack_chunk(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
     device.thread.carry_out(ev.Load(chunk.header), chunk)
     device.give(_lease(2))
     while not isinstance(device.next(), ev.LeaseComputed):
@@ -223,7 +223,7 @@ def test_a_check_tells_the_checksum_that_its_lease_told_and_no_sum(device: Devic
     built = device.next()
     assert isinstance(built, ev.Built)
     values = np.linspace(-1, 1, built.elements, dtype=np.float32)
-    chunk = pack(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
+    chunk = pack_chunk(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
     device.thread.carry_out(ev.Load(chunk.header), chunk)
     lease = pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=4, checksums=[1, 3])
     device.give(ev.Perform(lease))

@@ -23,7 +23,7 @@ from services.config import (
     LlamaConfig,
 )
 from services.runtime.metrics import WorkerMetrics
-from services.tensors.chunk_messages import pack
+from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import chunk_count, chunk_range
 from training.modules import GPT2Block, LlamaBlock
 from worker.core import events as ev
@@ -92,7 +92,7 @@ class Device:
             header = ChunkHeader(
                 job="a", generation=1, step=version, kind=WEIGHTS, index=index, offset=start, dtype=FLOAT32
             )
-            chunk = pack(header, index, values[start:stop])
+            chunk = pack_chunk(header, index, values[start:stop])
             self.thread.carry_out(ev.Load(chunk.header), chunk)
 
     def perform(self, lease: int, version: int) -> None:

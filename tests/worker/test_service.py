@@ -13,19 +13,19 @@ from services.runtime.metrics import WorkerMetrics
 from services.transport.security import Security
 from services.transport.streams import LinkClosed
 from tests.support.damaging import DamagingPeer
-from worker.service import WorkerService, ladder_of
+from worker.service import WorkerService, timeouts_from
 
 LIMIT_SECONDS = 30.0
 
 
 def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
-    assert ladder_of(pb.Welcome(heartbeat_seconds=2.0)).silent == 5.0
+    assert timeouts_from(pb.Welcome(heartbeat_seconds=2.0)).silent == 5.0
 
 
 @pytest.mark.parametrize("heartbeat", [0.0, -5.0, float("nan")])
 def test_a_heartbeat_that_would_have_it_spin_ends_the_link(heartbeat: float) -> None:
     with pytest.raises(LinkClosed, match=r"its Welcome names a heartbeat of .* expected more than 0"):
-        ladder_of(pb.Welcome(heartbeat_seconds=heartbeat))
+        timeouts_from(pb.Welcome(heartbeat_seconds=heartbeat))
 
 
 @pytest.mark.parametrize(

@@ -403,7 +403,7 @@ class WorkerCore:
             index=chunk,
             offset=start,
             elements=stop - start,
-            dtype=self.job.built.wire.of(kind),
+            dtype=self.job.built.wire.dtype_of(kind),
         )
         if chunk == 0:
             header.losses.extend(held.losses)

@@ -10,7 +10,7 @@ from aggregator.core.sums.coverage import Arrival, Coverage
 from aggregator.core.sums.losses import total
 from aggregator.core.verification.opinions import Check
 from protos.tensors_pb2 import NonFinite
-from services.protocol.plan import LEAST_WINDOW_CHUNKS, WINDOW_CHUNKS, WINDOW_SUMS
+from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 
@@ -195,7 +195,7 @@ class StepSum:
     @property
     def _window_chunks(self) -> int:
         """How far ahead of the finished chunks each lease may send, over all lanes."""
-        each = max(LEAST_WINDOW_CHUNKS, min(WINDOW_CHUNKS, WINDOW_SUMS // len(self.assignments)))
+        each = max(MIN_WINDOW_CHUNKS, min(WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS // len(self.assignments)))
         return each * self._room
 
     @property

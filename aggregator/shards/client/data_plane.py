@@ -131,7 +131,7 @@ class ShardedDataPlane:
         header = body.header
         refusal = self._core.check_chunk(body.session, header)
         elements = self._core.expected_elements(header.job)
-        if refusal is None and not (elements and header.index in link.stripe.indices(elements)):
+        if refusal is None and not (elements and header.index in link.stripe.chunk_indices(elements)):
             refusal = Refusal(f"its index is {header.index}, which is not one of {link}")
         if refusal is None:
             self._feed(ev.ChunkArrived(body.session, header))
@@ -184,7 +184,7 @@ class ShardedDataPlane:
                     limits = [0] * len(self._shards.links)
                     self._sent[session] = due, limits
                 stripe = self._shards.of_chunk(header.index).stripe
-                limits[stripe.index] = stripe.local(header.index) + 1
+                limits[stripe.index] = stripe.to_local(header.index) + 1
                 changed.add(stripe.index)
             for index in changed:
                 (generation, step), limits = self._sent[session]

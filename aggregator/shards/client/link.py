@@ -18,7 +18,7 @@ from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Failed, Refused
-from services.protocol.checksums import encode
+from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
@@ -161,7 +161,7 @@ class ShardLink:
         async with control, tensors:
             attend = control.stream_stream(
                 "/tiermesh.Shard/Attend",
-                request_serializer=encode,
+                request_serializer=encode_with_checksum,
             )()
             reports = ControlReader(attend.read, pb.ShardReports, "Attend")
             hello = pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)])
@@ -242,7 +242,7 @@ class ShardLink:
         """
         call = self._channel().unary_stream(
             "/tiermesh.Shard/ReadPart",
-            request_serializer=encode,
+            request_serializer=encode_with_checksum,
         )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
         channel = self._tensors
         try:

@@ -163,7 +163,7 @@ class ShardedTensorStore:
         self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk, initial=True))
 
     def _staged(self, link: ShardLink, body: pb.StagedChunk) -> None:
-        if body.chunk not in link.stripe.indices(self._elements):
+        if body.chunk not in link.stripe.chunk_indices(self._elements):
             return  # of the job before
         start, stop = chunk_range(self._elements, body.chunk)
         blocks = -(-(stop - start) // BLOCK_ELEMENTS)
@@ -187,7 +187,7 @@ class ShardedTensorStore:
         self._loop.call_soon(self._measure_if_staged)
 
     def _owes_norm(self, link: ShardLink, effect: ev.Measure) -> bool:
-        staged = all(chunk in self._block_sums for chunk in link.stripe.indices(self._elements))
+        staged = all(chunk in self._block_sums for chunk in link.stripe.chunk_indices(self._elements))
         return self._measuring is effect and not staged
 
     def _measure_if_staged(self) -> None:
@@ -220,7 +220,7 @@ class ShardedTensorStore:
 
     def _owes_update(self, link: ShardLink, effect: ev.Update) -> bool:
         updating = self._updating is not None and self._updating[0] is effect
-        return updating and self._updated[link] < link.stripe.chunks(self._elements)
+        return updating and self._updated[link] < link.stripe.chunk_count(self._elements)
 
     def _part_updated(self, link: ShardLink, body: pb.UpdatedPart) -> None:
         """Tell of chunks in the order of the layout."""
@@ -230,12 +230,12 @@ class ShardedTensorStore:
         self._updated[link] = body.chunks
         while self._told < self._chunks:
             holder = self._shards.of_chunk(self._told)
-            if self._updated[holder] <= holder.stripe.local(self._told):
+            if self._updated[holder] <= holder.stripe.to_local(self._told):
                 return
             self._told += 1
             self._events.updated(ev.Updated(effect.job, effect.step, self._told - 1))
         self._updating = None
-        self._metrics.updated(
+        self._metrics.record_update(
             effect.job,
             seconds=time.perf_counter() - began,
             grad_norm=effect.norm,

@@ -87,7 +87,7 @@ class ShardCore:
 
     def wire_type(self, kind: ChunkKind) -> DType:
         """How chunks of this kind travel."""
-        return self._wire.of(kind)
+        return self._wire.dtype_of(kind)
 
     def next_weights(self, session: int) -> ChunkHeader | None:
         """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
@@ -98,7 +98,7 @@ class ShardCore:
             return None
         due.sent += 1
         generation, step = due.version
-        index = self.stripe.whole(due.sent - 1)
+        index = self.stripe.to_global(due.sent - 1)
         start, stop = chunk_range(self.elements, index)
         return ChunkHeader(
             job=self.job,

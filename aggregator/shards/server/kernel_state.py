@@ -18,7 +18,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config import JobConfig
 from services.instrumentation import timeline
-from services.instrumentation.failpoints import point
+from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -69,7 +69,7 @@ class ShardTensors:
         self._metrics = metrics
         config = JobConfig.from_json(order.spec_json)
         self._wire = config.plan().wire
-        self.tensors = MasterTensors(config, stripe.layout(Layout.loads(order.layout_json)))
+        self.tensors = MasterTensors(config, stripe.layout_of(Layout.loads(order.layout_json)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What a checkpoint keeps, by the names in `ArrayPiece`; the arrays themselves."""
@@ -78,14 +78,14 @@ class ShardTensors:
 
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
         """Take a finished sum as part of the step's gradient; its block sums, float64."""
-        local = self._stripe.local(chunk)
+        local = self._stripe.to_local(chunk)
         with timeline.span("kernel", "stage", chunk=chunk):
             self.tensors.stage(local, values)
         return self.tensors.take_block_sums(local)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
         """Take a chunk of initial weights."""
-        self.tensors.store_initial(self._stripe.local(chunk), values)
+        self.tensors.store_initial(self._stripe.to_local(chunk), values)
 
     def update(self, order: pb.UpdatePart, made: Callable[[WeightsReady], None]) -> None:
         """Update all chunks, and have them ready to be sent one by one."""
@@ -93,13 +93,13 @@ class ShardTensors:
         if order.applied:
             self.tensors.begin_update(order.grad_norm, order.learning_rate)
         for local in range(self.tensors.layout.chunks):
-            with timeline.span("kernel", "update", order.step, chunk=self._stripe.whole(local)):
+            with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
                 if order.applied:
                     self.tensors.update(local)
-                    point("shard.update.mid")
+                    hit_failpoint("shard.update.mid")
                 weights = self._weights(local, order.generation, order.step + 1)
             made(weights)
-        self._metrics.updated(
+        self._metrics.record_update(
             self.job,
             seconds=time.perf_counter() - started,
             grad_norm=order.grad_norm,
@@ -122,7 +122,7 @@ class ShardTensors:
             dtype=self._wire.weights,
         )
         values, elements = self.tensors.chunk_weights(local), self.tensors.layout.elements
-        self._newest.put(header, self._stripe.whole(local), values, elements)
+        self._newest.put(header, self._stripe.to_global(local), values, elements)
         return WeightsReady(header, local + 1)
 
 

@@ -18,7 +18,7 @@ from optimizer import update_rules as rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
-from services.protocol.checksums import ChecksumMismatch, decode, encode
+from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.transport.control_streams import ControlReader, greeted
@@ -66,7 +66,9 @@ class ShardService:
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """For the server; workers' data streams are given and taken as raw messages."""
         shard = {
-            "Attend": grpc.stream_stream_rpc_method_handler(self._attend, response_serializer=encode),
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                self._attend, response_serializer=encode_with_checksum
+            ),
             "ReadPart": grpc.unary_stream_rpc_method_handler(
                 self._read_part, response_serializer=pb.ArrayPiece.SerializeToString
             ),
@@ -228,7 +230,7 @@ class ShardService:
     ) -> AsyncIterator[pb.ArrayPiece]:
         hold = await self._attended(context)
         try:
-            request, _ = decode(pb.ReadPartRequest, content)
+            request, _ = decode_with_checksum(pb.ReadPartRequest, content)
         except ChecksumMismatch as damaged:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"what was asked for was damaged: {damaged}")
         try:

@@ -25,9 +25,9 @@ from optimizer.local_tensor_store import broke
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.config import JobConfig
-from services.errors import Refused, describe
-from services.instrumentation.failpoints import point
-from services.protocol.plan import WINDOW_SUMS
+from services.errors import Refused, describe_internal_error
+from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.plan import TOTAL_WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
@@ -41,7 +41,7 @@ log = logging.getLogger("tiermesh.aggregator")
 
 MESSAGES = 1 << 16
 """Orders or reports that may wait for a peer to read."""
-WAITING_CHUNKS = WINDOW_SUMS
+WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
 """Payloads that may wait for the aggregator's word on them and for the kernel thread; then workers' streams are not
 read."""
 
@@ -87,7 +87,7 @@ class ShardSession:
             sessions=self._sessions,
             metrics=metrics,
             feed=self._feed,
-            room=self._backlog.room,
+            room=self._backlog.wait_for_room,
             shared_memory=shared_memory,
         )
         self._bench = KernelState()
@@ -136,7 +136,7 @@ class ShardSession:
             return
         assert chunk is not None
         header = event.header
-        if not self.stripe.holds(header.index):
+        if not self.stripe.contains(header.index):
             count = self.stripe.count
             raise ChunkRefused(
                 f"chunk {header.index}: of job {header.job}, lease {header.lease}: it is shard "
@@ -144,8 +144,8 @@ class ShardSession:
             )
         self._last_arrival += 1
         self._arrived[self._last_arrival] = chunk
-        self._backlog.give()
-        point("shard.arrived")
+        self._backlog.add()
+        hit_failpoint("shard.arrived")
         self._report(pb.ArrivedChunk(session=event.session, arrival=self._last_arrival, header=header))
 
     def _decide(self, arrival: int) -> TensorChunk:
@@ -179,8 +179,10 @@ class ShardSession:
 
     def _give_up(self, error: Exception) -> None:
         """What is held does not fit the aggregator's orders: it has to start over."""
-        log.error("%s", describe(error), exc_info=error)
-        self.reports.close(f"it can't carry out an order: {describe(error)}", grpc.StatusCode.INTERNAL)
+        log.error("%s", describe_internal_error(error), exc_info=error)
+        self.reports.close(
+            f"it can't carry out an order: {describe_internal_error(error)}", grpc.StatusCode.INTERNAL
+        )
 
     def _begin(self, body: Message) -> Callable[[], None] | None:
         """What is to be done on the event loop is done; what is left is for the kernel thread."""
@@ -190,7 +192,7 @@ class ShardSession:
                 return partial(self._keep, Keep(chunk.header.index, from_node(body.node)), chunk)
             case pb.DiscardChunk():
                 self._decide(body.arrival)
-                self._backlog.take_back()
+                self._backlog.cancel()
             case pb.SendUpTo():
                 self._core.send(body.session, Version(body.generation, body.step), body.limit)
                 session = self._sessions.get(body.session)
@@ -220,7 +222,7 @@ class ShardSession:
 
     def _keep(self, effect: Keep, chunk: TensorChunk) -> None:
         self._bench.sums.carry_out(effect, chunk)
-        self._backlog.take()
+        self._backlog.remove()
 
     def _guarded(self, body: Message) -> None:
         """Work on the part, whose failure is the job's, not the process's."""
@@ -244,7 +246,7 @@ class ShardSession:
                 part.store_initial(body.chunk, bench.take(body.chunk))
             case pb.StageChunk():
                 sums = part.stage(body.chunk, bench.take(body.chunk))
-                point("shard.staged")
+                hit_failpoint("shard.staged")
                 self._tell(pb.StagedChunk(chunk=body.chunk, block_sums=sums.tolist()))
             case pb.UpdatePart():
                 bench.decided()
@@ -282,7 +284,7 @@ class ShardSession:
         self._opening = order.opening
         elements = Layout.loads(order.layout_json).elements
         self._core.opened(order.job, elements, JobConfig.from_json(order.spec_json).plan().wire)
-        point("shard.opened")
+        hit_failpoint("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 
     def _made(self, made: WeightsReady, updated: bool) -> None:
@@ -307,4 +309,4 @@ class ShardSession:
     def _put(self, piece: pb.ArrayPiece) -> None:
         if self._bench.part is not None:
             put(piece, self._bench.part.arrays())
-            point("shard.write.mid")
+            hit_failpoint("shard.write.mid")

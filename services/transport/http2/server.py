@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import grpc
 
-from services.errors import Refused, describe
+from services.errors import Refused, describe_internal_error
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.connection import Connection, address_of, headers_frames
 from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame
@@ -195,7 +195,7 @@ class ServerConnection(Connection):
             stream.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
         except Exception as error:  # whatever it is, the caller must hear of the end
             if not stream.over:
-                log.error("data stream of %s: %s", self.peer, describe(error))
+                log.error("data stream of %s: %s", self.peer, describe_internal_error(error))
                 stream.finish(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
 
     def reset(self, code: int) -> None:

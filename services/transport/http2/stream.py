@@ -116,9 +116,9 @@ class Stream(ABC):
             connection.send_window -= allowed
             self.send_window -= allowed
             pieces = self._frames(waiting, allowed)
-            if failpoints.armed() and len(pieces) > 1:
+            if failpoints.is_armed() and len(pieces) > 1:
                 connection.write_all(pieces[:1])
-                failpoints.point("stream.mid-message")
+                failpoints.hit_failpoint("stream.mid-message")
                 pieces = pieces[1:]
             connection.write_all(pieces)
         while connection.paused and not self.over:  # the transport still holds the parts

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.protocol.envelope import seal
+from services.protocol.envelope import wrap
 from tests.support.anything import message
 from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
 
@@ -119,9 +119,9 @@ def test_nothing_that_peers_say_stops_the_aggregator(
         for effect in effects:
             match effect:
                 case ev.ToWorker():
-                    seal(pb.WorkerCommand, EPOCH, effect.body).SerializeToString()
+                    wrap(pb.WorkerCommand, EPOCH, effect.body).SerializeToString()
                 case ev.ToOptimizer():
-                    seal(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
+                    wrap(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
         for session in list(talk.core.members):
             sent = sum(1 for _ in iter(partial(talk.core.next_weights, session), None))
             assert sent <= CHUNKS

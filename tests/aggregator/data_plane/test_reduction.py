@@ -15,8 +15,14 @@ from numpy.typing import NDArray
 from aggregator.core.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
 from aggregator.data_plane.reduction import KeptSums, Reduction
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
-from services.runtime.backlog import WAITING_CHUNKS
-from services.tensors.chunk_messages import TensorChunk, deserialize, element_bytes, pack, serialize
+from services.runtime.backlog import MAX_WAITING_CHUNKS
+from services.tensors.chunk_messages import (
+    TensorChunk,
+    bytes_per_element,
+    deserialize_chunk,
+    pack_chunk,
+    serialize_chunk,
+)
 from services.tensors.reduction_tree import Node
 from services.tensors.shared_memory import MappedArray, SharedArray
 
@@ -43,13 +49,13 @@ class Sums:
 def received(dtype: DType, seed: int) -> TensorChunk:
     """A chunk that came in a message."""
     values = np.random.Generator(np.random.Philox(seed)).standard_normal(ELEMENTS, np.float32)
-    return deserialize(serialize(pack(ChunkHeader(kind=GRADIENT, dtype=dtype), 0, values)))
+    return deserialize_chunk(serialize_chunk(pack_chunk(ChunkHeader(kind=GRADIENT, dtype=dtype), 0, values)))
 
 
 def in_place(dtype: DType, seed: int) -> TensorChunk:
     """The same chunk, in memory that its worker shares."""
     chunk = received(dtype, seed)
-    size_bytes = ELEMENTS * element_bytes(dtype)
+    size_bytes = ELEMENTS * bytes_per_element(dtype)
     array = SharedArray(size_bytes, size_bytes)
     array.payload[:] = np.frombuffer(chunk.payload, np.uint8)
     seen = MappedArray(os.getpid(), array.descriptor, array.identity)
@@ -145,7 +151,7 @@ def test_no_more_payloads_wait_for_the_thread_than_may() -> None:
     async def run() -> None:
         go = threading.Event()
         reduction = Reduction(lambda header, values: assert_soon(go), lambda error: None)
-        for seed in range(WAITING_CHUNKS):
+        for seed in range(MAX_WAITING_CHUNKS):
             await asyncio.wait_for(reduction.room(), LIMIT_SECONDS)
             reduction.submit([Keep(0, ROOT), FORWARD], received(FLOAT32, seed))
         reduction.submit([Keep(0, ROOT), Drop(0, ROOT)], in_place(FLOAT32, 0))

@@ -41,7 +41,7 @@ def checkpoint() -> Checkpoint:
 
 
 def empty_part(stripe: Stripe) -> dict[str, NDArray[Any]]:
-    own = stripe.elements(ELEMENTS)
+    own = stripe.element_count(ELEMENTS)
     flat = {name: np.zeros(own, np.float32) for name in ("weights", "state/exp_avg")}
     return {**flat, "state/applied": np.zeros(1, np.int64)}
 

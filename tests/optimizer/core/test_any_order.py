@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.protocol.envelope import seal
+from services.protocol.envelope import wrap
 from tests.support.anything import message
 from tests.support.dialogues.optimizer import PLAN, Dialogue
 
@@ -87,7 +87,7 @@ def test_nothing_that_an_aggregator_orders_stops_an_optimizer(state: str, inputs
         assert len(effects) <= 4
         for effect in effects:
             if isinstance(effect, ev.Say):
-                seal(pb.OptimizerMessage, talk.core.epoch, effect.body).SerializeToString()
+                wrap(pb.OptimizerMessage, talk.core.epoch, effect.body).SerializeToString()
         assert len(talk.stream()) <= 2
 
 

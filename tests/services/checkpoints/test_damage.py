@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from services.checkpoints import (
     CheckpointInfo,
-    newest_checkpoint,
-    newest_that,
+    find_newest,
     read_checkpoint,
+    read_newest_checkpoint,
     verify_checkpoint,
     write_checkpoint,
 )
@@ -92,9 +92,9 @@ def test_what_is_verified_is_the_newest_that_would_be_read(tmp_path: Path) -> No
         write(tmp_path, step)
     damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    read, told = newest_checkpoint(tmp_path)
+    read, told = read_newest_checkpoint(tmp_path)
     assert read is not None
-    assert newest_that(verify_checkpoint, tmp_path) == (read.path, told)
+    assert find_newest(verify_checkpoint, tmp_path) == (read.path, told)
     assert read.step == 5
 
 
@@ -154,10 +154,10 @@ def test_a_state_that_contradicts_the_files_is_refused(
 
 
 def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
-    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
+    assert read_newest_checkpoint(tmp_path / "nowhere") == (None, [])
     for step in (0, 10, 20):
         write(tmp_path, step, value=step)
-    checkpoint, notices = newest_checkpoint(tmp_path)
+    checkpoint, notices = read_newest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert (checkpoint.step, checkpoint.weights[0], notices) == (20, 20.0, [])
 
@@ -167,7 +167,7 @@ def test_damaged_checkpoints_are_passed_over_and_told_of(tmp_path: Path) -> None
         write(tmp_path, step)
     (tmp_path / "step-00000030" / "state.json").unlink()
     os.truncate(tmp_path / "step-00000020" / "model.safetensors", 100)
-    checkpoint, notices = newest_checkpoint(tmp_path)
+    checkpoint, notices = read_newest_checkpoint(tmp_path)
     assert checkpoint is not None
     assert checkpoint.step == 10
     assert len(notices) == 2
@@ -183,7 +183,7 @@ def test_a_job_whose_checkpoints_are_all_damaged_does_not_start_afresh_by_itself
     with pytest.raises(
         Refused, match=r"none of 2 is intact; the newest: .*step-00000010.* remove the folder"
     ):
-        newest_checkpoint(tmp_path)
+        read_newest_checkpoint(tmp_path)
 
 
 def interrupted_writes(
@@ -227,7 +227,7 @@ def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_is_there(
         try:
             write(tmp_path, 20, value=20)
         finally:
-            checkpoint, notices = newest_checkpoint(tmp_path)
+            checkpoint, notices = read_newest_checkpoint(tmp_path)
             assert checkpoint is not None
             assert notices == []
             assert checkpoint.weights[0] == checkpoint.step
@@ -250,7 +250,7 @@ def test_killed_while_replacing_a_damaged_checkpoint_an_intact_one_remains(
         try:
             write(tmp_path, 20, value=20)
         finally:
-            checkpoint, _ = newest_checkpoint(tmp_path)
+            checkpoint, _ = read_newest_checkpoint(tmp_path)
             assert checkpoint is not None
             assert checkpoint.weights[0] == checkpoint.step
 

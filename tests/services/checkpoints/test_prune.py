@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpoints import list_checkpoints, read_checkpoint, set_aside, surplus
+from services.checkpoints import list_checkpoints, list_surplus, mark_removed, read_checkpoint
 from tests.services.checkpoints.test_damage import Killed, write
 
 
@@ -36,8 +36,8 @@ def folders(root: Path, steps: set[int]) -> None:
 )
 def test_what_is_kept(tmp_path: Path, written: int, keep_last: int, keep_every: int, left: list[int]) -> None:
     folders(tmp_path, {0, 10, 20, 30, 40, 50})
-    for path in surplus(tmp_path, written, keep_last=keep_last, keep_every=keep_every):
-        shutil.rmtree(set_aside(path))
+    for path in list_surplus(tmp_path, written, keep_last=keep_last, keep_every=keep_every):
+        shutil.rmtree(mark_removed(path))
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path)] == left
 
 
@@ -53,7 +53,9 @@ def test_whatever_there_is(
     root = tmp_path_factory.mktemp("job")
     folders(root, steps)
     written = sorted(steps)[picked % len(steps)]
-    gone = [int(each.name[5:]) for each in surplus(root, written, keep_last=keep_last, keep_every=keep_every)]
+    gone = [
+        int(each.name[5:]) for each in list_surplus(root, written, keep_last=keep_last, keep_every=keep_every)
+    ]
     made = sorted(step for step in steps if step <= written)
     left = [step for step in made if step not in gone]
     assert gone == sorted(gone) and set(gone) <= set(made) - {0, written}
@@ -82,7 +84,7 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
         shutil.copytree(intact, root)
         calls_from(root)
         try:
-            shutil.rmtree(set_aside(root / "step-00000010"))
+            shutil.rmtree(mark_removed(root / "step-00000010"))
         finally:
             calls_from(None)
             left.append([read_checkpoint(path).step for path in list_checkpoints(root)])
@@ -123,7 +125,7 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
 def test_what_a_killed_removal_leaves_is_cleared_by_the_next_checkpoint(tmp_path: Path) -> None:
     for step in (0, 10):
         write(tmp_path, step)
-    aside = set_aside(tmp_path / "step-00000000")
+    aside = mark_removed(tmp_path / "step-00000000")
     (aside / "model.safetensors").unlink()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000010"]
     write(tmp_path, 20)

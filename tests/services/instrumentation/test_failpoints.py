@@ -25,18 +25,18 @@ def off_again() -> Iterator[None]:
 
 def test_off_unless_asked_for() -> None:
     failpoints.arm({})
-    assert not failpoints.armed()
-    failpoints.point("worker.send")
+    assert not failpoints.is_armed()
+    failpoints.hit_failpoint("worker.send")
 
 
 def test_an_error_at_the_hit_that_was_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     failpoints.arm({failpoints.VARIABLE: "worker.send=error@2", failpoints.LOG_VARIABLE: str(log)})
-    failpoints.point("worker.send")
+    failpoints.hit_failpoint("worker.send")
     with pytest.raises(OSError, match=r"failpoint worker\.send"):
-        failpoints.point("worker.send")
-    failpoints.point("worker.send")
-    failpoints.point("checkpoint.before")
+        failpoints.hit_failpoint("worker.send")
+    failpoints.hit_failpoint("worker.send")
+    failpoints.hit_failpoint("checkpoint.before")
     hits = [(line.split()[0], *line.split()[2:]) for line in log.read_text().splitlines()]
     assert hits == [
         ("worker.send", "1"),
@@ -47,7 +47,8 @@ def test_an_error_at_the_hit_that_was_named(tmp_path: Path) -> None:
 
 
 def test_a_kill_is_in_the_log(tmp_path: Path) -> None:
-    code = "import os; from services.instrumentation import failpoints as f; f.arm(os.environ); f.point('worker.send')"
+    code = "import os; from services.instrumentation import failpoints as f; f.arm(os.environ)"
+    code += "; f.hit_failpoint('worker.send')"
     log = tmp_path / "log"
     settings = {failpoints.VARIABLE: "worker.send=kill@1", failpoints.LOG_VARIABLE: str(log)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=settings, check=False)
@@ -67,7 +68,7 @@ def test_a_kill_is_in_the_log(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_refused(text: str, said: str) -> None:
     with pytest.raises(Refused, match=re.escape(said)):
         failpoints.arm({failpoints.VARIABLE: text})
-    assert not failpoints.armed()
+    assert not failpoints.is_armed()
 
 
 def test_every_failpoint_is_in_the_code_once() -> None:
@@ -75,4 +76,4 @@ def test_every_failpoint_is_in_the_code_once() -> None:
     for folder in ("services", "worker", "aggregator", "optimizer"):
         for path in (ROOT / folder).rglob("*.py"):
             found += re.findall(r'point\("([\w.-]+)"\)', path.read_text())
-    assert sorted(found) == sorted(failpoints.POINTS)
+    assert sorted(found) == sorted(failpoints.FAILPOINTS)

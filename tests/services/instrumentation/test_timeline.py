@@ -110,7 +110,7 @@ def test_a_failure_ends_its_span(tmp_path: Path) -> None:
 
 
 def test_threads_record_side_by_side_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MOST_EVENTS", 150)
+    monkeypatch.setattr(timeline, "MAX_EVENTS", 150)
     begin(tmp_path)
 
     def record(lane: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from protos import cluster_pb2 as pb
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import ChunkHeader
-from services.protocol.checksums import ChecksumMismatch, encode, verify
+from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
 from tests.support.anything import message
 
 COMMAND = pb.WorkerCommand(epoch=3, lease=pb.Lease(job="j", lease=(3 << 32) + 1, count=4))
@@ -30,32 +30,32 @@ COMMAND = pb.WorkerCommand(epoch=3, lease=pb.Lease(job="j", lease=(3 << 32) + 1,
 def test_each_kind_can_be_checked_and_its_checksum_comes_last(kind: type[pb.WorkerCommand]) -> None:
     field = kind.DESCRIPTOR.fields_by_name["own_crc32c"]
     assert field.number == 15 == max(each.number for each in kind.DESCRIPTOR.fields)
-    content = encode(kind(epoch=7))
+    content = encode_with_checksum(kind(epoch=7))
     found = kind.FromString(content)
-    assert verify(found, content)
+    assert verify_checksum(found, content)
     assert found == kind(epoch=7)
 
 
 def test_a_stock_peer_writes_the_same() -> None:
     alone = pb.WorkerCommand(own_crc32c=google_crc32c.value(COMMAND.SerializeToString()))
-    assert COMMAND.SerializeToString() + alone.SerializeToString() == encode(COMMAND)
+    assert COMMAND.SerializeToString() + alone.SerializeToString() == encode_with_checksum(COMMAND)
 
 
 def test_who_leaves_it_out_is_not_checked() -> None:
     content = COMMAND.SerializeToString()
-    assert not verify(pb.WorkerCommand.FromString(content), content)
+    assert not verify_checksum(pb.WorkerCommand.FromString(content), content)
 
 
 def test_another_checksum_is_told() -> None:
-    content = encode(COMMAND)[:-1] + b"\0"
+    content = encode_with_checksum(COMMAND)[:-1] + b"\0"
     with pytest.raises(ChecksumMismatch, match=r"crc32c 0x[0-9a-f]{8}, expected 0x00[0-9a-f]{6}"):
-        verify(pb.WorkerCommand.FromString(content), content)
+        verify_checksum(pb.WorkerCommand.FromString(content), content)
 
 
 @settings(max_examples=100, deadline=None)
 @given(message(pb.WorkerCommand))
 def test_any_message_comes_back_as_it_was(sent: pb.WorkerCommand) -> None:
-    content = encode(sent)
+    content = encode_with_checksum(sent)
     found = pb.WorkerCommand.FromString(content)
-    assert verify(found, content)
+    assert verify_checksum(found, content)
     assert found.SerializeToString(deterministic=True) == sent.SerializeToString(deterministic=True)

@@ -27,15 +27,15 @@ async def turns() -> None:
 def test_there_is_room_until_as_many_wait_as_may() -> None:
     async def scenario(backlog: Backlog) -> None:
         for _ in range(MOST):
-            await backlog.room()
-            backlog.give()
-        waits = asyncio.ensure_future(backlog.room())
+            await backlog.wait_for_room()
+            backlog.add()
+        waits = asyncio.ensure_future(backlog.wait_for_room())
         await turns()
         assert not waits.done()
-        await asyncio.to_thread(backlog.take)
+        await asyncio.to_thread(backlog.remove)
         await turns()
         assert not waits.done(), "not for one alone: each wakes the event loop"
-        await asyncio.to_thread(backlog.take)
+        await asyncio.to_thread(backlog.remove)
         await waits
 
     run(scenario)
@@ -47,15 +47,15 @@ def test_of_many_that_waited_no_more_give_than_there_is_room_for() -> None:
 
         async def giver() -> None:
             nonlocal given
-            await backlog.room()
-            backlog.give()
+            await backlog.wait_for_room()
+            backlog.add()
             given += 1
 
         givers = [asyncio.ensure_future(giver()) for _ in range(3 * MOST)]
         await turns()
         assert given == MOST
         for taken in range(1, 3 * MOST + 1):
-            await asyncio.to_thread(backlog.take)
+            await asyncio.to_thread(backlog.remove)
             await turns()
             assert given - taken <= MOST
         await asyncio.gather(*givers)
@@ -66,12 +66,12 @@ def test_of_many_that_waited_no_more_give_than_there_is_room_for() -> None:
 def test_what_is_taken_back_makes_room() -> None:
     async def scenario(backlog: Backlog) -> None:
         for _ in range(MOST):
-            backlog.give()
-        waits = asyncio.ensure_future(backlog.room())
+            backlog.add()
+        waits = asyncio.ensure_future(backlog.wait_for_room())
         await turns()
         for _ in range(MOST // 2):
             assert not waits.done()
-            backlog.take_back()
+            backlog.cancel()
         await waits
 
     run(scenario)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Refused
-from services.runtime.process import make_state_dir, run_daemon, single_threaded_blas, write_ready_file
+from services.runtime.process import limit_blas_to_one_thread, make_state_dir, run_daemon, write_ready_file
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -135,7 +135,7 @@ def test_a_state_dir_is_made_or_refused(tmp_path: Path) -> None:
 
 def test_blas_is_kept_on_one_thread() -> None:
     environment = {"OMP_NUM_THREADS": "8"}
-    single_threaded_blas(environment)
+    limit_blas_to_one_thread(environment)
     assert set(environment.values()) == {"1"}
     assert {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} <= set(environment)
 

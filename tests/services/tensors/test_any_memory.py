@@ -66,7 +66,7 @@ def test_any_header(numbers: list[int], size_bytes: int, chunk: int) -> None:
         os.close(made)
     assert mapped.payload.size < size_bytes
     assert mapped.place(chunk).size <= mapped.payload.size
-    assert mapped.holds(chunk, 7) in (True, False)
+    assert mapped.is_marked(chunk, 7) in (True, False)
 
 
 ARRAY = array_of(2)

@@ -16,11 +16,11 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, Chun
 from services.tensors.chunk_messages import (
     ChunkRefused,
     TensorChunk,
-    check,
-    deserialize,
-    pack,
-    serialize,
-    too_large,
+    check_chunk,
+    describe_float16_overflow,
+    deserialize_chunk,
+    pack_chunk,
+    serialize_chunk,
 )
 from services.tensors.layout import CHUNK_ELEMENTS
 
@@ -50,7 +50,7 @@ def small_chunk() -> TensorChunk:
     identity = ChunkHeader(
         job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=FLOAT32, losses=[1.5]
     )
-    return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
+    return pack_chunk(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
 
 
 def checked(header: ChunkHeader) -> ChunkHeader:
@@ -63,7 +63,7 @@ def checked(header: ChunkHeader) -> ChunkHeader:
 
 @given(headers, payloads)
 def test_a_chunk_comes_back_as_it_was(header: ChunkHeader, payload: bytes) -> None:
-    received = deserialize(serialize(TensorChunk(header, payload)))
+    received = deserialize_chunk(serialize_chunk(TensorChunk(header, payload)))
     assert received.header == header
     assert bytes(received.payload) == payload
 
@@ -71,9 +71,9 @@ def test_a_chunk_comes_back_as_it_was(header: ChunkHeader, payload: bytes) -> No
 @given(headers, payloads)
 def test_protobuf_reads_what_is_written_here_and_the_reverse(header: ChunkHeader, payload: bytes) -> None:
     with_checksum = Chunk(header=checked(header), payload=payload)
-    assert Chunk.FromString(serialize(TensorChunk(header, payload))) == with_checksum
+    assert Chunk.FromString(serialize_chunk(TensorChunk(header, payload))) == with_checksum
     for stock in (with_checksum, Chunk(header=header, payload=payload)):
-        received = deserialize(stock.SerializeToString())
+        received = deserialize_chunk(stock.SerializeToString())
         assert (received.header, bytes(received.payload)) == (header, payload)
 
 
@@ -95,7 +95,7 @@ def test_any_valid_encoding_is_read_as_protobuf_reads_it(
         with_header,
         b"",
     ):
-        stock, received = Chunk.FromString(message), deserialize(message)
+        stock, received = Chunk.FromString(message), deserialize_chunk(message)
         assert received.header == stock.header
         assert bytes(received.payload) == stock.payload
 
@@ -106,34 +106,34 @@ def test_garbage_is_refused_exactly_where_protobuf_refuses_it(message: bytes) ->
         stock = Chunk.FromString(message)
     except DecodeError:
         with pytest.raises(ValueError, match="is not a Chunk"):
-            deserialize(message)
+            deserialize_chunk(message)
         return
-    received = deserialize(message)
+    received = deserialize_chunk(message)
     assert (received.header, bytes(received.payload)) == (stock.header, stock.payload)
 
 
 @given(st.integers(0, 10_000))
 def test_every_truncated_message_is_refused(cut: int) -> None:
-    message = serialize(small_chunk())
+    message = serialize_chunk(small_chunk())
     cut %= len(message)
     try:
-        chunk = deserialize(message[:cut])
+        chunk = deserialize_chunk(message[:cut])
     except ValueError:
         return
     with pytest.raises(ChunkRefused):
-        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+        check_chunk(chunk, LAYOUT_ELEMENTS, FLOAT32)
 
 
 def test_no_flipped_bit_passes_unseen() -> None:
     original = small_chunk()
     original.header.losses.extend(range(12))  # so that lengths have many bits set
-    message = serialize(original)
+    message = serialize_chunk(original)
     for bit in range(8 * len(message)):
         damaged = bytearray(message)
         damaged[bit // 8] ^= 1 << bit % 8
         try:
-            chunk = deserialize(bytes(damaged))
-            check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+            chunk = deserialize_chunk(bytes(damaged))
+            check_chunk(chunk, LAYOUT_ELEMENTS, FLOAT32)
         except (ValueError, ChunkRefused):
             continue
         # What is left hides the header's checksum, and nothing else.
@@ -143,8 +143,8 @@ def test_no_flipped_bit_passes_unseen() -> None:
 
 
 def test_a_received_payload_is_a_view_of_the_message() -> None:
-    message = serialize(small_chunk())
-    received = deserialize(message)
+    message = serialize_chunk(small_chunk())
+    received = deserialize_chunk(message)
     assert isinstance(received.payload, memoryview)
     assert received.payload.obj is message
     assert not received.values().flags.writeable
@@ -153,8 +153,10 @@ def test_a_received_payload_is_a_view_of_the_message() -> None:
 def test_packed_values_arrive_bit_for_bit_and_pass_the_check() -> None:
     rng = np.random.Generator(np.random.Philox(0))
     values = rng.integers(0, 2**32, CHUNK_ELEMENTS, dtype=np.uint32).view(np.float32)  # any bits, NaNs too
-    received = deserialize(serialize(pack(ChunkHeader(job="job", dtype=FLOAT32), 0, values)))
-    check(received, LAYOUT_ELEMENTS, FLOAT32)
+    received = deserialize_chunk(
+        serialize_chunk(pack_chunk(ChunkHeader(job="job", dtype=FLOAT32), 0, values))
+    )
+    check_chunk(received, LAYOUT_ELEMENTS, FLOAT32)
     assert received.values().dtype == np.float32
     assert received.values().tobytes() == values.tobytes()
 
@@ -179,8 +181,8 @@ def test_pack_fills_in_what_describes_the_payload_and_keeps_the_rest() -> None:
 
 def test_pack_takes_a_strided_view() -> None:
     values = np.arange(200, dtype=np.float32)[::2]
-    chunk = pack(ChunkHeader(dtype=FLOAT32), 1, values)
-    check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+    chunk = pack_chunk(ChunkHeader(dtype=FLOAT32), 1, values)
+    check_chunk(chunk, LAYOUT_ELEMENTS, FLOAT32)
     assert chunk.values().tolist() == values.tolist()
 
 
@@ -199,7 +201,7 @@ def test_the_refusal_names_field_value_and_expectation(field: str, value: int, t
     chunk = small_chunk()
     setattr(chunk.header, field, value)
     with pytest.raises(ChunkRefused, match=text):
-        check(chunk, LAYOUT_ELEMENTS, FLOAT32)
+        check_chunk(chunk, LAYOUT_ELEMENTS, FLOAT32)
 
 
 @pytest.mark.parametrize("last", [True, False])
@@ -216,20 +218,20 @@ def test_a_damaged_header_is_refused_wherever_the_payload_is(last: bool) -> None
         r"\(GRADIENT of job 'job', generation 1, step 7, lease 6\)"
     )
     with pytest.raises(ChunkRefused, match=text):
-        deserialize(b"".join(parts if last else reversed(parts)))
+        deserialize_chunk(b"".join(parts if last else reversed(parts)))
 
 
 def test_a_payload_of_another_length_is_refused() -> None:
     chunk = small_chunk()
     with pytest.raises(ChunkRefused, match="chunk 1: payload of 396 bytes, expected 400"):
-        check(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS, FLOAT32)
+        check_chunk(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS, FLOAT32)
 
 
 @settings(max_examples=20)
 @given(st.integers(1, 2**21))
 def test_lengths_of_every_size_are_written_as_protobuf_writes_them(size: int) -> None:
     header, payload = ChunkHeader(index=1), bytes(size)
-    message = serialize(TensorChunk(header, payload))
+    message = serialize_chunk(TensorChunk(header, payload))
     assert message == Chunk(header=checked(header), payload=payload).SerializeToString()
 
 
@@ -240,15 +242,15 @@ TYPES = {FLOAT32: np.dtype("<f4"), BFLOAT16: np.dtype(ml_dtypes.bfloat16), FLOAT
 
 def chunk_of(dtype: DType) -> TensorChunk:
     identity = ChunkHeader(job="job", epoch=3, generation=1, step=7, lease=5, kind=GRADIENT, dtype=dtype)
-    return pack(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
+    return pack_chunk(identity, 1, np.linspace(-1, 1, 100, dtype=np.float32))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @settings(deadline=None)  # the first call may make the kernels ready
 @given(arrays(np.float32, 100, elements=st.floats(width=32)))
 def test_values_arrive_rounded_to_nearest_even(dtype: DType, values: NDArray[np.float32]) -> None:
-    received = deserialize(serialize(pack(ChunkHeader(dtype=dtype), 1, values)))
-    check(received, LAYOUT_ELEMENTS, dtype)
+    received = deserialize_chunk(serialize_chunk(pack_chunk(ChunkHeader(dtype=dtype), 1, values)))
+    check_chunk(received, LAYOUT_ELEMENTS, dtype)
     assert len(received.payload) == 100 * TYPES[dtype].itemsize
     with np.errstate(over="ignore"):
         expected = values.astype(TYPES[dtype]).astype(np.float32)
@@ -264,11 +266,11 @@ def test_values_arrive_rounded_to_nearest_even(dtype: DType, values: NDArray[np.
 def test_only_the_type_that_the_job_asks_for_is_taken(dtype: DType, expected: DType) -> None:
     chunk = chunk_of(dtype)
     if dtype == expected:
-        check(chunk, LAYOUT_ELEMENTS, expected)
+        check_chunk(chunk, LAYOUT_ELEMENTS, expected)
         return
     text = f"chunk 1: dtype {DType.Name(dtype)}, expected {DType.Name(expected)} for this kind of chunk"
     with pytest.raises(ChunkRefused, match=text):
-        check(chunk, LAYOUT_ELEMENTS, expected)
+        check_chunk(chunk, LAYOUT_ELEMENTS, expected)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -276,25 +278,27 @@ def test_the_refusal_names_the_coordinates_on_one_line(dtype: DType) -> None:
     chunk = chunk_of(dtype)
     chunk.header.crc32c ^= 1
     with pytest.raises(ChunkRefused) as caught:
-        check(chunk, LAYOUT_ELEMENTS, dtype)
+        check_chunk(chunk, LAYOUT_ELEMENTS, dtype)
     assert str(caught.value).endswith("(GRADIENT of job 'job', generation 1, step 7, lease 5)")
     chunk.header.job, chunk.header.kind = "two\nlines\x1b[1m" + "x" * 1000, 77  # type: ignore[assignment]
     with pytest.raises(ChunkRefused) as caught:
-        check(chunk, LAYOUT_ELEMENTS, dtype)
+        check_chunk(chunk, LAYOUT_ELEMENTS, dtype)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 300
 
 
 def test_what_float16_cannot_hold_is_told_of() -> None:
     values = np.array([65519.0, 65520.0, -1e6, np.inf, np.nan, 0.0], np.float32)
     texts = {
-        dtype: too_large(pack(ChunkHeader(job="job", dtype=dtype, kind=GRADIENT), 1, values))
+        dtype: describe_float16_overflow(
+            pack_chunk(ChunkHeader(job="job", dtype=dtype, kind=GRADIENT), 1, values)
+        )
         for dtype in TYPES
     }
     assert texts[FLOAT32] == texts[BFLOAT16] == ""
     assert texts[FLOAT16].startswith(
         "chunk 1: 3 of 6 elements are infinite in float16, whose largest is 65504"
     )
-    assert too_large(chunk_of(FLOAT16)) == ""
+    assert describe_float16_overflow(chunk_of(FLOAT16)) == ""
 
 
 # ---- whatever comes in ----
@@ -303,8 +307,8 @@ def test_what_float16_cannot_hold_is_told_of() -> None:
 def refused_or_intact(message: bytes, dtype: DType, original: TensorChunk) -> None:
     """It is refused with a reason of one line, or its payload is the original's."""
     try:
-        received = deserialize(message)
-        check(received, LAYOUT_ELEMENTS, dtype)
+        received = deserialize_chunk(message)
+        check_chunk(received, LAYOUT_ELEMENTS, dtype)
     except (ValueError, ChunkRefused) as refused:
         assert str(refused).isprintable() and str(refused)
         return
@@ -328,7 +332,7 @@ def test_mutated_chunks_are_refused_with_a_reason(
 ) -> None:
     """Anywhere in the message, up to 8 bytes are cut out and up to 8 others put there, up to 4 times."""
     original = chunk_of(dtype)
-    message = serialize(original)
+    message = serialize_chunk(original)
     for where, cut, inserted in splices:
         at = int(where * len(message))
         message = message[:at] + inserted + message[at + cut :]
@@ -340,4 +344,4 @@ def test_mutated_chunks_are_refused_with_a_reason(
 def test_any_header_over_any_payload_is_refused_with_a_reason(
     dtype: DType, header: ChunkHeader, payload: bytes
 ) -> None:
-    refused_or_intact(serialize(TensorChunk(header, payload)), dtype, chunk_of(dtype))
+    refused_or_intact(serialize_chunk(TensorChunk(header, payload)), dtype, chunk_of(dtype))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import (
     CHUNK_ELEMENTS,
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     Entry,
     Layout,
     chunk_count,
@@ -96,7 +96,7 @@ def test_json_without_a_field_is_refused(missing: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"shape": [1 << 30, 1 << 30]}, rf"layout: {1 << 60} elements, expected at most {MOST_ELEMENTS}"),
+        ({"shape": [1 << 30, 1 << 30]}, rf"layout: {1 << 60} elements, expected at most {MAX_ELEMENTS}"),
         ({"shape": [1 << 60]}, r"entry 0: shape: expected at most 8 sizes, each from 1 to"),
         ({"shape": [1] * 9}, "shape: expected at most 8 sizes"),
         ({"shape": [0]}, "shape: expected"),
@@ -104,7 +104,7 @@ def test_json_without_a_field_is_refused(missing: str) -> None:
         ({"offset": False}, "offset is a bool, expected a int"),
         ({"name": None}, "name is a NoneType, expected a str"),
         ({"more": 1}, "fields missing or unknown: 'more'"),
-        ({"name": "a\nb"}, r"entry 0: name: 'a\\nb', expected at most 500 characters that can be printed"),
+        ({"name": "a\nb"}, r"entry 0: name: 'a\\nb', expected at most 500 printable characters"),
         ({"export_name": "x" * 501}, "entry 0: export_name: 'xxx"),
     ],
 )
@@ -133,7 +133,7 @@ def test_an_entry_of_any_values_is_a_layout_or_refused(changed: dict[str, Any]) 
         assert len(str(error)) < 600
     else:
         assert Layout.loads(layout.dumps()) == layout
-        assert layout.elements <= MOST_ELEMENTS
+        assert layout.elements <= MAX_ELEMENTS
 
 
 @settings(max_examples=200, deadline=None)
@@ -145,7 +145,7 @@ def test_any_text_is_a_layout_or_refused(text: str) -> None:
         layout = Layout.loads(text)
     except ValueError:
         return
-    assert layout.elements <= MOST_ELEMENTS
+    assert layout.elements <= MAX_ELEMENTS
 
 
 @given(st.integers(0, 10 * CHUNK_ELEMENTS))

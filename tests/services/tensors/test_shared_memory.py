@@ -42,20 +42,20 @@ def test_of_a_stripe_only_its_chunks_have_places() -> None:
     array.place(5)[:] = 7
     array.mark(5, 9)
     assert seen.place(5).tolist() == [7] * PLACE_BYTES
-    assert seen.holds(5, 9)
+    assert seen.is_marked(5, 9)
     assert np.flatnonzero(seen.payload).tolist() == list(range(64, 128)), "the second chunk of the stripe"
     assert [seen.place(chunk).size for chunk in (2, 5, 8, 11, 14)] == [64, 64, 64, 8, 0]
-    assert not seen.holds(14, 9)
+    assert not seen.is_marked(14, 9)
 
 
 def test_a_mark_says_what_a_place_holds() -> None:
     array = SharedArray(200, PLACE_BYTES)
     seen = mapped(array)
-    assert not any(seen.holds(chunk, 0) for chunk in range(5)), "0 stands for nothing"
+    assert not any(seen.is_marked(chunk, 0) for chunk in range(5)), "0 stands for nothing"
     array.mark(3, 9)
-    assert [seen.holds(chunk, 9) for chunk in range(5)] == [False, False, False, True, False]
+    assert [seen.is_marked(chunk, 9) for chunk in range(5)] == [False, False, False, True, False]
     array.mark(3, 0)
-    assert not seen.holds(3, 9)
+    assert not seen.is_marked(3, 9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -69,7 +69,7 @@ def test_any_sizes(payload_bytes: int, place_bytes: int) -> None:
     for chunk in range(chunks):
         array.mark(chunk, chunk + 1)
     assert np.array_equal(np.concatenate([seen.place(chunk) for chunk in range(chunks)]), content)
-    assert all(seen.holds(chunk, chunk + 1) for chunk in range(chunks))
+    assert all(seen.is_marked(chunk, chunk + 1) for chunk in range(chunks))
     array.close()
 
 

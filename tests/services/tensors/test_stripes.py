@@ -32,10 +32,10 @@ def test_stripes_are_the_layout(sizes: list[int], count: int) -> None:
     whole, seen = decaying(layout), np.zeros(elements, int)
     for index in range(count):
         stripe = Stripe(index, count)
-        own = stripe.layout(layout)
-        assert (own.elements, own.chunks) == (stripe.elements(elements), stripe.chunks(elements))
+        own = stripe.layout_of(layout)
+        assert (own.elements, own.chunks) == (stripe.element_count(elements), stripe.chunk_count(elements))
         decays = decaying(own)
-        for part, local in stripe.parts(elements):
+        for part, local in stripe.ranges(elements):
             seen[part] += 1
             assert np.array_equal(whole[part], decays[local])
     assert (seen == 1).all()
@@ -43,11 +43,11 @@ def test_stripes_are_the_layout(sizes: list[int], count: int) -> None:
 
 def test_chunks_of_the_layout_and_of_the_stripe() -> None:
     stripe = Stripe(1, 3)
-    assert [chunk for chunk in range(8) if stripe.holds(chunk)] == [1, 4, 7]
-    assert [stripe.local(chunk) for chunk in (1, 4, 7)] == [0, 1, 2]
-    assert [stripe.whole(local) for local in range(3)] == [1, 4, 7]
+    assert [chunk for chunk in range(8) if stripe.contains(chunk)] == [1, 4, 7]
+    assert [stripe.to_local(chunk) for chunk in (1, 4, 7)] == [0, 1, 2]
+    assert [stripe.to_global(local) for local in range(3)] == [1, 4, 7]
 
 
 @pytest.mark.parametrize("index", [1, 2])
 def test_a_layout_of_fewer_chunks_than_stripes_leaves_some_empty(index: int) -> None:
-    assert Stripe(index, 3).layout(layout_of([5, 7])).elements == 0
+    assert Stripe(index, 3).layout_of(layout_of([5, 7])).elements == 0

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
-from services.protocol.checksums import encode
+from services.protocol.checksums import encode_with_checksum
 from services.transport.control_streams import ControlReader, greet
 from services.transport.streams import LinkClosed
 from tests.support.anything import message
@@ -38,33 +38,33 @@ def commands(contents: Iterable[bytes]) -> list[pb.WorkerCommand]:
 
 
 def test_messages_are_read_to_the_end() -> None:
-    assert commands([encode(WELCOME), encode(LEASE)]) == [WELCOME, LEASE]
+    assert commands([encode_with_checksum(WELCOME), encode_with_checksum(LEASE)]) == [WELCOME, LEASE]
     assert commands([each.SerializeToString() for each in (WELCOME, LEASE)]) == [WELCOME, LEASE]
 
 
 @pytest.mark.parametrize(
     ("damaged", "why"),
     [
-        (encode(LEASE)[:9], "of 9 bytes, was damaged: expected a WorkerCommand"),
-        (encode(LEASE)[:-1] + b"\0", "was damaged: crc32c 0x"),
+        (encode_with_checksum(LEASE)[:9], "of 9 bytes, was damaged: expected a WorkerCommand"),
+        (encode_with_checksum(LEASE)[:-1] + b"\0", "was damaged: crc32c 0x"),
         (b"", "of 0 bytes, was damaged: expected a crc32c, as those before it had one"),
     ],
 )
 def test_a_broken_message_is_told_by_stream_number_and_reason(damaged: bytes, why: str) -> None:
     with pytest.raises(LinkClosed, match=f"Attend: message 2, .*{why}") as closed:
-        commands([encode(WELCOME), damaged, encode(LEASE)])
+        commands([encode_with_checksum(WELCOME), damaged, encode_with_checksum(LEASE)])
     assert closed.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_no_flipped_bit_and_no_cut_passes_unseen() -> None:
-    sent = encode(LEASE)
+    sent = encode_with_checksum(LEASE)
     flipped = [
         sent[: bit // 8] + bytes([sent[bit // 8] ^ 1 << bit % 8]) + sent[bit // 8 + 1 :]
         for bit in range(8 * len(sent))
     ]
     for damaged in (*flipped, *(sent[:length] for length in range(len(sent)))):
         with pytest.raises(LinkClosed, match="Attend: message 2"):
-            commands([encode(WELCOME), damaged])
+            commands([encode_with_checksum(WELCOME), damaged])
 
 
 @settings(max_examples=150, deadline=None)
@@ -119,7 +119,7 @@ def greeting(call: Call) -> pb.WorkerCommand:
 
 
 def test_hello_is_answered() -> None:
-    assert greeting(Call(encode(WELCOME))) == WELCOME
+    assert greeting(Call(encode_with_checksum(WELCOME))) == WELCOME
 
 
 def test_whoever_does_not_even_connect_is_waited_for_no_longer_than_for_an_answer(

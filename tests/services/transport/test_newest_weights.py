@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, WEIGHTS, ChunkHeader, DType
 from services.errors import Failed
-from services.tensors.chunk_messages import TensorChunk, check, deserialize
+from services.tensors.chunk_messages import TensorChunk, check_chunk, deserialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from services.tensors.stripes import Stripe
 from services.transport.newest_weights import NewestWeights
@@ -70,7 +70,7 @@ def put(newest: NewestWeights, step: int, *indices: int, dtype: DType = FLOAT32)
 def holds(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FLOAT32) -> None:
     assert [chunk.header.index for chunk in chunks] == list(indices)
     for chunk in chunks:
-        check(chunk, ELEMENTS, dtype)
+        check_chunk(chunk, ELEMENTS, dtype)
         assert (chunk.header.generation, chunk.header.step) == (1, step)
         np.testing.assert_array_equal(chunk.values(), values_of(step, chunk.header.index))
 
@@ -133,7 +133,7 @@ def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
     (message,) = far.messages
     newest = NewestWeights()
     here, other = Peer(newest, here=True), Peer(newest, here=False)
-    newest.keep(deserialize(message), message, ELEMENTS)
+    newest.keep(deserialize_chunk(message), message, ELEMENTS)
     holds(here.receive(1), 3, 1)
     holds(other.receive(1), 3, 1)
     assert other.messages[0] is message
@@ -143,7 +143,7 @@ def test_a_shards_chunks_take_no_more_room_than_they_are() -> None:
     stripe = Stripe(1, 2)
     newest = NewestWeights(stripe)
     here = Peer(newest, here=True)
-    newest.put(version(3), 1, values_of(3, 1), stripe.elements(ELEMENTS))
+    newest.put(version(3), 1, values_of(3, 1), stripe.element_count(ELEMENTS))
     holds(here.receive(1), 3, 1)
     assert newest._array is not None
     assert newest._array.payload.size == 4 * CHUNK_ELEMENTS

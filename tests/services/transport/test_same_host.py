@@ -20,10 +20,10 @@ from services.tensors.chunk_messages import (
     ChunkOverwritten,
     ChunkRefused,
     TensorChunk,
-    check,
-    pack,
-    serialize,
-    with_checksum,
+    check_chunk,
+    copy_with_checksum,
+    pack_chunk,
+    serialize_chunk,
 )
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
@@ -132,7 +132,7 @@ def test_two_ends_that_see_each_other_share(links: list[TensorLink]) -> None:
             "and so is what was found"
         )
         for chunk in chunks:
-            check(chunk, 3 * CHUNK_ELEMENTS, FLOAT32)
+            check_chunk(chunk, 3 * CHUNK_ELEMENTS, FLOAT32)
             assert chunk.memory is not None
             assert np.shares_memory(chunk.values(), chunk.memory.payload)
             assert set(chunk.values().tolist()) == {chunk.header.index}
@@ -148,30 +148,30 @@ def test_what_lies_in_memory_is_held_against_the_layout_and_its_mark(links: list
     caller, server = both(links)
     array = array_of(2)
     (chunk,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32, index=1), array, 9, (1,)))
-    check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
+    check_chunk(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
     with pytest.raises(ChunkRefused, match="elements, expected 1"):
-        check(chunk, CHUNK_ELEMENTS + 1, FLOAT32)
+        check_chunk(chunk, CHUNK_ELEMENTS + 1, FLOAT32)
     (beyond,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (2,)))
     with pytest.raises(ChunkRefused, match="chunk 2: no such index, the layout has 2 chunks"):
-        check(beyond, 2 * CHUNK_ELEMENTS, FLOAT32)
+        check_chunk(beyond, 2 * CHUNK_ELEMENTS, FLOAT32)
     with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
-        check(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
+        check_chunk(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
     array.mark(1, 10)
     with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
-        check(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
+        check_chunk(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
     with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
-        with_checksum(chunk)
+        copy_with_checksum(chunk)
 
 
 def test_a_copy_for_the_network_has_a_checksum(links: list[TensorLink]) -> None:
     caller, server = both(links)
     array = SharedArray(20, 4 * CHUNK_ELEMENTS)
     version = ChunkHeader(dtype=FLOAT32, generation=3)
-    header = pack(version, 0, np.ones(5, np.float32), array.place(0)).header
+    header = pack_chunk(version, 0, np.ones(5, np.float32), array.place(0)).header
     array.mark(0, 4)
     (chunk,) = server.deserialize(caller.refer(header, array, 4, (0,)))
-    inline = serialize(pack(version, 0, np.ones(5, np.float32)))
-    assert serialize(with_checksum(chunk)) == inline
+    inline = serialize_chunk(pack_chunk(version, 0, np.ones(5, np.float32)))
+    assert serialize_chunk(copy_with_checksum(chunk)) == inline
 
 
 def test_an_array_that_cannot_be_seen_is_told_of_and_its_chunks_refused(
@@ -183,13 +183,13 @@ def test_an_array_that_cannot_be_seen_is_told_of_and_its_chunks_refused(
     for _ in range(3):
         (chunk,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
         with pytest.raises(ChunkRefused, match=f"chunk 0: 0 elements, expected {CHUNK_ELEMENTS}"):
-            check(chunk, CHUNK_ELEMENTS, FLOAT32)
+            check_chunk(chunk, CHUNK_ELEMENTS, FLOAT32)
     assert caplog.text.count("tensors of peer: an array of its memory can't be seen here") == 1
 
 
 def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[TensorLink]) -> None:
     """What hides one may make something else of the bytes around it."""
-    checked = serialize(pack(ChunkHeader(dtype=FLOAT32, index=5), 5, np.ones(3, np.float32)))
+    checked = serialize_chunk(pack_chunk(ChunkHeader(dtype=FLOAT32, index=5), 5, np.ones(3, np.float32)))
     bare = Chunk.FromString(checked)
     bare.header.ClearField("own_crc32c")
     _, server = both(links)

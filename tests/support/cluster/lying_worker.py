@@ -62,6 +62,6 @@ def step_of(name: str) -> type[TallyStep]:
 
 if __name__ == "__main__":
     process.tune_allocator()
-    process.single_threaded_blas()
+    process.limit_blas_to_one_thread()
     make_step = step_of(sys.argv[sys.argv.index("--name") + 1])
     sys.exit(main(worker_command=make_worker_command(make_step)))

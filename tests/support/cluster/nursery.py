@@ -138,9 +138,9 @@ def nursery(role: str, environment: Mapping[str, str]) -> Nursery:
 
 def main(descriptor: int, role: str) -> None:
     """Fork daemons until nobody can ask for any more. Returns, or raises SystemExit, in each daemon at its end, too."""
-    from services.runtime.process import single_threaded_blas
+    from services.runtime.process import limit_blas_to_one_thread
 
-    single_threaded_blas()
+    limit_blas_to_one_thread()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("cli.daemon_commands", "cli.job_commands", "cli.model_commands", *_MODULES[role]):
         importlib.import_module(name)

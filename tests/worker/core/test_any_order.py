@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.protocol.envelope import seal
+from services.protocol.envelope import wrap
 from tests.support.anything import message
 from tests.support.dialogues.worker import Dialogue, holding
 from worker.core import events as ev
@@ -73,7 +73,7 @@ def test_nothing_that_an_aggregator_orders_stops_a_worker(state: str, inputs: li
     for event in inputs:
         for effect in talk.core.handle(event):
             if isinstance(effect, ev.Say):
-                seal(pb.WorkerMessage, talk.core.epoch, effect.body).SerializeToString()
+                wrap(pb.WorkerMessage, talk.core.epoch, effect.body).SerializeToString()
         assert all(len(held.queue) <= CHUNKS for held in talk.core.leases.values())
     sent = sum(1 for _ in iter(talk.core.next_chunk, None))
     assert sent <= CHUNKS * len(talk.core.leases)

@@ -21,7 +21,7 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.config import JobConfig, load_job
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.tensors.chunk_messages import pack
+from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.streams import LinkClosed
 from tests.aggregator.shards.client.test_tensor_store import Home
@@ -71,7 +71,7 @@ async def _carried_out(orders: Sequence[Message], spec_json: str) -> list[pb.Sha
         opening = pb.OpenPart(opening=1, job="j", spec_json=spec_json, layout_json=LAYOUT.dumps())
         hold.carry_out([order(opening)])
         for _ in range(ARRIVALS):
-            chunk = pack(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), 0, VALUES)
+            chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), 0, VALUES)
             hold._feed(ChunkArrived(1, chunk.header), chunk)
         for body in orders:
             if isinstance(body, pb.OpenPart) and not body.spec_json:

@@ -18,7 +18,7 @@ from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config import load_job
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics
-from services.tensors.chunk_messages import pack, serialize
+from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.security import Security
 from services.transport.server import start_server
@@ -209,10 +209,10 @@ def test_a_data_stream_waits_for_the_aggregators_word_and_ends_with_it() -> None
 def bad(index: int = 0, **changed: Any) -> tuple[bytes, int]:
     """A chunk of initial weights, and what it is of."""
     identity = ChunkHeader(job="j", epoch=1, lease=5, incarnation="w-1", kind=INITIAL_WEIGHTS, dtype=FLOAT32)
-    chunk = pack(identity, index, VALUES)
+    chunk = pack_chunk(identity, index, VALUES)
     for name, value in changed.items():
         setattr(chunk.header, name, value)
-    return serialize(chunk), index
+    return serialize_chunk(chunk), index
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.tensors.chunk_messages import pack
+from services.tensors.chunk_messages import pack_chunk
 
 LIMIT_SECONDS = 30
 VALUES = np.ones(3, np.float32)
@@ -34,13 +34,13 @@ def test_payloads_wait_until_the_kernel_thread_has_come_to_them(kept: bool) -> N
         go = threading.Event()
         hold._kernel.submit(go.wait, LIMIT_SECONDS)
         for arrival in range(1, WAITING_CHUNKS + 1):
-            await hold._backlog.room()
-            chunk = pack(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), arrival, VALUES)
+            await hold._backlog.wait_for_room()
+            chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), arrival, VALUES)
             hold._feed(ChunkArrived(1, chunk.header), chunk)
             decision = pb.KeepSum(arrival=arrival, node=pb.SumNode(count=1))
             if kept:
                 hold.carry_out([order(decision)])
-        room = asyncio.ensure_future(hold._backlog.room())
+        room = asyncio.ensure_future(hold._backlog.wait_for_room())
         for _ in range(10):
             await asyncio.sleep(0)
         assert not room.done(), "decided on or not, they are held"

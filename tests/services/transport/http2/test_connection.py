@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
-from services.tensors.chunk_messages import pack, parts_of
+from services.tensors.chunk_messages import pack_chunk, serialize_in_parts
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.transport.http2 import client, connection, server
 from services.transport.http2.client import open_stream
@@ -128,8 +128,8 @@ def test_four_chunks_fit_into_a_window() -> None:
     header = ChunkHeader(
         job="j" * 60, epoch=1 << 31, generation=1 << 31, step=1 << 40, lease=1 << 60, dtype=FLOAT32
     )
-    chunk = pack(header, 1 << 20, np.zeros(CHUNK_ELEMENTS, np.float32))
-    parts = parts_of(chunk)
+    chunk = pack_chunk(header, 1 << 20, np.zeros(CHUNK_ELEMENTS, np.float32))
+    parts = serialize_in_parts(chunk)
     frame_bytes = PREFIX_BYTES + sum(len(memoryview(part)) for part in parts)
     assert 4 * frame_bytes <= WINDOW_BYTES < 4 * frame_bytes + (16 << 10)
 
