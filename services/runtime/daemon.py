@@ -114,9 +114,9 @@ def run_role(
         failpoints.arm(os.environ)
         service, registry = build()
         # Compiling takes seconds the first time on a host, which no step shall wait for; it must follow the set-up too.
-        from services.tensors.kernels import arithmetic as kernels
+        from services.tensors.kernels import arithmetic
 
-        kernels.prepare()
+        arithmetic.load_kernels()
         server = await start_server(
             options.listen, options.security, service.handlers(), service.service_names
         )

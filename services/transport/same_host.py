@@ -22,7 +22,7 @@ import numpy as np
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
 from services.protocol.checksums import ChecksumMismatch, set_checksum, verify_checksum
-from services.tensors import chunk_messages as wire
+from services.tensors import chunk_messages
 from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray, make_memory, open_memory
@@ -97,7 +97,7 @@ class TensorLink:
             ValueError: the bytes are no `Chunk`.
             Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
         """
-        chunk = wire.deserialize_chunk(message)
+        chunk = chunk_messages.deserialize_chunk(message)
         places, checked = None, chunk.checked
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))

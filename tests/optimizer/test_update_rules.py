@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config.records import OptimizerConfig
 from services.errors import Refused
-from services.tensors.kernels import arithmetic as kernels
+from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -51,7 +51,7 @@ def run_small(config: OptimizerConfig, clip_to: float | None = None) -> Float32A
     rule, weights = build_rule(config, SMALL), np.array(SMALL_WEIGHTS, np.float32)
     for row in SMALL_GRADIENTS:
         gradient = np.array(row, np.float32)
-        norm = kernels.norm(kernels.norm_squared_blocks(gradient))
+        norm = arithmetic.norm(arithmetic.norm_squared_blocks(gradient))
         rule.begin(config.lr, clip_coefficient(norm, clip_to))
         rule.update(weights, gradient, 0, 6)
     return weights
@@ -137,7 +137,7 @@ GOLDEN_SCRIPT = """
 import google_crc32c, numpy as np
 from optimizer.update_rules import build_rule
 from services.config.records import OptimizerConfig
-from services.tensors.kernels import arithmetic as kernels
+from services.tensors.kernels import arithmetic
 from services.tensors.layout import Layout
 
 layout = Layout.build([("a", (100_003,), True, "a", False), ("b", (54_321,), False, "b", False)])
@@ -147,7 +147,7 @@ for rule_type in ("adamw", "sgd"):
     rule, weights = build_rule(config, layout), (index % 1013).astype(np.float32) / np.float32(997)
     for step in range(5):
         gradient = (index * (step + 3) % 757).astype(np.float32) / np.float32(-499)
-        clip = 1 / kernels.norm(kernels.norm_squared_blocks(gradient))
+        clip = 1 / arithmetic.norm(arithmetic.norm_squared_blocks(gradient))
         rule.begin(0.01 * (step + 1), clip)
         rule.update(weights, gradient, 0, layout.elements)
     print(rule_type, f"{google_crc32c.value(weights):08x}")

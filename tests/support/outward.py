@@ -53,8 +53,8 @@ from services.instrumentation.failpoints import FAILPOINTS
 from services.protocol import checksums, envelope
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics, WorkerMetrics
-from services.tensors import chunk_messages as wire
-from services.tensors.kernels import arithmetic as kernels
+from services.tensors import chunk_messages
+from services.tensors.kernels import arithmetic
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 from services.timeouts import TIMEOUTS_IN_HEARTBEATS
@@ -301,13 +301,13 @@ def describe_wire() -> dict[str, Any]:
     for dtype in (1, 2, 3):
         identity = fill_message(header)
         set_field(identity, 11, dtype)
-        chunk = wire.pack_chunk(identity, 3, values)
-        message = wire.serialize_chunk(chunk)
+        chunk = chunk_messages.pack_chunk(identity, 3, values)
+        message = chunk_messages.serialize_chunk(chunk)
         found["chunks"][f"dtype {dtype}"] = {
-            "before the payload": wire.serialize_in_parts(chunk)[0].hex(),
+            "before the payload": chunk_messages.serialize_in_parts(chunk)[0].hex(),
             "payload": digest(chunk.payload),
             "message": digest(message),
-            "values": digest(wire.deserialize_chunk(message).values()),
+            "values": digest(chunk_messages.deserialize_chunk(message).values()),
         }
     return found
 
@@ -365,24 +365,24 @@ def describe_arithmetic() -> dict[str, Any]:
     found: dict[str, Any] = {}
     left, right = draw_numbers(200_003, 11), draw_numbers(200_003, 12)
     total = left.copy()
-    kernels.accumulate(total, right)
+    arithmetic.accumulate(total, right)
     found["accumulate"] = digest(total)
-    kernels.add(left, right, total)
+    arithmetic.add(left, right, total)
     found["add"] = digest(total)
-    kernels.scale(left, 1 / 3, total)
+    arithmetic.scale(left, 1 / 3, total)
     found["scale"] = digest(total)
-    sums = kernels.norm_squared_blocks(left)
-    found["norm"] = {"blocks": digest(sums), "norm": kernels.norm(sums).hex()}
+    sums = arithmetic.norm_squared_blocks(left)
+    found["norm"] = {"blocks": digest(sums), "norm": arithmetic.norm(sums).hex()}
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 65504, 65520, 3.4e38], np.float32)
     values = np.concatenate([left * np.float32(70_000), left * np.float32(1e-6), special])
     for dtype in ("fp32", "bf16", "fp16"):
-        payload = kernels.to_wire(values, dtype)
+        payload = arithmetic.to_wire(values, dtype)
         total = right.copy()
-        kernels.accumulate_wire(total, kernels.to_wire(left, dtype).tobytes(), dtype)
+        arithmetic.accumulate_wire(total, arithmetic.to_wire(left, dtype).tobytes(), dtype)
         found[dtype] = {"to wire": digest(payload), "accumulate wire": digest(total)}
         if dtype != "fp32":
             every = np.arange(1 << 16, dtype="<u2").tobytes()
-            found[dtype]["from wire"] = digest(kernels.from_wire(every, dtype))
+            found[dtype]["from wire"] = digest(arithmetic.from_wire(every, dtype))
     for (name, rule), decay in product(RULES.items(), (0.0, 0.1)):
         found[f"{name}, decay {decay}"] = _run_updates(OptimizerConfig(weight_decay=decay, **rule))
     schedule = ScheduleConfig(type="warmup_linear", total_steps=10, warmup_steps=3)
@@ -396,7 +396,7 @@ def _run_updates(config: OptimizerConfig) -> dict[str, str]:
     weights, rule = draw_numbers(LAYOUT.elements, 21), build_rule(config, LAYOUT)
     for step in range(3):
         gradient = draw_numbers(LAYOUT.elements, 22 + step)
-        norm = kernels.norm(kernels.norm_squared_blocks(gradient))
+        norm = arithmetic.norm(arithmetic.norm_squared_blocks(gradient))
         rule.begin(0.01 / (step + 1), clip_coefficient(norm, 1.0))
         rule.update(weights, gradient, 0, 50_001)
         rule.update(weights, gradient, 50_001, LAYOUT.elements)
@@ -419,7 +419,7 @@ def describe_names() -> dict[str, Any]:
         "health": {role: list(kind.service_names) for role, kind in zip(roles, services, strict=True)},
         "metadata": [INCARNATION_KEY, SESSION_KEY, SHARED_MEMORY_KEY],
         "protocol version": PROTOCOL_VERSION,
-        "elements": {"chunk": CHUNK_ELEMENTS, "block of the norm": kernels.BLOCK_ELEMENTS},
+        "elements": {"chunk": CHUNK_ELEMENTS, "block of the norm": arithmetic.BLOCK_ELEMENTS},
     }
 
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from services.tensors import shared_memory as shared
+from services.tensors import shared_memory
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import MappedArray
 from worker.sum_memory import SumMemory
@@ -66,7 +66,7 @@ def test_without_memory_to_share_sums_are_sent(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared.os, "posix_fallocate", full)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     memory = SumMemory()
     memory.sharing = True
     assert memory.take(ELEMENTS, 4).shared is None

@@ -31,7 +31,7 @@ COMPILED = "services.tensors.kernels.compiled_arithmetic"
 """The module of the compiled paths of these functions."""
 
 
-def prepare() -> None:
+def load_kernels() -> None:
     """Have compiled kernels ready, and say in the log which path computes; the first kernel called does it otherwise.
 
     Raises:

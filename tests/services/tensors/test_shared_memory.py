@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.tensors import shared_memory as shared
+from services.tensors import shared_memory
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray
 
 PLACE_BYTES = 64
@@ -186,7 +186,7 @@ def test_a_host_that_has_no_memory_left_says_so_and_keeps_nothing(monkeypatch: p
         raise OSError(28, "No space left on device")
 
     before = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(shared.os, "posix_fallocate", full)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         SharedArray(200, PLACE_BYTES)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -15,7 +15,7 @@ import pytest
 
 from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, NonFinite, SharedPlaces
 from services.errors import Refused
-from services.tensors import shared_memory as shared
+from services.tensors import shared_memory
 from services.tensors.chunk_messages import (
     ChunkOverwritten,
     ChunkRefused,
@@ -242,7 +242,7 @@ def test_a_server_in_another_view_of_the_host_gets_payloads(
 ) -> None:
     caller = offered(links)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(shared, "PROC", tmp_path)
+        elsewhere.setattr(shared_memory, "PROC", tmp_path)
         server = accepted(links, caller.metadata)
     assert server.metadata == ((SHARED_MEMORY_KEY, "no"),)
     confirm(caller, server.metadata)
@@ -256,7 +256,7 @@ def test_a_caller_that_does_not_see_the_server_is_seen_all_the_same(
     caller = offered(links)
     server = accepted(links, caller.metadata)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(shared, "PROC", tmp_path)
+        elsewhere.setattr(shared_memory, "PROC", tmp_path)
         confirm(caller, server.metadata)
     assert caller.shares
     assert not server.shares

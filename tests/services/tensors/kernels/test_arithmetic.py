@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tensors.kernels import arithmetic as kernels
+from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array, Float64Array
 from services.tensors.layout import CHUNK_ELEMENTS
 
@@ -31,7 +31,7 @@ def folded_sum(squares: Float64Array) -> np.float64:
 def test_accumulate_adds_in_place_and_rounds_once() -> None:
     into, other = random_values(1000, 1), random_values(1000, 2, exponent=-9)
     expected = (into.astype(np.float64) + other.astype(np.float64)).astype(np.float32)
-    kernels.accumulate(into, other)
+    arithmetic.accumulate(into, other)
     assert into.tobytes() == expected.tobytes()
 
 
@@ -40,14 +40,14 @@ def test_add_may_write_into_either_operand(target: str) -> None:
     left, right = random_values(1000, 1), random_values(1000, 2)
     expected = (left + right).tobytes()
     out = {"fresh": np.empty(1000, np.float32), "left": left, "right": right}[target]
-    kernels.add(left, right, out)
+    arithmetic.add(left, right, out)
     assert out.tobytes() == expected
 
 
 def test_scale_multiplies_by_the_factor_rounded_to_float32() -> None:
     values = random_values(1000)
     expected = (values.astype(np.float64) * float(np.float32(1 / 3))).astype(np.float32)
-    kernels.scale(values, 1 / 3, out=values)
+    arithmetic.scale(values, 1 / 3, out=values)
     assert values.tobytes() == expected.tobytes()
 
 
@@ -57,43 +57,43 @@ def test_block_sums_are_the_folded_sums_of_float64_squares(count: int) -> None:
     padded = np.zeros(-(-count // BLOCK_ELEMENTS) * BLOCK_ELEMENTS)
     padded[:count] = values
     expected = [folded_sum(block**2) for block in padded.reshape(-1, BLOCK_ELEMENTS)]
-    assert kernels.norm_squared_blocks(values).tolist() == expected
+    assert arithmetic.norm_squared_blocks(values).tolist() == expected
 
 
 def test_block_sums_of_chunks_are_those_of_the_whole() -> None:
     values = random_values(2 * CHUNK_ELEMENTS + 12345)
-    whole = kernels.norm_squared_blocks(values)
+    whole = arithmetic.norm_squared_blocks(values)
     chunks = [values[start : start + CHUNK_ELEMENTS] for start in range(0, values.size, CHUNK_ELEMENTS)]
     with ThreadPoolExecutor(4) as threads:
-        parts = list(threads.map(kernels.norm_squared_blocks, chunks))
+        parts = list(threads.map(arithmetic.norm_squared_blocks, chunks))
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 def test_block_sums_hang_on_no_thread_and_no_alignment() -> None:
     values = random_values(3 * BLOCK_ELEMENTS)
-    expected = kernels.norm_squared_blocks(values)
+    expected = arithmetic.norm_squared_blocks(values)
     shifted = np.empty(values.size + 3, np.float32)
     for shift in range(4):
         view = shifted[shift : shift + values.size]
         view[:] = values
-        assert kernels.norm_squared_blocks(view).tobytes() == expected.tobytes()
+        assert arithmetic.norm_squared_blocks(view).tobytes() == expected.tobytes()
 
 
 def test_golden_bits_of_the_norm() -> None:
     # A job that resumes under a newer release keeps its bits; they change only with an issue that asks.
     values = np.arange(-100_000, 100_000, dtype=np.float32) / np.float32(7)
-    assert kernels.norm(kernels.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
+    assert arithmetic.norm(arithmetic.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
 
 
 @given(st.lists(st.floats(0, 1e30), max_size=30))
 def test_norm_is_the_root_of_the_exact_sum(sums: list[float]) -> None:
-    assert kernels.norm(sums) == math.sqrt(math.fsum(reversed(sums)))
+    assert arithmetic.norm(sums) == math.sqrt(math.fsum(reversed(sums)))
 
 
 def test_norm_of_large_arrays_is_right_where_float32_sums_are_not() -> None:
     values = np.full(40 * BLOCK_ELEMENTS, 0.1, np.float32)
     expected = float(np.float32(0.1)) * math.sqrt(values.size)
-    assert kernels.norm(kernels.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
+    assert arithmetic.norm(arithmetic.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -101,30 +101,30 @@ def test_norm_of_large_arrays_is_right_where_float32_sums_are_not() -> None:
 def test_one_element_that_is_not_finite_shows_in_its_block_and_in_the_norm(bad: float, where: int) -> None:
     values = random_values(BLOCK_ELEMENTS + 100)
     values[where] = bad
-    sums = kernels.norm_squared_blocks(values)
+    sums = arithmetic.norm_squared_blocks(values)
     assert np.isfinite(sums).tolist() == [block != where // BLOCK_ELEMENTS for block in range(2)]
-    assert not math.isfinite(kernels.norm(sums))
+    assert not math.isfinite(arithmetic.norm(sums))
 
 
 def test_the_largest_float32_values_are_finite_in_the_norm() -> None:
     values = np.full(BLOCK_ELEMENTS, np.finfo(np.float32).max)
-    assert math.isfinite(kernels.norm(kernels.norm_squared_blocks(values)))
+    assert math.isfinite(arithmetic.norm(arithmetic.norm_squared_blocks(values)))
 
 
 def test_block_sums_of_nothing_are_none() -> None:
-    assert kernels.norm_squared_blocks(np.empty(0, np.float32)).size == 0
-    assert kernels.norm([]) == 0.0
+    assert arithmetic.norm_squared_blocks(np.empty(0, np.float32)).size == 0
+    assert arithmetic.norm([]) == 0.0
 
 
 @pytest.mark.parametrize("where", [0, 7, 99])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_element_that_is_not_finite_is_found(bad: float, where: int) -> None:
     values = np.ones(100, np.float32)
-    assert kernels.all_finite(values)
+    assert arithmetic.all_finite(values)
     values[where] = bad
-    assert not kernels.all_finite(values)
+    assert not arithmetic.all_finite(values)
 
 
 def test_the_largest_float32_values_are_finite() -> None:
-    assert kernels.all_finite(np.full(100, np.finfo(np.float32).max, np.float32))
-    assert kernels.all_finite(np.empty(0, np.float32))
+    assert arithmetic.all_finite(np.full(100, np.finfo(np.float32).max, np.float32))
+    assert arithmetic.all_finite(np.empty(0, np.float32))

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from services.tensors.kernels import arithmetic as kernels
-from services.tensors.kernels import compiler
+from services.tensors.kernels import arithmetic, compiler
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS, Float32Array
 from services.tensors.kernels.wire_types import WireDType
 
@@ -40,13 +39,13 @@ SPECIAL = np.array(
 )
 
 pytestmark = pytest.mark.skipif(
-    compiler.load(kernels.COMPILED) is None, reason="no compiled kernels here: numpy computes"
+    compiler.load(arithmetic.COMPILED) is None, reason="no compiled kernels here: numpy computes"
 )
 
 
 @contextmanager
 def by_numpy() -> Iterator[None]:
-    with mock.patch.dict(compiler._loaded, {kernels.COMPILED: None}):
+    with mock.patch.dict(compiler._loaded, {arithmetic.COMPILED: None}):
         yield
 
 
@@ -91,23 +90,23 @@ SHIFTS = st.integers(0, 7)
 @given(count=COUNTS, seed=SEEDS, shift=SHIFTS)
 def test_wire_types(dtype: WireDType, count: int, seed: int, shift: int) -> None:
     values, into = any_bits(seed, count), any_bits(seed + 1, count)
-    payload = as_received(kernels.to_wire(values, dtype).tobytes(), shift)
+    payload = as_received(arithmetic.to_wire(values, dtype).tobytes(), shift)
 
     def accumulated() -> Float32Array:
         sums = into.copy()
-        kernels.accumulate_wire(sums, payload, dtype)
+        arithmetic.accumulate_wire(sums, payload, dtype)
         return sums
 
-    both(lambda: kernels.to_wire(values, dtype))
-    both(lambda: kernels.from_wire(payload, dtype))
+    both(lambda: arithmetic.to_wire(values, dtype))
+    both(lambda: arithmetic.from_wire(payload, dtype))
     both(accumulated)
 
 
 @NARROW
 def test_every_16_bit_value_is_widened_alike_and_comes_back(dtype: WireDType) -> None:
     stored = np.arange(1 << 16, dtype=np.uint16)
-    both(lambda: kernels.from_wire(stored, dtype).view(np.uint32).view(np.int32))
-    returned = kernels.to_wire(kernels.from_wire(stored, dtype), dtype)
+    both(lambda: arithmetic.from_wire(stored, dtype).view(np.uint32).view(np.int32))
+    returned = arithmetic.to_wire(arithmetic.from_wire(stored, dtype), dtype)
     nan, infinite = (0x7FC0, 0x7F80) if dtype == "bf16" else (0x7E00, 0x7C00)
     np.testing.assert_array_equal(returned, np.where(stored & 0x7FFF > infinite, nan, stored))
 
@@ -117,17 +116,17 @@ def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType)
     # The values halfway to the next one, and their neighbours on both sides.
     stored = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore", over="ignore"):
-        widened = kernels.from_wire(stored, dtype).astype(np.float64)
+        widened = arithmetic.from_wire(stored, dtype).astype(np.float64)
         halves = ((widened[1:] + widened[:-1]) / 2).astype(np.float32)
     values = np.concatenate(
         [halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
     )
-    both(lambda: kernels.to_wire(values, dtype))
+    both(lambda: arithmetic.to_wire(values, dtype))
     reference = np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(np.float16)
     numbers = values[~np.isnan(values)]
     with np.errstate(over="ignore"):
         expected = numbers.astype(reference).view(np.uint16)
-    np.testing.assert_array_equal(kernels.to_wire(numbers, dtype), expected)
+    np.testing.assert_array_equal(arithmetic.to_wire(numbers, dtype), expected)
 
 
 @settings(deadline=None, max_examples=60)
@@ -136,7 +135,7 @@ def test_sums_of_siblings(count: int, seed: int, target: str) -> None:
     def added() -> Float32Array:
         left, right = any_bits(seed, count), any_bits(seed + 1, count)
         out = {"fresh": np.empty(count, np.float32), "left": left, "right": right}[target]
-        kernels.add(left, right, out)
+        arithmetic.add(left, right, out)
         return out
 
     both(added)
@@ -149,7 +148,7 @@ def test_scaling(count: int, seed: int, in_place: bool, factor: float) -> None:
         values = any_bits(seed, count)
         out = values if in_place else np.empty(count, np.float32)
         with np.errstate(all="ignore"):
-            kernels.scale(values, factor, out)
+            arithmetic.scale(values, factor, out)
         return out
 
     both(scaled)
@@ -165,14 +164,14 @@ def test_block_sums(count: int, seed: int, finite: bool) -> None:
     values = any_bits(seed, count)
     if finite:
         values = np.where(np.isfinite(values), values, np.float32(1.5))
-    both(lambda: kernels.norm_squared_blocks(values))
+    both(lambda: arithmetic.norm_squared_blocks(values))
 
 
 def test_lengths_that_differ_are_refused_before_memory_is_touched() -> None:
     short, long = np.zeros(3, np.float32), np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="3 elements, expected 4"):
-        kernels.accumulate(long, short)
+        arithmetic.accumulate(long, short)
     with pytest.raises(ValueError, match="4 elements, expected 3"):
-        kernels.add(short, long, short)
+        arithmetic.add(short, long, short)
     with pytest.raises(ValueError, match="3 elements, expected 4"):
-        kernels.accumulate_wire(long, short.astype(np.uint16), "bf16")
+        arithmetic.accumulate_wire(long, short.astype(np.uint16), "bf16")

@@ -9,24 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from services.tensors.kernels import arithmetic as kernels
-from services.tensors.kernels import compiler
+from services.tensors.kernels import arithmetic, compiler
 
 ROOT = Path(__file__).parents[4]
 PREPARE = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
 from services.errors import Refused
-from services.tensors.kernels import arithmetic as kernels
+from services.tensors.kernels import arithmetic
 try:
-    kernels.prepare()
+    arithmetic.load_kernels()
 except Refused as refused:
     print("refused:", refused)
 import numpy
-print(kernels.norm_squared_blocks(numpy.arange(9, dtype=numpy.float32)))
+print(arithmetic.norm_squared_blocks(numpy.arange(9, dtype=numpy.float32)))
 """
 
-needs_numba = pytest.mark.skipif(compiler.load(kernels.COMPILED) is None, reason="no compiled kernels here")
+needs_numba = pytest.mark.skipif(
+    compiler.load(arithmetic.COMPILED) is None, reason="no compiled kernels here"
+)
 
 
 def prepare(tmp_path: Path, before: str = "", **environment: str) -> str:
@@ -106,4 +107,4 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERMESH_KERNELS", "fast")
     monkeypatch.setattr(compiler, "_loaded", {})
     with pytest.raises(compiler.Refused, match="TIERMESH_KERNELS fast: expected auto, numba or numpy"):
-        kernels.prepare()
+        arithmetic.load_kernels()
