@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cli.client import JobsClient
-from cli.daemon_process import Daemon, stop_all
 from cli.jobs import ENDED, follow, patiently, raise_unless_succeeded, read_job
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
@@ -22,6 +21,7 @@ from cli.supervise import supervise
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
+from services.runtime.launcher import DaemonProcess, stop_all
 from services.transport.security import Security
 
 ANSWER_SECONDS = 30.0
@@ -117,38 +117,38 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
 @asynccontextmanager
 async def _cluster(
     options: LocalOptions, output: Output
-) -> AsyncIterator[tuple[AggregatorTarget, list[Daemon]]]:
+) -> AsyncIterator[tuple[AggregatorTarget, list[DaemonProcess]]]:
     """The daemons, ready; stopped when the context ends."""
-    daemons: list[Daemon] = []
+    daemons: list[DaemonProcess] = []
     state, logs = options.state_dir, options.state_dir / "logs"
 
     common = ["--log-level", options.log_level]
     if options.timeline is not None:
         common += options.timeline.flags
 
-    async def start(role: str, name: str, *arguments: str) -> Daemon:
-        daemon = await Daemon.start(role, name, logs, [*arguments, *common])
+    def start(role: str, name: str, *arguments: str) -> DaemonProcess:
+        daemon = DaemonProcess(role, name, logs, [*arguments, *common]).start()
         daemons.append(daemon)
         return daemon
 
     try:
         others: list[str] = []
         if options.tiers == 3:
-            optimizer = await start("optimizer", "optimizer", "--state-dir", str(state))
-            await optimizer.ready()
+            optimizer = start("optimizer", "optimizer", "--state-dir", str(state))
+            await optimizer.wait_ready()
             others = ["--optimizer", optimizer.address]
-        shards = [await start("aggregator", f"shard-{number}", "--shard") for number in range(options.shards)]
-        await asyncio.gather(*(shard.ready() for shard in shards))
+        shards = [start("aggregator", f"shard-{number}", "--shard") for number in range(options.shards)]
+        await asyncio.gather(*(shard.wait_ready() for shard in shards))
         if shards:
             others = ["--shards", ",".join(shard.address for shard in shards)]
-        aggregator = await start("aggregator", "aggregator", "--state-dir", str(state), *others)
-        await aggregator.ready()
+        aggregator = start("aggregator", "aggregator", "--state-dir", str(state), *others)
+        await aggregator.wait_ready()
         allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
         workers = [
-            await start("worker", f"worker-{number}", "--aggregator", aggregator.address, *allowed)
+            start("worker", f"worker-{number}", "--aggregator", aggregator.address, *allowed)
             for number in range(1, options.workers + 1)
         ]
-        await asyncio.gather(*(worker.ready() for worker in workers))
+        await asyncio.gather(*(worker.wait_ready() for worker in workers))
         output.say(
             f"{options.tiers}-tier cluster: "
             + ", ".join(f"{daemon.name} on port {daemon.port}" for daemon in daemons)
@@ -189,7 +189,7 @@ async def _take_up(
 
 async def _while_alive(
     work: Coroutine[Any, Any, jobs_pb2.Job],
-    daemons: list[Daemon],
+    daemons: list[DaemonProcess],
     say: Callable[[str], None],
     *,
     restart: bool,
@@ -203,7 +203,7 @@ async def _while_alive(
     """
     following = asyncio.ensure_future(work)
     ends = {
-        asyncio.ensure_future(supervise(daemon, say) if restart else daemon.ended()): daemon
+        asyncio.ensure_future(supervise(daemon, say) if restart else daemon.wait_ended()): daemon
         for daemon in daemons
     }
     try:
@@ -213,8 +213,8 @@ async def _while_alive(
                 daemon = ends.pop(end)
                 end.result()  # raises what starting it again did
                 if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
-                    raise Failed(daemon.obituary())
-                say(f"{daemon.obituary()}; the job goes on with the other workers")
+                    raise Failed(daemon.describe_end())
+                say(f"{daemon.describe_end()}; the job goes on with the other workers")
         return following.result()
     finally:
         for task in (following, *ends):

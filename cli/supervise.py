@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cli.daemon_process import Daemon
 from services.errors import Failed
+from services.runtime.launcher import DaemonProcess
 
 REFUSED = 2
 """Exit code of a daemon that was refused: it would be again."""
@@ -32,7 +32,7 @@ class RestartBackoff:
         return wait
 
 
-async def supervise(daemon: Daemon, say: Callable[[str], None]) -> int:
+async def supervise(daemon: DaemonProcess, say: Callable[[str], None]) -> int:
     """Start a daemon again, on its port, each time that it ends; returns REFUSED once it ends so.
 
     Args:
@@ -40,13 +40,13 @@ async def supervise(daemon: Daemon, say: Callable[[str], None]) -> int:
         say: takes one line per restart.
     """
     backoff = RestartBackoff()
-    while await daemon.ended() != REFUSED:
+    while await daemon.wait_ended() != REFUSED:
         wait_seconds = backoff.wait_seconds(daemon.age_seconds)
-        say(f"{daemon.obituary()}; started again in {wait_seconds:g} s")
+        say(f"{daemon.describe_end()}; started again in {wait_seconds:g} s")
         await asyncio.sleep(wait_seconds)
-        await daemon.start_process()
+        daemon.start()
         try:
-            await daemon.ready()
+            await daemon.wait_ready()
         except Failed:
             await daemon.stop()  # it has ended, or takes too long to serve
     return REFUSED

@@ -6,7 +6,6 @@ and with 4 of which one gets but a tenth of the time.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,13 +60,13 @@ def _as_it_is() -> Iterator[None]:
 @contextmanager
 def _slowed(cluster: IdleCluster, worker: str) -> Iterator[None]:
     """Let a worker run for a tenth of the time only."""
-    process, over = cluster.processes[worker], threading.Event()
+    daemon, over = cluster.processes[worker], threading.Event()
 
     def slow_down() -> None:
         while not over.wait(SLICE_SECONDS):
-            process.send_signal(signal.SIGSTOP)
+            daemon.freeze()
             over.wait(9 * SLICE_SECONDS)
-            process.send_signal(signal.SIGCONT)
+            daemon.thaw()
 
     thread = threading.Thread(target=slow_down)
     thread.start()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.harness.hosts import LOOPBACK, Host, inner_process
 from benchmarks.harness.setting import BUILD, ROOT
 from services.errors import Failed
+from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
 
 LIMIT_SECONDS = 60.0
 """Of waits for a daemon."""
@@ -84,13 +83,12 @@ class Daemons(ABC):
         shards: int = 0,
     ) -> None:
         self.folder = BUILD / name
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, DaemonProcess] = {}
         self._job = job
         self._workers = workers
         self._tiers = tiers
         self._options = options
         self._aggregator_options = aggregator_options
-        self._arguments: dict[str, tuple[str, tuple[str, ...]]] = {}  # role and own options of each daemon
         self._environment: dict[str, str] = {}
         self._hosts = hosts or {}
         self._shards = [f"shard-{number}" for number in range(1, shards + 1)]
@@ -107,9 +105,9 @@ class Daemons(ABC):
             # The path of a Unix socket must be short.
             short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-bench-")))
             self._open_gate(short / "gate", stack)
-            stack.callback(self._kill)
+            stack.callback(lambda: kill_all(self.processes.values()))
             self._environment = {
-                **{name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")},
+                **environment_without_options(),
                 **self._job.environment,
                 "TIERMESH_BENCH_GATE": str(short / "gate"),
                 "PYTHONPATH": str(ROOT),
@@ -139,10 +137,10 @@ class Daemons(ABC):
         self._exit.close()
 
     def address(self, name: str) -> str:
-        """`HOST:PORT` of a daemon's gRPC server."""
-        ready = self.folder / f"{name}.ready"
-        self.wait_written(name, ready)
-        return f"{self._host(name).address}:{json.loads(ready.read_text())['port']}"
+        """Return `HOST:PORT` of a daemon's gRPC server, as soon as it serves."""
+        daemon = self.processes[name]
+        self.until(lambda: daemon.is_ready() or None, f"{name} to be ready")
+        return daemon.address
 
     def wait_written(self, name: str, path: Path, limit_seconds: float = LIMIT_SECONDS) -> None:
         """Wait for a file that a daemon writes; raises as `until` does."""
@@ -178,9 +176,9 @@ class Daemons(ABC):
         """Let so much time go by, or less: until a daemon ends that nobody has killed, whose name it returns."""
         with ExitStack() as stack:
             ends = {}
-            for name, process in self.processes.items():
-                if process.returncode is None:
-                    end = os.pidfd_open(process.pid)
+            for name, daemon in self.processes.items():
+                if daemon.process.returncode is None:
+                    end = os.pidfd_open(daemon.pid)
                     stack.callback(os.close, end)
                     ends[end] = name
             readable, _, _ = select.select(ends, [], [], seconds)
@@ -195,7 +193,7 @@ class Daemons(ABC):
 
     def metric(self, name: str, metric: str) -> float:
         """The sum of a daemon's samples of a metric; its `/metrics` must be on this machine."""
-        port = json.loads((self.folder / f"{name}.ready").read_text())["metrics_port"]
+        port = self.processes[name].metrics_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_SECONDS) as answer:
             text = answer.read().decode()
         families = text_string_to_metric_families(text)
@@ -203,21 +201,13 @@ class Daemons(ABC):
 
     def kill(self, name: str) -> float:
         """kill -9 a daemon; returns when that was, in Unix time."""
-        process = self.processes[name]
         seconds = time.time()
-        os.kill(inner_process(process.pid), signal.SIGKILL)
-        process.wait()
+        self.processes[name].kill()
         return seconds
 
     def restart(self, name: str) -> None:
         """Start a daemon that was killed again, on the port that its peers know."""
-        port = int(self.address(name).rpartition(":")[2])
-        former = self.processes[name]
-        assert former.stdin is not None
-        former.stdin.close()
-        (self.folder / f"{name}.ready").unlink()
-        role, arguments = self._arguments[name]
-        self._start(role, name, *arguments, port=port)
+        self.processes[name].start()
 
     def memory_bytes(self, field: str) -> int:
         """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
@@ -230,24 +220,17 @@ class Daemons(ABC):
     def _host(self, name: str) -> Host:
         return self._hosts.get(name, LOOPBACK)
 
-    def _start(self, role: str, name: str, *arguments: str, port: int = 0) -> None:
-        self._arguments[name] = role, arguments
-        program = [str(self._job.worker)] if role == "worker" else ["-m", "cli.main"]
+    def _start(self, role: str, name: str, *arguments: str) -> None:
         host = self._host(name)
-        command = [
-            sys.executable, *program, role, "--name", name, "--listen", f"{host.address}:{port}", "--metrics-listen",
-            "127.0.0.1:0", "--ready-file", str(self.folder / f"{name}.ready"), "--exit-with-parent",
-            *host.flags, *self._options, *arguments,
-        ]  # fmt: skip
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                host.command(command),
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-            )
+        self.processes[name] = DaemonProcess(
+            role,
+            name,
+            self.folder,
+            [*host.flags, *self._options, *arguments],
+            program=[str(self._job.worker)] if role == "worker" else ["-m", "cli.main"],
+            host=host.address,
+            spawn=host.spawner(self._environment),
+        ).start()
 
     def _submit(self) -> None:
         settings = (
@@ -268,15 +251,6 @@ class Daemons(ABC):
         )
         if done.returncode != 0:
             raise Failed(f"tiermesh submit: {done.stderr.strip()}")
-
-    def _kill(self) -> None:
-        for process in self.processes.values():
-            if process.returncode is None:
-                os.kill(inner_process(process.pid), signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
 
 
 def _ended(name: str, what: str, folder: Path) -> Failed:

@@ -15,16 +15,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import IO, Literal, TypeAlias
 
 from benchmarks.harness.report import Skipped
 from benchmarks.harness.setting import ROOT
 from services.errors import Failed
+from services.runtime.launcher import Spawn, spawn_subprocess
 
 GIGABIT = 1e9
 _PREFIX = "tiermesh-bench"
@@ -78,6 +79,27 @@ class Host:
             "--",
             *command,
         ]
+
+    def spawner(self, environment: Mapping[str, str]) -> Spawn:
+        """Return what starts a daemon's process there, for `DaemonProcess`."""
+
+        def spawn(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+            kind = NamespaceProcess if self.first_process else subprocess.Popen
+            return spawn_subprocess(
+                self.command(command), log, environment=environment, folder=ROOT, process_class=kind
+            )
+
+        return spawn
+
+
+class NamespaceProcess(subprocess.Popen[bytes]):
+    """A process in a host's namespaces; signals go past the `nsenter` that started it."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the process inside; do nothing if it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError, FileNotFoundError):
+                os.kill(inner_process(self.pid), sig)
 
 
 LOOPBACK = Host()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import signal
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -149,12 +147,12 @@ class PacedCluster(Daemons):
     def freeze(self, name: str) -> float:
         """SIGSTOP; returns when that was, in Unix time."""
         seconds = time.time()
-        os.kill(self.processes[name].pid, signal.SIGSTOP)
+        self.processes[name].freeze()
         return seconds
 
     def thaw(self, name: str) -> None:
         """SIGCONT."""
-        os.kill(self.processes[name].pid, signal.SIGCONT)
+        self.processes[name].thaw()
 
 
 def committed(events: Iterable[Event]) -> int:

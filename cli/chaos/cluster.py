@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from pathlib import Path
 from types import TracebackType
 
 from cli.chaos.plan import Fault, Kind, Way
 from cli.chaos.proxy import Line, Proxy
-from cli.daemon_process import Daemon, stop_all
 from services.errors import Failed
+from services.runtime.launcher import DaemonProcess, stop_all
 
 
 class Cluster:
@@ -41,7 +40,7 @@ class Cluster:
         self._state_dir = state_dir
         self._heartbeat_seconds = heartbeat_seconds
         self._common = ("--no-shared-memory", "--log-level", log_level)
-        self._daemons: dict[str, Daemon] = {}
+        self._daemons: dict[str, DaemonProcess] = {}
         self._behind: dict[str, list[Proxy]] = {}
         self._up: dict[str, asyncio.Event] = {}
         self._struck: dict[str, asyncio.Lock] = {}
@@ -113,11 +112,11 @@ class Cluster:
     async def _start(self, name: str, *arguments: str) -> None:
         role, logs = name.partition("-")[0], self._state_dir / "logs"
         self._behind[name], self._up[name] = [], asyncio.Event()
-        self._daemons[name] = await Daemon.start(role, name, logs, [*arguments, *self._common])
+        self._daemons[name] = DaemonProcess(role, name, logs, [*arguments, *self._common]).start()
         await self._serves(name)
 
     async def _serves(self, name: str) -> None:
-        await self._daemons[name].ready()
+        await self._daemons[name].wait_ready()
         for proxy in self._behind[name]:
             await _aim(proxy, self._daemons[name])
         self._up[name].set()
@@ -142,35 +141,30 @@ class Cluster:
     async def _watch(self, name: str) -> None:
         daemon = self._daemons[name]
         while True:
-            await daemon.ended()
+            await daemon.wait_ended()
             if self._up[name].is_set():
-                raise Failed(daemon.obituary())
+                raise Failed(daemon.describe_end())
             await self._up[name].wait()
 
     async def _kill(self, fault: Fault) -> None:
         daemon = self._daemons[fault.target]
         self._up[fault.target].clear()
-        _signal(daemon, signal.SIGKILL)
-        await daemon.ended()
+        daemon.send_signal(signal.SIGKILL)
+        await daemon.wait_ended()
         await asyncio.sleep(fault.seconds)
-        await daemon.start_process()
+        daemon.start()
         await self._serves(fault.target)
 
     async def _freeze(self, fault: Fault) -> None:
         daemon = self._daemons[fault.target]
-        _signal(daemon, signal.SIGSTOP)
+        daemon.freeze()
         try:
             await asyncio.sleep(fault.seconds)
         finally:
-            _signal(daemon, signal.SIGCONT)
+            daemon.thaw()
 
 
-def _signal(daemon: Daemon, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself, which `watch` tells
-        os.kill(daemon.pid, number)
-
-
-async def _aim(proxy: Proxy, daemon: Daemon) -> None:
+async def _aim(proxy: Proxy, daemon: DaemonProcess) -> None:
     try:
         await proxy.aim(daemon)
     except OSError as error:

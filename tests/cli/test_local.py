@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from cli.daemon_process import last_error
-
 pytestmark = pytest.mark.usefixtures("quick_starts")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,7 +175,7 @@ def test_a_dead_role_is_named_with_its_log(job_file: Path, tmp_path: Path) -> No
     assert code == 1
     assert lines[-1].startswith("tiermesh: optimizer (process")
     assert "killed by SIGKILL" in lines[-1]
-    assert lines[-1].endswith(f"its log: {state / 'logs' / 'optimizer.log'}")
+    assert lines[-1].endswith(f"see {state / 'logs' / 'optimizer.log'}")
     assert not runs(aggregator)
 
 
@@ -207,17 +205,6 @@ def wait_until_gone(pid: int) -> None:
         assert ready, f"process {pid} still runs after 60 s"
     finally:
         os.close(descriptor)
-
-
-def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
-    log = tmp_path / "worker.log"
-    assert last_error(log) == ""
-    log.write_text(
-        "12:00 INFO    a: started\n12:01 ERROR   tiermesh: mesh_shape: bad\n12:02 INFO    a: stopping\n\n"
-    )
-    assert last_error(log) == "12:01 ERROR   tiermesh: mesh_shape: bad"
-    log.write_text("12:00 INFO    a: started\n")
-    assert last_error(log) == "12:00 INFO    a: started"
 
 
 OWN_MODEL = """

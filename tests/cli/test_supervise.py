@@ -12,10 +12,10 @@ import pytest
 
 from cli import local
 from cli.client import JobsClient, Unreachable
-from cli.daemon_process import Daemon
 from cli.output import Output
 from cli.supervise import LONGEST_WAIT_SECONDS, STEADY_SECONDS, RestartBackoff, supervise
 from protos.jobs_pb2 import Job
+from services.runtime.launcher import DaemonProcess
 from tests.cli.conftest import JOB
 from tests.cli.test_local import daemon_pid, rest_of, run, training
 
@@ -78,14 +78,14 @@ def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Pa
     state = tmp_path / "state"
 
     async def live() -> int:
-        daemon = await Daemon.start("aggregator", "aggregator", tmp_path, ["--state-dir", str(state)])
+        daemon = DaemonProcess("aggregator", "aggregator", tmp_path, ["--state-dir", str(state)]).start()
         try:
-            await daemon.ready()
+            await daemon.wait_ready()
             port = daemon.port
             os.kill(daemon.pid, signal.SIGKILL)
-            await daemon.ended()
-            await daemon.start_process()
-            await daemon.ready()
+            await daemon.wait_ended()
+            daemon.start()
+            await daemon.wait_ready()
             assert daemon.port == port
             state.rename(tmp_path / "moved")
             state.touch()  # no folder: it is refused when it starts again

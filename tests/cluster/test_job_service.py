@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from protos import jobs_pb2 as jobs
 from services.checkpoints import read_checkpoint
 from tests.support.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
-from tests.support.cluster.harness import LIMIT_SECONDS, ROOT, Cluster, Daemon, environment, tiermesh
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, environment, tiermesh
+from tests.support.cluster.nursery import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_
 from tests.support.cluster.harness import (
     ENDED,
     LIMIT_SECONDS,
-    ROOT,
     Cluster,
     environment,
     eventually,
     tiermesh,
 )
+from tests.support.cluster.nursery import ROOT
 
 
 def steps_told(cluster: Cluster, job: str) -> list[int]:

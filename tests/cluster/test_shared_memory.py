@@ -13,7 +13,8 @@ import pytest
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
-from tests.support.cluster.harness import ROOT, Cluster, Daemon, environment, eventually
+from tests.support.cluster.harness import Cluster, Daemon, environment, eventually
+from tests.support.cluster.nursery import ROOT
 from tests.support.cluster.stock_peers import StockWorker
 
 LINKS = "tiermesh_shared_memory_links"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,6 +11,7 @@ import pytest
 
 from benchmarks.harness.daemons import Daemons, Job
 from services.errors import Failed
+from services.runtime.launcher import DaemonProcess, kill_all
 
 LONG_SECONDS = 60.0
 UNTIL_INPUT_ENDS = "import sys; sys.stdin.read()"
@@ -21,30 +20,30 @@ UNTIL_INPUT_ENDS = "import sys; sys.stdin.read()"
 class Processes(Daemons):
     """Some that are up until their input ends, in the place of daemons."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, folder: Path, *names: str) -> None:
         super().__init__("none", Job(Path("none"), Path("none")), workers=0)
         for name in names:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-c", UNTIL_INPUT_ENDS], stdin=subprocess.PIPE
-            )
+            self.processes[name] = DaemonProcess(
+                "worker", name, folder, program=("-c", UNTIL_INPUT_ENDS)
+            ).start()
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
         """There is none."""
 
     def end(self, name: str) -> None:
         """Have one end by itself."""
-        process = self.processes[name]
-        assert process.stdin is not None
-        process.stdin.close()
+        pipe = self.processes[name].process.stdin
+        assert pipe is not None
+        pipe.close()
 
 
 @pytest.fixture
-def daemons() -> Iterator[Processes]:
-    processes = Processes("a", "b")
+def daemons(tmp_path: Path) -> Iterator[Processes]:
+    processes = Processes(tmp_path, "a", "b")
     try:
         yield processes
     finally:
-        processes._kill()
+        kill_all(processes.processes.values())
 
 
 def test_what_is_there_is_returned(daemons: Processes) -> None:
@@ -70,7 +69,7 @@ def test_a_daemon_that_ends_ends_each_wait(daemons: Processes, tmp_path: Path) -
 def test_what_a_daemon_left_as_it_ended_is_found(daemons: Processes) -> None:
     def look() -> str | None:
         daemons.end("a")
-        return "found" if daemons.processes["a"].poll() is not None else None
+        return "found" if daemons.processes["a"].process.poll() is not None else None
 
     assert daemons.until(look, "it", LONG_SECONDS) == "found"
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -18,11 +14,12 @@ from typing import ClassVar, TypeVar
 
 import grpc
 
-from benchmarks.harness.hosts import LOOPBACK, Host, inner_process
+from benchmarks.harness.hosts import LOOPBACK, Host
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
-from tests.support.cluster.nursery import ROLES, ROOT, Child, nursery
+from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
+from tests.support.cluster.nursery import ROLES, nursery, spawner
 from tests.support.cluster.relay import ProxyTarget, Relay
 
 LIMIT_SECONDS = 60.0
@@ -43,8 +40,7 @@ def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMI
 
 def environment(kernels: str = "numpy") -> dict[str, str]:
     """This process's, without settings of Tiermesh; numpy's kernels, as compiled ones take a second of every start."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_")}
-    return {**own, "TIERMESH_KERNELS": kernels}
+    return {**environment_without_options(), "TIERMESH_KERNELS": kernels}
 
 
 def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
@@ -64,17 +60,20 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
         return subprocess.CompletedProcess(words, code, *said)
 
 
-class Daemon:
-    """One `tiermesh ROLE` process.
+class Daemon(DaemonProcess):
+    """One `tiermesh ROLE` process, started at once.
+
+    On this machine it is forked from a warm process, which saves most of the time of its start.
 
     Args:
-        host: where it runs; elsewhere than on this machine itself, its ports can't be reached from here.
-
-    Attributes:
         role: worker, aggregator or optimizer.
-        name: of the daemon.
-        log: file with what it wrote on both outputs.
-        process: as started; on a host of its own, what entered there.
+        name: daemon's name.
+        folder: folder of its log and ready file.
+        *arguments: further options of the role's command.
+        kernels: value of TIERMESH_KERNELS.
+        module: Python module that runs in place of the command.
+        host: where the daemon runs; on another host than LOOPBACK its ports can't be reached from here.
+        settings: further environment variables.
     """
 
     def __init__(
@@ -88,63 +87,23 @@ class Daemon:
         host: Host = LOOPBACK,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        self.role, self.name = role, name
-        self._host = host
-        self.log = folder / f"{name}.log"
-        self._ready_file = folder / f"{name}.ready"
-        self._ready_file.unlink(missing_ok=True)
-        self._ready: dict[str, int] = {}
-        command = [
-            role, "--name", name, "--ready-file", str(self._ready_file), "--exit-with-parent", *host.flags,
-            *map(str, arguments),
-        ]  # fmt: skip
-        if "--listen" not in arguments:
-            command += ["--listen", f"{host.address}:0"]
         settings = settings or {}
-        self.process: subprocess.Popen[bytes] | Child
-        with self.log.open("ab") as log:
-            if host == LOOPBACK:
-                self.process = nursery(role, environment(kernels)).start(module, command, settings, log, log)
-            else:
-                self.process = subprocess.Popen(
-                    host.command([sys.executable, "-m", module, *command]),
-                    cwd=ROOT,
-                    env={**environment(kernels), **settings},
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                )
+        if host == LOOPBACK:
+            spawn = spawner(role, environment(kernels), settings)
+        else:
+            spawn = host.spawner({**environment(kernels), **settings})
+        options = [*host.flags, *map(str, arguments)]
+        super().__init__(role, name, folder, options, program=("-m", module), host=host.address, spawn=spawn)
+        self.start()
 
     def ready(self) -> Daemon:
-        """Wait until it serves."""
-
-        def look() -> bool:
-            code = self.process.poll()
-            assert code is None, f"{self.name} ended with exit code {code}: {self.log_text()}"
-            return self._ready_file.exists()
-
-        eventually(look, f"{self.name} to be ready")
-        self._ready = json.loads(self._ready_file.read_text())
+        """Wait until the daemon serves; return it."""
+        eventually(self.is_ready, f"{self.name} to be ready")
         return self
-
-    @property
-    def port(self) -> int:
-        """Of its gRPC server."""
-        return self._ready["port"]
-
-    @property
-    def tensor_port(self) -> int:
-        """Where it takes data streams; 0: on its main port alone."""
-        return self._ready["tensor_port"]
-
-    @property
-    def address(self) -> str:
-        """Of its gRPC server."""
-        return f"{self._host.address}:{self.port}"
 
     def metrics(self) -> dict[str, float]:
         """Its `/metrics`: each sample by its name with labels."""
-        url = f"http://127.0.0.1:{self._ready['metrics_port']}/metrics"
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as reply:
             lines = reply.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -167,36 +126,14 @@ class Daemon:
         """Wait until it has written `text`."""
         eventually(lambda: text in self.log_text(), f"{text!r} in the log of {self.name}")
 
-    def kill(self) -> None:
-        """kill -9."""
-        with suppress(ProcessLookupError, FileNotFoundError):
-            os.kill(inner_process(self.process.pid), signal.SIGKILL)
-        self.process.wait(LIMIT_SECONDS)
-
-    def freeze(self) -> None:
-        """Make it do nothing while its connections stay."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.process.send_signal(signal.SIGCONT)
-
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.process.terminate()
+        """Send SIGTERM; return the exit code."""
+        self.send_signal(signal.SIGTERM)
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait for the process to end; return its exit code."""
         return self.process.wait(LIMIT_SECONDS)
-
-    def close(self) -> None:
-        """Make sure that it is gone."""
-        if self.process.poll() is None:
-            self.kill()
-        if self.process.stdin is not None:
-            with suppress(OSError):
-                self.process.stdin.close()
 
 
 class Cluster:
@@ -287,8 +224,7 @@ class Cluster:
         """End everything."""
         if self._channel is not None:
             self._channel.close()
-        for daemon in self.daemons:
-            daemon.close()
+        kill_all(self.daemons)
         for relay in self.relays:
             relay.close()
         self.closed = True

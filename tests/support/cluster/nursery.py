@@ -23,7 +23,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.runtime.launcher import Spawn
 
 ROOT = Path(__file__).resolve().parents[3]
 _MOST_BYTES = 1 << 16
@@ -131,6 +134,23 @@ def nursery(role: str, environment: Mapping[str, str]) -> Nursery:
     """The one of a role with this environment, but for what pytest says there of the test that runs."""
     lasting = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     return _nursery(role, tuple(sorted(lasting.items())))
+
+
+def spawner(role: str, environment: Mapping[str, str], settings: Mapping[str, str]) -> Spawn:
+    """Return what forks a daemon's process, for `DaemonProcess`.
+
+    Args:
+        role: worker, aggregator or optimizer.
+        environment: environment of the role's nursery.
+        settings: variables of this daemon alone.
+    """
+
+    def spawn(command: Sequence[str], log: IO[bytes]) -> Child:
+        python, flag, module, *arguments = command
+        assert (python, flag) == (sys.executable, "-m"), command
+        return nursery(role, environment).start(module, arguments, settings, log, log)
+
+    return spawn
 
 
 # ---- in the nursery ----

@@ -1,0 +1,306 @@
+"""Role daemons as child processes: start, wait until ready, watch, signal, stop.
+
+`tiermesh local`, `tiermesh chaos`, the tests and the benchmarks all start daemons through `DaemonProcess`. The `spawn`
+argument sets how a process comes to be: as a plain subprocess, as a fork of a warm process, or in the namespaces of
+another host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol, TypeVar
+
+from services.errors import Failed
+from services.tensors.kernels import compiler
+from services.timeouts import STANDARD_TIMEOUTS
+
+READY_SECONDS = 120.0
+"""Limit for a start; opening a device takes long, and so does a start on a busy machine."""
+
+_POLL_SECONDS = 0.05
+
+Self = TypeVar("Self", bound="DaemonProcess")
+
+
+class ChildProcess(Protocol):
+    """The part of `subprocess.Popen` that a launcher needs."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """Pipe to the standard input; closing it ends a daemon started with `--exit-with-parent`."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, or minus the signal; None until `poll` or `wait` has seen the end."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process lives."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code; raise subprocess.TimeoutExpired."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+
+
+Spawn = Callable[[Sequence[str], IO[bytes]], ChildProcess]
+"""Starts a command, with both outputs in a file and a pipe as standard input."""
+
+
+def environment_without_options(keep: Collection[str] = ()) -> dict[str, str]:
+    """Return the environment without `TIERMESH_*` variables: they are flags of this command, not of its daemons."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith("TIERMESH_") or name in keep
+    }
+
+
+def spawn_subprocess(
+    command: Sequence[str],
+    log: IO[bytes],
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    process_class: type[subprocess.Popen[bytes]] = subprocess.Popen,
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own, so that Ctrl-C reaches the launching process alone.
+
+    Args:
+        command: program and arguments.
+        log: file for both outputs.
+        environment: variables of the process; by default this process's, without options of Tiermesh.
+        folder: working directory; None for this process's.
+        process_class: `Popen`, or a subclass that signals in another way.
+    """
+    if environment is None:
+        environment = environment_without_options(keep=("TIERMESH_DATA", compiler.VARIABLE))
+    return process_class(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        cwd=folder,
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
+class DaemonProcess:
+    """One role daemon as a child process, which ends when its parent does.
+
+    Args:
+        role: worker, aggregator or optimizer.
+        name: daemon's name.
+        folder: folder of its log and ready file.
+        arguments: further options of the role's command.
+        program: what Python runs; the role and its options follow.
+        host: address to listen on.
+        spawn: starts the process.
+
+    Attributes:
+        role: worker, aggregator or optimizer.
+        name: daemon's name, also that of its log.
+        log: file with its standard output and error.
+        port: port of its gRPC server, once ready; kept over restarts.
+        tensor_port: port of its data streams, once ready; 0 if it has none.
+        metrics_port: port of its `/metrics`, once ready.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        *,
+        program: Sequence[str] = ("-m", "cli.main"),
+        host: str = "127.0.0.1",
+        spawn: Spawn = spawn_subprocess,
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.port = self.tensor_port = self.metrics_port = 0
+        self._arguments = tuple(arguments)
+        self._program = tuple(program)
+        self._host = host
+        self._spawn = spawn
+        self._process: ChildProcess | None = None
+        self._ready_file = folder / f"{name}.ready.json"
+        self._started_at = 0.0
+        self._log_start_bytes = 0  # what earlier processes of this name wrote
+
+    def start(self: Self) -> Self:
+        """Start the process, or start it again on the port that its peers know; return this object."""
+        self._ready_file.unlink(missing_ok=True)
+        self._close_stdin()
+        command = [
+            sys.executable, *self._program, self.role, "--name", self.name, "--listen", self.address,
+            "--ready-file", str(self._ready_file), "--exit-with-parent", *self._arguments,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self._log_start_bytes = log.tell()
+            self._process = self._spawn(command, log)
+        self._started_at = time.monotonic()
+        return self
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` of the gRPC server; port 0 before the first start."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def process(self) -> ChildProcess:
+        """Child process of the latest start."""
+        assert self._process is not None, f"{self.name}: start() comes first"
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    @property
+    def age_seconds(self) -> float:
+        """Time since the latest start."""
+        return time.monotonic() - self._started_at
+
+    # ---- readiness ----
+
+    def is_ready(self) -> bool:
+        """Return whether the daemon serves, and learn its ports.
+
+        Raises:
+            Failed: the process has ended.
+        """
+        if self.process.poll() is not None:
+            raise Failed(self.describe_end())
+        if not self._ready_file.exists():
+            return False
+        ports = json.loads(self._ready_file.read_text())
+        self.port, self.tensor_port = int(ports["port"]), int(ports["tensor_port"])
+        self.metrics_port = int(ports["metrics_port"])
+        return True
+
+    async def wait_ready(self) -> None:
+        """Wait until the daemon serves.
+
+        Raises:
+            Failed: the process ended, or takes longer than READY_SECONDS.
+        """
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.is_ready():
+            if time.monotonic() > deadline:
+                raise Failed(
+                    f"{self.name} (process {self.pid}): not ready after {READY_SECONDS:g} s; see {self.log}"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    # ---- end ----
+
+    async def wait_ended(self) -> int:
+        """Wait without a limit for the process to end; return its exit code."""
+        process, loop = self.process, asyncio.get_running_loop()
+        while (code := process.poll()) is None:
+            ended = asyncio.Event()
+            descriptor = os.pidfd_open(process.pid)
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        return code
+
+    def describe_end(self) -> str:
+        """Return one line about how the process ended: exit code or signal, its last error, its log."""
+        code = self.process.returncode
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exit code {code}"
+        last = last_error(self.log, self._log_start_bytes)
+        return f"{self.name} (process {self.pid}) ended, {how}{f': {last}' if last else ''}; see {self.log}"
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; do nothing if the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stop the process while its connections stay open."""
+        self.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen process continue."""
+        self.send_signal(signal.SIGCONT)
+
+    async def stop(self) -> None:
+        """Send SIGTERM, and SIGKILL if the process needs longer than the `kill` timeout to end."""
+        self.send_signal(signal.SIGTERM)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.wait_ended(), STANDARD_TIMEOUTS.kill)
+        self.send_signal(signal.SIGKILL)
+        await self.wait_ended()
+        self.close()
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait for the end."""
+        self.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        """Kill the process if it still runs, close its pipe and remove the ready file."""
+        self.kill()
+        self._close_stdin()
+        self._ready_file.unlink(missing_ok=True)
+
+    def _close_stdin(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+
+async def stop_all(daemons: Iterable[DaemonProcess]) -> None:
+    """Stop daemons in the reverse order of their start, those of one role together."""
+    by_role: dict[str, list[DaemonProcess]] = {}
+    for daemon in daemons:
+        by_role.setdefault(daemon.role, []).append(daemon)
+    for group in reversed(list(by_role.values())):
+        await asyncio.gather(*(daemon.stop() for daemon in group))
+
+
+def kill_all(daemons: Collection[DaemonProcess]) -> None:
+    """Kill daemons at once, so that none sees another one go, and free what they held here."""
+    for daemon in daemons:
+        daemon.send_signal(signal.SIGKILL)
+    for daemon in daemons:
+        daemon.close()
+
+
+def last_error(log: Path, start_bytes: int = 0) -> str:
+    """Return the last line of a log that reports an error, else its last line; "" if there is none.
+
+    Args:
+        log: log file.
+        start_bytes: number of bytes at the beginning to skip.
+    """
+    try:
+        text = log.read_bytes()[start_bytes:].decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if " ERROR " in line or " CRITICAL " in line or "Error:" in line]
+    return (errors or lines or [""])[-1]

@@ -1,0 +1,92 @@
+"""`DaemonProcess` with small programs in place of daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.errors import Failed
+from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all, last_error
+
+SERVE = """
+import json, pathlib, sys
+flags = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+port = int(flags["--listen"].rpartition(":")[2]) or 4711
+ready = pathlib.Path(flags["--ready-file"])
+(ready.parent / "part").write_text(json.dumps({"port": port, "tensor_port": 1, "metrics_port": 2}))
+(ready.parent / "part").rename(ready)
+sys.stdin.read()
+"""
+"""A daemon's outside: it writes the ready file, then ends with its standard input."""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[DaemonProcess]:
+    daemon = DaemonProcess("worker", "worker-1", tmp_path, program=("-c", SERVE)).start()
+    try:
+        yield daemon
+    finally:
+        daemon.close()
+
+
+def test_ports_are_known_once_it_is_ready_and_kept_over_restarts(daemon: DaemonProcess) -> None:
+    asyncio.run(daemon.wait_ready())
+    assert daemon.address == "127.0.0.1:4711"
+    assert (daemon.tensor_port, daemon.metrics_port) == (1, 2)
+    daemon.kill()
+    with pytest.raises(Failed, match=r"worker-1 .*SIGKILL.*worker-1\.log"):
+        daemon.is_ready()
+    daemon.start()
+    asyncio.run(daemon.wait_ready())
+    assert daemon.port == 4711
+
+
+def test_a_frozen_daemon_is_killed_when_it_does_not_stop(daemon: DaemonProcess) -> None:
+    daemon.freeze()
+    daemon.kill()
+    assert daemon.process.returncode == -signal.SIGKILL
+
+
+def test_stop_ends_a_daemon_and_removes_its_ready_file(daemon: DaemonProcess, tmp_path: Path) -> None:
+    async def live() -> int:
+        await daemon.wait_ready()
+        ended = asyncio.ensure_future(daemon.wait_ended())
+        await daemon.stop()
+        return await ended
+
+    assert asyncio.run(live()) == -signal.SIGTERM
+    assert not list(tmp_path.glob("*.ready.json"))
+
+
+def test_an_end_before_it_is_ready_names_its_last_error(tmp_path: Path) -> None:
+    daemon = DaemonProcess(
+        "worker", "worker-1", tmp_path, program=("-c", "raise SystemExit('Error: no mesh')")
+    )
+    daemon.start()
+    try:
+        with pytest.raises(Failed, match=r"worker-1 .*exit code 1.*Error: no mesh"):
+            asyncio.run(daemon.wait_ready())
+    finally:
+        kill_all([daemon])
+
+
+def test_options_in_the_environment_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIERMESH_NAME", "of the command")
+    monkeypatch.setenv("TIERMESH_DATA", "/data")
+    assert "TIERMESH_NAME" not in environment_without_options(keep=("TIERMESH_DATA",))
+    assert environment_without_options(keep=("TIERMESH_DATA",))["TIERMESH_DATA"] == "/data"
+
+
+def test_the_last_error_of_a_log_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    assert last_error(log) == ""
+    log.write_text(
+        "12:00 INFO    a: started\n12:01 ERROR   tiermesh: mesh_shape: bad\n12:02 INFO    a: stopping\n\n"
+    )
+    assert last_error(log) == "12:01 ERROR   tiermesh: mesh_shape: bad"
+    log.write_text("12:00 INFO    a: started\n")
+    assert last_error(log) == "12:00 INFO    a: started"
