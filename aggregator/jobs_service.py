@@ -14,9 +14,9 @@ import grpc
 from aggregator.core.events import CancelAsked, Submitted
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Failed, Refused
-from services.transport.rpc_handlers import handlers_of
+from services.transport.request_handlers import service_handler
 
 if TYPE_CHECKING:
     from aggregator.service import AggregatorService
@@ -33,7 +33,7 @@ class JobsServicer:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """For the server."""
-        return handlers_of(jobs.DESCRIPTOR.services_by_name["Jobs"], self)
+        return service_handler(jobs.DESCRIPTOR.services_by_name["Jobs"], self)
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
         """Queue a job; when this answers, the job survives kill -9."""

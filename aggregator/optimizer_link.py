@@ -35,24 +35,24 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
-from services.transport.control_streams import ControlReader, greet
+from services.transport.backoff import Backoff
+from services.transport.control_streams import ControlReader, send_hello
 from services.transport.data_streams import DataStreamConnector, write_message
-from services.transport.newest_weights import sequence_of
-from services.transport.same_host import OfferedLink
+from services.transport.heartbeats import Heartbeats
+from services.transport.links import (
+    INCARNATION_KEY,
+    LINK_ERRORS,
+    LinkClosed,
+    describe_link_error,
+    raise_call_status,
+    run_until_first_ends,
+    write_to_call,
+)
+from services.transport.mailbox import Mailbox
+from services.transport.newest_weights import version_mark
 from services.transport.security import Security
 from services.transport.server import open_channel
-from services.transport.streams import (
-    INCARNATION_KEY,
-    LINK_ENDS,
-    Backoff,
-    Heartbeats,
-    LinkClosed,
-    Mailbox,
-    raise_status,
-    until_first_ends,
-    why_ended,
-    write,
-)
+from services.transport.shared_memory_link import ClientTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -130,7 +130,7 @@ class LocalOptimizerLink:
         )
         self._engine.connect(self._hello, outlet)
         self._events.connected(self._engine.name)
-        await until_first_ends(self._take_weights(), _wait(self._refused))
+        await run_until_first_ends(self._take_weights(), _wait(self._refused))
 
     async def _take_weights(self) -> None:
         while True:
@@ -196,7 +196,7 @@ class RemoteOptimizerLink:
         self._events = events
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
-        self._link: OfferedLink | None = None
+        self._link: ClientTensorLink | None = None
         self._array: SharedArray | None = None  # of sums, that an optimizer on this host sees
         self._array_of = ("", 0)  # job, elements
         self._room = asyncio.Event()
@@ -219,14 +219,14 @@ class RemoteOptimizerLink:
         Raises:
             Deposed: the optimizer obeys a newer aggregator.
         """
-        backoff = Backoff(most_seconds=self._timeouts.retry)
+        backoff = Backoff(max_seconds=self._timeouts.retry)
         said = ""
         while True:
             try:
                 await self._attend(backoff)
                 reason = "it ended the stream"
-            except LINK_ENDS as error:
-                reason = why_ended(error, "Hello")
+            except LINK_ERRORS as error:
+                reason = describe_link_error(error, "Hello")
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
                     raise Deposed(f"optimizer {self._address}: {reason}") from None
             except (Refused, ValueError) as refused:
@@ -251,10 +251,12 @@ class RemoteOptimizerLink:
                 request_serializer=encode_with_checksum,
             )()
             messages = ControlReader(attend.read, pb.OptimizerMessage, "Attend")
-            hello = unwrap(await greet(attend, wrap(pb.OptimizerCommand, self._epoch, self._hello), messages))
+            hello = unwrap(
+                await send_hello(attend, wrap(pb.OptimizerCommand, self._epoch, self._hello), messages)
+            )
             if not isinstance(hello, pb.Hello):
                 raise LinkClosed("its first message is no Hello")
-            link = OfferedLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
+            link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._room.set()
             self._up, self._control, self._link = True, control, link
@@ -263,7 +265,7 @@ class RemoteOptimizerLink:
             self._events.connected(hello.name)
             heartbeats = Heartbeats(self._timeouts, lambda: self.tell(pb.Heartbeat()))
             try:
-                await until_first_ends(
+                await run_until_first_ends(
                     self._take_messages(attend, messages, heartbeats),
                     self._send_orders(attend),
                     heartbeats.run(),
@@ -273,10 +275,10 @@ class RemoteOptimizerLink:
                 self._control, self._link = None, None
                 link.close()
 
-    async def _exchange(self, tensor_port: int, link: OfferedLink) -> None:
+    async def _exchange(self, tensor_port: int, link: ClientTensorLink) -> None:
         metadata = ((INCARNATION_KEY, self._incarnation), *link.metadata)
         async with self._streams.open(self._address, tensor_port, metadata) as exchange:
-            await until_first_ends(
+            await run_until_first_ends(
                 self._confirm(exchange, link),
                 self._take_weights(exchange, link),
                 self._send_chunks(exchange, link),
@@ -286,34 +288,34 @@ class RemoteOptimizerLink:
         self, attend: Any, messages: ControlReader[pb.OptimizerMessage], heartbeats: Heartbeats
     ) -> None:
         while (message := await messages.next()) is not None:
-            heartbeats.heard()
+            heartbeats.message_received()
             body = unwrap(message)
             if body is None or isinstance(body, pb.Heartbeat) or message.epoch != self._epoch:
                 continue
             self._events.message(body)
-        await raise_status(attend)
+        await raise_call_status(attend)
 
     async def _send_orders(self, attend: Any) -> None:
         while True:
-            await write(attend, await self._orders.take())
+            await write_to_call(attend, await self._orders.take())
 
-    async def _confirm(self, exchange: Any, link: OfferedLink) -> None:
+    async def _confirm(self, exchange: Any, link: ClientTensorLink) -> None:
         await link.confirm(exchange)
         await asyncio.Event().wait()  # ends with the stream
 
-    async def _take_weights(self, exchange: Any, link: OfferedLink) -> None:
+    async def _take_weights(self, exchange: Any, link: ClientTensorLink) -> None:
         while isinstance(message := await exchange.read(), Message):
             self._weights_arrived(link, message)
-        await raise_status(exchange)
+        await raise_call_status(exchange)
 
-    def _weights_arrived(self, link: OfferedLink, message: Message) -> None:
+    def _weights_arrived(self, link: ClientTensorLink, message: Message) -> None:
         for chunk in link.deserialize(message):
             if chunk.memory is None:
                 self._events.weights(chunk.header, chunk, message)
             else:  # a copy: the optimizer goes on to newer ones
                 self._events.weights(chunk.header, copy_with_checksum(chunk), None)
 
-    async def _send_chunks(self, exchange: Any, link: OfferedLink) -> None:
+    async def _send_chunks(self, exchange: Any, link: ClientTensorLink) -> None:
         while True:
             chunk, array = await self._chunks.get()
             if self._chunks.qsize() < WINDOW_CHUNKS:
@@ -322,7 +324,7 @@ class RemoteOptimizerLink:
             if array is not None and link.shares:
                 header = chunk.header
                 parts: tuple[Message, ...] = (
-                    link.refer(header, array, sequence_of(header), (header.index,)),
+                    link.refer(header, array, version_mark(header), (header.index,)),
                 )
             else:
                 if array is not None:  # it was made ready for the link before this one
@@ -348,7 +350,7 @@ class RemoteOptimizerLink:
             return pack_chunk(header, header.index, values), None
         array.mark(header.index, 0)
         chunk = pack_chunk(header, header.index, values, array.place(header.index))
-        array.mark(header.index, sequence_of(header))
+        array.mark(header.index, version_mark(header))
         return chunk, array
 
     def _shared(self, job: str, elements: int) -> SharedArray | None:

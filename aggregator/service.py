@@ -40,7 +40,7 @@ from optimizer.tensor_store import TensorStore, TensorStoreEvents
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import TiermeshError
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
@@ -50,9 +50,9 @@ from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.http2.server import Handler
+from services.transport.links import run_until_first_ends
 from services.transport.newest_weights import NewestWeights
 from services.transport.security import Security
-from services.transport.streams import until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -247,7 +247,7 @@ class AggregatorService:
 
     async def run(self) -> None:
         """Serve until cancelled, or until something that must not fail has failed."""
-        await until_first_ends(
+        await run_until_first_ends(
             self.link.run(), self._tick(), self._beat(), self._keep_leading(), _wait(self._failed)
         )
 

@@ -12,8 +12,8 @@ from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import unwrap
-from services.transport.control_streams import ControlReader, greeted
-from services.transport.streams import LinkClosed, until_first_ends
+from services.transport.control_streams import ControlReader, receive_hello
+from services.transport.links import LinkClosed, run_until_first_ends
 
 
 class WorkerControl:
@@ -41,7 +41,7 @@ class WorkerControl:
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """One worker's stream, to its end."""
         messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
-        hello = await greeted(context, messages, unwrap, self._hello_seconds)
+        hello = await receive_hello(context, messages, unwrap, self._hello_seconds)
         refusal = self._plane.check_ready()
         if refusal is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
@@ -50,7 +50,7 @@ class WorkerControl:
         try:
             self._plane.attends(session)
             self._feed(WorkerConnected(session.number, hello))
-            await until_first_ends(self._take_messages(session, messages), self._tell(session, context))
+            await run_until_first_ends(self._take_messages(session, messages), self._tell(session, context))
         except LinkClosed as closed:
             reason = str(closed)
             await context.abort(closed.code, reason)

@@ -6,7 +6,7 @@ import asyncio
 
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import WorkerOrder, wrap
-from services.transport.streams import Mailbox
+from services.transport.mailbox import Mailbox
 
 
 class WorkerSession:

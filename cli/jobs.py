@@ -18,7 +18,7 @@ from services.errors import Failed
 from services.timeouts import STANDARD_TIMEOUTS
 
 if TYPE_CHECKING:
-    from services.config import JobConfig
+    from services.config.job import JobConfig
 
 PATIENCE_SECONDS = STANDARD_TIMEOUTS.follow
 """Following a job outlives a restart of its aggregator that takes no longer than this."""
@@ -34,7 +34,7 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
     Raises:
         Refused: for the first thing that is wrong with it.
     """
-    from services.config import load_job
+    from services.config.load import load_job
 
     config, notices = load_job(path, overrides)
     for notice in notices:

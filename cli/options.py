@@ -225,7 +225,7 @@ def config_option(command: Command) -> Command:
 def _read_config(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
     if path is None:
         return
-    from services.config.messages import shown, unknown_key
+    from services.config.refusals import format_value, unknown_key_error
     from services.config.yaml_files import read_document
 
     by_flag: dict[str, str] = {
@@ -239,15 +239,17 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     for key, value in read_document(path, "--config").items():
         name = by_flag.get(str(key).replace("_", "-"))
         if name is None:
-            raise unknown_key(f"--config {path}", key, value, by_flag)
+            raise unknown_key_error(f"--config {path}", key, value, by_flag)
         if isinstance(value, dict) or value is None:
-            raise Refused(f"--config {path}: {key}: {shown(value)} given, expected a plain value; correct it")
+            raise Refused(
+                f"--config {path}: {key}: {format_value(value)} given, expected a plain value; correct it"
+            )
         # As text, as from the command line, so that the option's own type judges it.
         try:
             defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
         except (ValueError, RecursionError):  # a number too long to write down, a list that holds itself
             raise Refused(
-                f"--config {path}: {key}: {shown(value)} given, expected a plain value; correct it"
+                f"--config {path}: {key}: {format_value(value)} given, expected a plain value; correct it"
             ) from None
     context.default_map = {**(context.default_map or {}), **defaults}
 

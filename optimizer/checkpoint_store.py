@@ -30,7 +30,7 @@ from services.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION

@@ -27,7 +27,7 @@ from optimizer.tensor_store import TensorStore, TensorStoreEvents, TensorStoreLo
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.checkpoints import Checkpoint, Fence
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint

@@ -17,7 +17,7 @@ from optimizer.master_tensors import MasterTensors
 from optimizer.tensor_store import Save, TensorStoreEvents
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint

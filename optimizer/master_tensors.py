@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from optimizer.huge_page_arrays import zeros
 from optimizer.schedules import learning_rate
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks, scale
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 

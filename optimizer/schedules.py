@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from services.config.records import ScheduleConfig
+from services.config.job_parts import ScheduleConfig
 
 _LAST_FACTOR = 0.01
 """Of `warmup_linear`: the share of the learning rate that is left at the last step."""

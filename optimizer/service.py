@@ -26,11 +26,13 @@ from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
 from services.timeouts import Timeouts
-from services.transport.control_streams import ControlReader, greeted
+from services.transport.control_streams import ControlReader, receive_hello
 from services.transport.data_streams import write_message
+from services.transport.heartbeats import Heartbeats
 from services.transport.http2.server import Handler
-from services.transport.same_host import AcceptedLink
-from services.transport.streams import INCARNATION_KEY, Heartbeats, LinkClosed, Mailbox, until_first_ends
+from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
+from services.transport.mailbox import Mailbox
+from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh.optimizer")
 
@@ -150,7 +152,7 @@ class OptimizerService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = ControlReader(context.read, pb.OptimizerCommand, "Attend")
-        hello = await greeted(context, orders, unwrap)
+        hello = await receive_hello(context, orders, unwrap)
         reason = self.engine.core.why_not(hello)
         if reason:
             fenced = hello.epoch_seen < self.engine.core.epoch
@@ -179,7 +181,7 @@ class OptimizerService:
         log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
         why = ""
         try:
-            await until_first_ends(
+            await run_until_first_ends(
                 self._take_orders(link, orders), self._say(link, context), link.heartbeats.run()
             )
         except LinkClosed as closed:
@@ -194,7 +196,7 @@ class OptimizerService:
 
     async def _take_orders(self, link: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]) -> None:
         while (command := await orders.next()) is not None:
-            link.heartbeats.heard()
+            link.heartbeats.message_received()
             body = unwrap(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
                 self.engine.feed(Ordered(command.epoch, body))
@@ -215,16 +217,16 @@ class OptimizerService:
             text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
-        tensors: AcceptedLink | None = None
+        tensors: ServerTensorLink | None = None
         try:
             peer = f"aggregator {link.name}"
-            tensors = AcceptedLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
+            tensors = ServerTensorLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
             self.engine.newest.links.append(tensors)
             await context.send_initial_metadata(tensors.metadata)
-            await until_first_ends(
+            await run_until_first_ends(
                 self._receive(link, context, tensors),
                 self._send(link, context, tensors),
-                link.mailbox.until_closed(),
+                link.mailbox.wait_closed(),
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
@@ -240,7 +242,7 @@ class OptimizerService:
                 tensors.close()
 
     async def _receive(
-        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: ServerTensorLink
     ) -> None:
         said = ""
         while isinstance(message := await context.read(), Message):
@@ -261,7 +263,7 @@ class OptimizerService:
         return stale
 
     async def _send(
-        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: AcceptedLink
+        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: ServerTensorLink
     ) -> None:
         while True:
             link.wake.clear()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from optimizer.core import events as ev
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import TiermeshError
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout

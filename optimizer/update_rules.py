@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.huge_page_arrays import zeros
-from services.config.records import OptimizerConfig
+from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
 from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mesh.axes import Axes
 from mesh.device import Mesh
 from mesh.placement import REPLICATED, Placement, Placements, sharded
-from services.config import DeviceConfig
+from services.config.device import DeviceConfig
 from services.errors import Refused
 from training.autograd import Parameter
 from training.parameter_split import Split

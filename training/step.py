@@ -17,7 +17,8 @@ from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
 from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
-from services.config import JobConfig, RegressionConfig
+from services.config.job import JobConfig
+from services.config.models import RegressionConfig
 from services.errors import Refused
 from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout

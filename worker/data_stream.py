@@ -29,8 +29,8 @@ from services.tensors.chunk_messages import (
 )
 from services.tensors.stripes import Stripe
 from services.transport.data_streams import write_message
-from services.transport.same_host import MOST_PLACES, OfferedLink
-from services.transport.streams import LinkClosed, raise_status, until_first_ends
+from services.transport.links import LinkClosed, raise_call_status, run_until_first_ends
+from services.transport.shared_memory_link import MAX_PLACES, ClientTensorLink
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
@@ -59,7 +59,7 @@ class DataStream:
     def __init__(
         self,
         stream: Any,
-        link: OfferedLink,
+        link: ClientTensorLink,
         *,
         stripe: Stripe,
         core: WorkerCore,
@@ -93,7 +93,7 @@ class DataStream:
         """
         sender = ThreadPoolExecutor(1, "send")
         try:
-            await until_first_ends(self._confirm(), self._take_weights(), self._send_chunks(sender))
+            await run_until_first_ends(self._confirm(), self._take_weights(), self._send_chunks(sender))
         finally:
             sender.shutdown(wait=False, cancel_futures=True)
 
@@ -111,7 +111,7 @@ class DataStream:
                 self._weights_arrived(message)
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
-        await raise_status(self._stream)
+        await raise_call_status(self._stream)
 
     def _weights_arrived(self, message: Message) -> None:
         for chunk in self._link.deserialize(message):
@@ -132,7 +132,7 @@ class DataStream:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            headers = self._next_chunks(MOST_PLACES if self._link.shares else MESSAGES_AT_ONCE)
+            headers = self._next_chunks(MAX_PLACES if self._link.shares else MESSAGES_AT_ONCE)
             if not headers:
                 await self._wake.wait()
                 continue

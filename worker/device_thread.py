@@ -22,7 +22,7 @@ from mesh.fingerprint import board
 from mesh.ttnn_errors import explained
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader, NonFinite
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Failed, TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint

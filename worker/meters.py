@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mesh.device import Mesh
 from mesh.memory import MemoryCapture, MemorySegment, capture_memory
-from services.config import JobConfig
+from services.config.job import JobConfig
 
 TRACK_MEMORY = "TTML_TRACK_MEMORY"
 """Set to 1: every buffer of the first iteration is noted, and what that gives is printed."""

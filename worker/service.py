@@ -23,21 +23,22 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
-from services.transport.control_streams import ControlReader, greet
+from services.transport.backoff import Backoff
+from services.transport.control_streams import ControlReader, send_hello
 from services.transport.data_streams import DataStreamConnector
+from services.transport.heartbeats import Heartbeats
+from services.transport.limits import HELLO_SECONDS
+from services.transport.links import (
+    LINK_ERRORS,
+    LinkClosed,
+    describe_link_error,
+    raise_call_status,
+    run_until_first_ends,
+    write_to_call,
+)
+from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
-from services.transport.streams import (
-    LINK_ENDS,
-    Backoff,
-    Heartbeats,
-    LinkClosed,
-    Mailbox,
-    raise_status,
-    until_first_ends,
-    why_ended,
-    write,
-)
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -61,6 +62,7 @@ class WorkerService:
         shared_memory: whether tensors may go through memory shared with a peer.
         make_step: makes the training step of a job.
         clock: monotonic time in seconds, by which computing is measured.
+        hello_seconds: longest wait for an aggregator's Welcome.
     """
 
     service_names: tuple[str, ...] = ()
@@ -77,8 +79,10 @@ class WorkerService:
         shared_memory: bool = True,
         make_step: StepFactory = TrainingStep,
         clock: Callable[[], float] = time.perf_counter,
+        hello_seconds: float = HELLO_SECONDS,
     ) -> None:
         self.name = name
+        self._hello_seconds = hello_seconds
         self._shared_memory = shared_memory
         self._aggregators = AddressRotation(aggregators)
         self._streams = DataStreamConnector("/tiermesh.Cluster/Exchange", security)
@@ -127,8 +131,9 @@ class WorkerService:
             try:
                 await self._attend(address, backoff)
                 reason = "it ended the stream"
-            except LINK_ENDS as error:
-                reason, silent = why_ended(error, "Welcome"), isinstance(error, LinkClosed)
+            except LINK_ERRORS as error:
+                reason = describe_link_error(error, "Welcome", self._hello_seconds)
+                silent = isinstance(error, LinkClosed)
             self._feed(ev.Disconnected())
             self._metrics.set_connected(False)
             if reason != said.get(address):
@@ -150,7 +155,7 @@ class WorkerService:
             )()
             orders = ControlReader(attend.read, pb.WorkerCommand, "Attend")
             hello = wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
-            first = await greet(attend, hello, orders)
+            first = await send_hello(attend, hello, orders, self._hello_seconds)
             welcome = unwrap(first)
             if not isinstance(welcome, pb.Welcome):
                 raise LinkClosed("its first message is no Welcome")
@@ -163,7 +168,7 @@ class WorkerService:
             self._aggregators.answered()
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
             timeouts = timeouts_from(welcome)
-            backoff.limit(timeouts.retry)
+            backoff.set_max(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.set_connected(True)
             self._device.share(False)  # until a peer has seen this process's memory
@@ -181,7 +186,7 @@ class WorkerService:
             )
             heartbeats = Heartbeats(timeouts, self._beat)
             try:
-                await until_first_ends(
+                await run_until_first_ends(
                     self._take_orders(attend, orders, heartbeats),
                     self._say(attend),
                     self._lanes.run(),
@@ -213,17 +218,17 @@ class WorkerService:
         self, attend: Any, orders: ControlReader[pb.WorkerCommand], heartbeats: Heartbeats
     ) -> None:
         while (command := await orders.next()) is not None:
-            heartbeats.heard()
+            heartbeats.message_received()
             body = unwrap(command)
             if isinstance(body, pb.Leave):
                 log.info("job %s: %s", body.job, body.reason)
             if body is not None:
                 self._feed(ev.Ordered(command.epoch, body))
-        await raise_status(attend)
+        await raise_call_status(attend)
 
     async def _say(self, attend: Any) -> None:
         while True:
-            await write(attend, await self._mailbox.take())
+            await write_to_call(attend, await self._mailbox.take())
 
     def _beat(self) -> None:
         self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))

@@ -13,8 +13,8 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.stripes import Stripe
 from services.transport.data_streams import DataStreamConnector
-from services.transport.same_host import OfferedLink
-from services.transport.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
+from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, run_until_first_ends
+from services.transport.shared_memory_link import ClientTensorLink
 from worker.core.events import WeightsArrived
 from worker.core.worker import WorkerCore
 from worker.data_stream import DataStream
@@ -84,10 +84,12 @@ class ShardStreams:
         Raises:
             LinkClosed, grpc.aio.AioRpcError: it ended badly; LinkClosed names the shard.
         """
-        await until_first_ends(*(self._run(stripe, *peer) for stripe, peer in self._peers.items()))
+        await run_until_first_ends(*(self._run(stripe, *peer) for stripe, peer in self._peers.items()))
 
     async def _run(self, stripe: Stripe, peer: str, address: str, tensor_port: int) -> None:
-        link = OfferedLink(peer, enabled=self._shared_memory, count=self._metrics.change_shared_memory_links)
+        link = ClientTensorLink(
+            peer, enabled=self._shared_memory, count=self._metrics.change_shared_memory_links
+        )
         metadata = (*self._metadata, *link.metadata)
         try:
             async with self._streams.open(address, tensor_port, metadata) as stream:
@@ -103,7 +105,7 @@ class ShardStreams:
                 )
                 self._exchanges.append(exchange)
                 try:
-                    await until_first_ends(exchange.run(), self._note_up(stream))
+                    await run_until_first_ends(exchange.run(), self._note_up(stream))
                 finally:
                     self._exchanges.remove(exchange)
         except (grpc.aio.AioRpcError, LinkClosed) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mesh.device import Mesh
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from training.step import PassPhase

@@ -18,9 +18,9 @@ from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element, check_chunk
 from services.transport.data_streams import write_message
+from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
 from services.transport.newest_weights import NewestWeights
-from services.transport.same_host import AcceptedLink
-from services.transport.streams import INCARNATION_KEY, LinkClosed, until_first_ends
+from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -87,9 +87,9 @@ class WorkerDataStreams:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         reason = "its data stream ended"
-        link: AcceptedLink | None = None
+        link: ServerTensorLink | None = None
         try:
-            link = AcceptedLink(
+            link = ServerTensorLink(
                 f"worker {session.name}",
                 context.invocation_metadata(),
                 enabled=self._shared_memory,
@@ -98,10 +98,10 @@ class WorkerDataStreams:
             self._newest.links.append(link)
             await context.send_initial_metadata(link.metadata)
             self._feed(ExchangeOpened(session.number), None)
-            await until_first_ends(
+            await run_until_first_ends(
                 self._receive(session, context, link),
                 self._send(session, context, link),
-                session.mailbox.until_closed(),
+                session.mailbox.wait_closed(),
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
@@ -117,7 +117,7 @@ class WorkerDataStreams:
                 link.close()
 
     async def _receive(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: ServerTensorLink
     ) -> None:
         last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
@@ -151,7 +151,7 @@ class WorkerDataStreams:
         return refusal
 
     async def _send(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: AcceptedLink
+        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: ServerTensorLink
     ) -> None:
         headers: list[ChunkHeader] = []
         while True:

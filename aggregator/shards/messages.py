@@ -12,7 +12,7 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.tensors.reduction_tree import Node
-from services.transport.streams import LinkClosed
+from services.transport.links import LinkClosed
 
 Report: TypeAlias = (
     "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedChunk"

@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.harness.report import median, milliseconds, report
 from benchmarks.harness.setting import load_setting, mesh_of
-from services.config import JobConfig
+from services.config.job import JobConfig
 from training.step import TrainingStep
 
 MEMORY_BOUND = 0.35

@@ -8,7 +8,9 @@ from typing import Any
 
 from benchmarks.harness.report import Skipped
 from mesh.device import Mesh, open_mesh
-from services.config import GPT2Config, JobConfig, LlamaConfig, load_job
+from services.config.job import JobConfig
+from services.config.load import load_job
+from services.config.models import GPT2Config, LlamaConfig
 from training.parameter_placement import axes_of
 
 ROOT = Path(__file__).parents[2]

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.runtime import process
 from training.step import TrainingStep
 

@@ -1,50 +1,9 @@
-"""What people write (tt-train's YAML files), and the complete job that becomes of it."""
+"""Configs: what users write (tt-train's YAML files), and the complete job that is made of it.
 
-from __future__ import annotations
+The job is one frozen record that travels as JSON: `job.JobConfig`, built from `job_parts`, `models` and `device`.
+Reading a file goes in this order: `load` reads it with its includes (`paths`, `yaml_files`) and applies `--set`
+(`overrides`); `sections` has the types of tt-train's sections; `resolve/` makes the job of them. Every refusal is one
+line, formatted by `refusals`.
 
-from services.config.corpus import read_corpus, read_tokenizer
-from services.config.device import DeviceConfig
-from services.config.job import JobConfig
-from services.config.load import load_job
-from services.config.models import (
-    CustomConfig,
-    GPT2Config,
-    LinearRegressionConfig,
-    LlamaConfig,
-    MLPConfig,
-    ModelConfig,
-    RegressionConfig,
-    RopeScaling,
-    TransformerConfig,
-)
-from services.config.records import (
-    DataConfig,
-    OptimizerConfig,
-    PretrainedConfig,
-    SamplingConfig,
-    ScheduleConfig,
-    WireConfig,
-)
-
-__all__ = [
-    "CustomConfig",
-    "DataConfig",
-    "DeviceConfig",
-    "GPT2Config",
-    "JobConfig",
-    "LinearRegressionConfig",
-    "LlamaConfig",
-    "MLPConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "PretrainedConfig",
-    "RegressionConfig",
-    "RopeScaling",
-    "SamplingConfig",
-    "ScheduleConfig",
-    "TransformerConfig",
-    "WireConfig",
-    "load_job",
-    "read_corpus",
-    "read_tokenizer",
-]
+Workers use `corpus` and `pretrained` to find and verify the files that a job names.
+"""

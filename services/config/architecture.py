@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from services.config.messages import one_line, shown, shown_path
 from services.config.models import GPT2Config, LlamaConfig
+from services.config.refusals import format_path, format_value, to_one_line
 from services.errors import Refused
 
 PretrainableConfig = GPT2Config | LlamaConfig
 """A model that a job may start from a checkpoint of."""
 
-EPSILON = 1e-5
+NORM_EPSILON = 1e-5
 """What our layer norms and root mean square norms add to the variance."""
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -47,7 +47,9 @@ def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConf
         first = error.errors(include_url=False)[0]
         rule = first.get("ctx", {}).get("error")  # across fields, worded where it is written
         reason = str(rule or f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
-        raise Refused(f"{shown_path(path)}: {one_line(reason)}; or start from another checkpoint") from None
+        raise Refused(
+            f"{format_path(path)}: {to_one_line(reason)}; or start from another checkpoint"
+        ) from None
 
 
 def expected_tensors(model: PretrainableConfig) -> dict[str, tuple[int, ...]]:
@@ -65,7 +67,7 @@ def stored_name(name: str, model: PretrainableConfig, stored: Mapping[str, Any])
     return bare if name not in stored and bare in stored else name
 
 
-def is_left_out(name: str, model: PretrainableConfig) -> bool:
+def may_be_ignored(name: str, model: PretrainableConfig) -> bool:
     """Whether a tensor may be in a checkpoint though the model has no parameter for it."""
     if _BUFFERS.fullmatch(name) or (model.weight_tying and name == "lm_head.weight"):
         return True
@@ -76,7 +78,7 @@ def is_left_out(name: str, model: PretrainableConfig) -> bool:
     return unbiased or (model.positional_embedding_type == "fixed" and name.endswith("wpe.weight"))
 
 
-def may_be_longer(name: str) -> bool:
+def may_have_more_rows(name: str) -> bool:
     """Whether the first rows of the checkpoint's tensor will do: those of positions that the job doesn't reach."""
     return name == "transformer.wpe.weight"
 
@@ -84,7 +86,7 @@ def may_be_longer(name: str) -> bool:
 def _gpt2(config: Mapping[str, Any], path: Path) -> GPT2Config:
     width = config.get("n_embd", 768)
     _hold(path, config, "n_inner", None, None, 4 * width if isinstance(width, int) else None)
-    _hold(path, config, "layer_norm_epsilon", EPSILON, EPSILON)
+    _hold(path, config, "layer_norm_epsilon", NORM_EPSILON, NORM_EPSILON)
     _hold(path, config, "scale_attn_weights", True, True)
     _hold(path, config, "scale_attn_by_inverse_layer_idx", False, False)
     activation = config.get("activation_function", "gelu_new")
@@ -106,7 +108,7 @@ def _gpt2(config: Mapping[str, Any], path: Path) -> GPT2Config:
 
 def _llama(config: Mapping[str, Any], path: Path) -> LlamaConfig:
     heads, width = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
-    _hold(path, config, "rms_norm_eps", 1e-6, EPSILON)
+    _hold(path, config, "rms_norm_eps", 1e-6, NORM_EPSILON)
     _hold(path, config, "hidden_act", "silu", "silu")
     _hold(path, config, "attention_bias", False, False)
     _hold(path, config, "mlp_bias", False, False)
@@ -209,7 +211,7 @@ def _hold(path: Path, config: Mapping[str, Any], field: str, default: Any, *expe
             path,
             config,
             field,
-            " or ".join(shown(value) for value in expected if value is not None),
+            " or ".join(format_value(value) for value in expected if value is not None),
             default=default,
         )
 
@@ -218,7 +220,7 @@ def _refuse(
     path: Path, config: Mapping[str, Any], field: str, expected: str, prefix: str = "", default: Any = None
 ) -> NoReturn:
     raise Refused(
-        f"{shown_path(path)}: {prefix}{field} is {shown(config.get(field, default))}, expected {expected}; "
+        f"{format_path(path)}: {prefix}{field} is {format_value(config.get(field, default))}, expected {expected}; "
         "start from another checkpoint"
     )
 

@@ -6,8 +6,8 @@ import codecs
 import hashlib
 from pathlib import Path
 
-from services.config.messages import shown_path
-from services.config.records import DataConfig
+from services.config.job_parts import DataConfig
+from services.config.refusals import format_path
 from services.errors import Refused
 
 PYTHON_REFERENCE = "builtin:python-reference"
@@ -16,7 +16,7 @@ PYTHON_REFERENCE = "builtin:python-reference"
 _BLOCK_BYTES = 1 << 20
 
 
-def builtin_text() -> str:
+def python_reference_text() -> str:
     """The topics of `pydoc_data.topics`, sorted by name, a line break between two.
 
     It differs between Python versions by a little, so jobs name its sha256 like that of any file.
@@ -37,7 +37,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
         Refused: if there is no such file here, its bytes differ from what the job names, or aren't UTF-8.
     """
     if data.path == PYTHON_REFERENCE:
-        content = builtin_text().encode()
+        content = python_reference_text().encode()
         _hold(
             content,
             data.sha256,
@@ -51,7 +51,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise Refused(
-            f"training_config.data_path: {shown_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
+            f"training_config.data_path: {format_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
         ) from None
 
 
@@ -71,11 +71,11 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
             continue
         except OSError as error:
             raise Refused(
-                f"training_config.{key}: {shown_path(place)} can't be read ({error.strerror}); make it readable"
+                f"training_config.{key}: {format_path(place)} can't be read ({error.strerror}); make it readable"
             ) from None
         _hold(content, sha256, key, str(place), "copy the file that the job was submitted with")
         return content
-    looked = ", ".join(shown_path(place) for place in places)
+    looked = ", ".join(format_path(place) for place in places)
     raise Refused(
         f"training_config.{key}: no such file on this host (looked at {looked}); "
         "copy it here or give the worker its folder with --data"
@@ -86,11 +86,11 @@ def _hold(content: bytes, sha256: str, key: str, place: str, mend: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Refused(
-            f"training_config.{key}: {shown_path(place)} has sha256 {found}, the job expects {sha256}; {mend}"
+            f"training_config.{key}: {format_path(place)} has sha256 {found}, the job expects {sha256}; {mend}"
         )
 
 
-def scan(path: Path, field: str) -> tuple[str, int]:
+def hash_text_file(path: Path, field: str) -> tuple[str, int]:
     """sha256 of a text file's bytes, and how many characters it has; reads a block at a time.
 
     Raises:
@@ -106,8 +106,8 @@ def scan(path: Path, field: str) -> tuple[str, int]:
         decoder.decode(b"", final=True)
     except OSError as error:
         raise Refused(
-            f"{field}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+            f"{field}: {format_path(path)} can't be read ({error.strerror}); make it readable"
         ) from None
     except UnicodeDecodeError:
-        raise Refused(f"{field}: {shown_path(path)} is not UTF-8, expected a text; convert it") from None
+        raise Refused(f"{field}: {format_path(path)} is not UTF-8, expected a text; convert it") from None
     return digest.hexdigest(), characters

@@ -9,25 +9,27 @@ from pydantic import Field, ValidationError, model_validator
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32
 from services.config.device import DeviceConfig
-from services.config.mesh_fit import hold_fit
-from services.config.messages import refusal
-from services.config.models import ModelConfig, RegressionConfig
-from services.config.records import (
-    CheckpointConfig,
+from services.config.field_types import (
     ConfigRecord,
-    Count,
+    Fraction,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PrintableName,
+)
+from services.config.job_parts import (
+    CheckpointConfig,
     DataConfig,
-    EitherWireConfig,
-    Name,
-    Natural,
     OptimizerConfig,
-    Positive,
     PretrainedConfig,
     SamplingConfig,
     ScheduleConfig,
-    Share,
     WireConfig,
+    WireConfigField,
 )
+from services.config.mesh_fit import check_mesh_fit
+from services.config.models import ModelConfig, RegressionConfig
+from services.config.refusals import validation_refused
 from services.protocol.plan import JobPlan, WireTypes
 
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
@@ -63,34 +65,34 @@ class JobConfig(ConfigRecord):
         on_faulty: when a worker is found faulty, go back to a checkpoint, or on from the step that the job is at.
     """
 
-    name: Name = "tt_train_nano_gpt"
+    name: PrintableName = "tt_train_nano_gpt"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
-    steps: Count = 1000
-    batch_size: Count = 4
-    validation_batch_size: Count = 4
-    num_workers: Count = 1
-    gradient_accumulation_steps: Count = 1
-    evaluate_every: Natural = 0
-    checkpoint_every: Natural = 500
+    steps: PositiveInt = 1000
+    batch_size: PositiveInt = 4
+    validation_batch_size: PositiveInt = 4
+    num_workers: PositiveInt = 1
+    gradient_accumulation_steps: PositiveInt = 1
+    evaluate_every: NonNegativeInt = 0
+    checkpoint_every: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
     model: ModelConfig
     pretrained: PretrainedConfig | None = None
     device: DeviceConfig = DeviceConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    clip_grad_norm: Positive | None = None
+    clip_grad_norm: PositiveFloat | None = None
     data: DataConfig | None = None
     sampling: SamplingConfig = SamplingConfig()
-    wire_dtype: EitherWireConfig = WireConfig()
+    wire_dtype: WireConfigField = WireConfig()
     exact: bool = True
-    min_workers: Count = 1
+    min_workers: PositiveInt = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
-    verify_fraction: Share = 0.0
+    verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:
-        hold_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
+        check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
         if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
                 f"scheduler_config.min_lr: {self.schedule.min_lr} given, expected at most the optimizer's lr, "
@@ -155,4 +157,4 @@ class JobConfig(ConfigRecord):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise refusal(error, "", cls) from None
+            raise validation_refused(error, "", cls) from None

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from services.config.job import JobConfig
-from services.config.messages import shown, shown_path, unknown_key
 from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
-from services.config.resolve.job import resolve
-from services.config.schema import MODEL_SECTIONS, SECTIONS
+from services.config.refusals import format_path, format_value, unknown_key_error
+from services.config.resolve.job import resolve_job
+from services.config.sections import MODEL_SECTIONS, SECTIONS
 from services.config.yaml_files import read_document
 from services.errors import Refused
 
@@ -33,17 +33,17 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
             and how to mend it.
     """
     document = read_document(Path(path))
-    return job_from(document, folder=Path(path).absolute().parent, overrides=overrides)
+    return load_job_document(document, folder=Path(path).absolute().parent, overrides=overrides)
 
 
-def job_from(
+def load_job_document(
     document: dict[Any, Any], *, folder: Path, overrides: Sequence[str] = ()
 ) -> tuple[JobConfig, list[str]]:
     """As `load_job`, of a document read already; `folder` is where its relative paths start. It is left as it is."""
     changes = parse_overrides(overrides)
     for key, value in document.items():
         if key not in SECTIONS:
-            raise unknown_key("", key, value, SECTIONS)
+            raise unknown_key_error("", key, value, SECTIONS)
     if document.get("training_config") is None:
         raise Refused(
             "training_config: missing, expected the section that describes the training; give a training config, "
@@ -53,7 +53,7 @@ def job_from(
     _apply(changes, sections, after_includes=False)
     _read_includes(sections, folder)
     _apply(changes, sections, after_includes=True)
-    return resolve(sections, folder)
+    return resolve_job(sections, folder)
 
 
 def _apply(changes: Sequence[Override], sections: dict[Any, Any], *, after_includes: bool) -> None:
@@ -85,7 +85,8 @@ def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str) -> No
         raise Refused(f"training_config.{key}: given beside {key}, expected one of them; remove one")
     if not isinstance(nested, (str, dict)):
         raise Refused(
-            f"training_config.{key}: {shown(nested)} given, expected a path or a mapping; correct it or remove it"
+            f"training_config.{key}: {format_value(nested)} given, expected a path or a mapping; "
+            "correct it or remove it"
         )
     sections[key] = nested
     del training[key]
@@ -97,15 +98,15 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
     included = read_document(path, field)
     for key, value in included.items():
         if key not in (*MODEL_SECTIONS, "multihost_config"):
-            raise unknown_key("", key, value, (*MODEL_SECTIONS, "multihost_config"))
+            raise unknown_key_error("", key, value, (*MODEL_SECTIONS, "multihost_config"))
     if not any(included.get(key) is not None for key in MODEL_SECTIONS):
         raise Refused(
-            f"{field}: {shown_path(path)} has no transformer_config, expected a model's config; correct the path"
+            f"{field}: {format_path(path)} has no transformer_config, expected a model's config; correct the path"
         )
     for key in MODEL_SECTIONS:
         if sections.get(key) is not None:
             raise Refused(
-                f"{field}: {shown(text)} given beside {key}, expected one of them; remove one "
+                f"{field}: {format_value(text)} given beside {key}, expected one of them; remove one "
                 f"(single settings are changed by --set {key}.key=value)"
             )
     for key, value in included.items():
@@ -120,6 +121,6 @@ def _section_of_file(text: str, section: str, folder: Path) -> Any:
     included = read_document(path, section)
     if included.get(section) is None:
         raise Refused(
-            f"{section}: {shown_path(path)} has no {section}, expected a file with that section; correct the path"
+            f"{section}: {format_path(path)} has no {section}, expected a file with that section; correct the path"
         )
     return included[section]

@@ -9,7 +9,7 @@ TILE = 32
 """Rows and columns of the tiles that a device computes in."""
 
 
-def hold_fit(
+def check_mesh_fit(
     model: TransformerConfig | RegressionConfig,
     device: DeviceConfig,
     batch_size: int,

@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
 
-from services.config.records import ConfigRecord, Count, NotNegative, Positive, Probability
+from services.config.field_types import (
+    ConfigRecord,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+)
 
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps a block's input alone, and computes the block again in the backward pass."""
@@ -35,11 +41,11 @@ class GPT2Config(ConfigRecord):
     """
 
     model_type: Literal["gpt2"] = "gpt2"
-    num_heads: Count = 6
-    embedding_dim: Count = 384
-    num_blocks: Count = 6
-    max_sequence_length: Count = 128
-    vocab_size: Count | None = None
+    num_heads: PositiveInt = 6
+    embedding_dim: PositiveInt = 384
+    num_blocks: PositiveInt = 6
+    max_sequence_length: PositiveInt = 128
+    vocab_size: PositiveInt | None = None
     dropout_prob: Probability = 0.2
     weight_tying: bool = False
     positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
@@ -69,9 +75,9 @@ class RopeScaling(ConfigRecord):
     """
 
     scaling_factor: Annotated[float, Field(ge=1)]
-    high_freq_factor: Positive = 4.0
-    low_freq_factor: Positive = 1.0
-    original_context_length: Count
+    high_freq_factor: PositiveFloat = 4.0
+    low_freq_factor: PositiveFloat = 1.0
+    original_context_length: PositiveInt
 
     @model_validator(mode="after")
     def _factors_are_in_order(self) -> RopeScaling:
@@ -103,15 +109,15 @@ class LlamaConfig(ConfigRecord):
     """
 
     model_type: Literal["llama"] = "llama"
-    num_heads: Count = 6
-    num_groups: Count = 3
-    embedding_dim: Count = 384
-    intermediate_dim: Count | None = None
-    num_blocks: Count = 6
-    max_sequence_length: Count = 128
-    vocab_size: Count | None = None
+    num_heads: PositiveInt = 6
+    num_groups: PositiveInt = 3
+    embedding_dim: PositiveInt = 384
+    intermediate_dim: PositiveInt | None = None
+    num_blocks: PositiveInt = 6
+    max_sequence_length: PositiveInt = 128
+    vocab_size: PositiveInt | None = None
     dropout_prob: Probability = 0.2
-    theta: Positive = 10000.0
+    theta: PositiveFloat = 10000.0
     rope_scaling: RopeScaling | None = None
     weight_tying: bool = False
     runner_type: RunnerType = "default"
@@ -159,11 +165,11 @@ class LinearRegressionConfig(ConfigRecord):
     """
 
     model_type: Literal["linear_regression"] = "linear_regression"
-    num_features: Count = 64
-    num_targets: Count = 32
+    num_features: PositiveInt = 64
+    num_targets: PositiveInt = 32
     bias: bool = True
-    training_samples: Annotated[Count, Field(ge=10)] = 100_000
-    noise: NotNegative = 0.0
+    training_samples: Annotated[PositiveInt, Field(ge=10)] = 100_000
+    noise: NonNegativeFloat = 0.0
 
 
 class MLPConfig(ConfigRecord):
@@ -181,13 +187,13 @@ class MLPConfig(ConfigRecord):
     """
 
     model_type: Literal["mlp"] = "mlp"
-    input_features: Count = 784
-    hidden_features: Annotated[tuple[Count, ...], Field(max_length=1000)] = (128, 128)
-    output_features: Count = 10
+    input_features: PositiveInt = 784
+    hidden_features: Annotated[tuple[PositiveInt, ...], Field(max_length=1000)] = (128, 128)
+    output_features: PositiveInt = 10
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     bias: bool = True
-    training_samples: Annotated[Count, Field(ge=10)] = 100_000
-    noise: NotNegative = 0.0
+    training_samples: Annotated[PositiveInt, Field(ge=10)] = 100_000
+    noise: NonNegativeFloat = 0.0
 
     @property
     def num_features(self) -> int:
@@ -211,7 +217,7 @@ class CustomConfig(ConfigRecord):
     """
 
     model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-    max_sequence_length: Count = 128
+    max_sequence_length: PositiveInt = 128
     runner_type: RunnerType = "default"
     options: dict[str, JsonValue] = Field(default_factory=dict)
 

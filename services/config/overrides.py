@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from services.config.messages import keys_of, nearest, shown
-from services.config.schema import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
+from services.config.refusals import format_value, nearest_name, yaml_keys
+from services.config.sections import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
 from services.config.yaml_files import parse_yaml
 from services.errors import Refused
 
@@ -39,7 +39,7 @@ class Override:
             if not (value is None or isinstance(value, dict)):
                 field = ".".join(self.path[:depth])
                 raise Refused(
-                    f"--set {'.'.join(self.path)}: {field} is {shown(value)}, expected a mapping; "
+                    f"--set {'.'.join(self.path)}: {field} is {format_value(value)}, expected a mapping; "
                     f"set {field} itself"
                 )
             inner[part] = dict(value or {})  # a copy: YAML anchors let two settings share a mapping
@@ -59,9 +59,9 @@ def parse_overrides(texts: Iterable[str]) -> list[Override]:
         key = key.strip()
         if not equals or not key:
             raise Refused(
-                f"--set {shown(text)}: expected key=value, for example training_config.max_steps=100"
+                f"--set {format_value(text)}: expected key=value, for example training_config.max_steps=100"
             )
-        overrides.append(Override(_full_path(key), parse_yaml(value, f"--set {shown(text)}")))
+        overrides.append(Override(_full_path(key), parse_yaml(value, f"--set {format_value(text)}")))
     return overrides
 
 
@@ -71,7 +71,7 @@ def _full_path(key: str) -> tuple[str, ...]:
         if len(parts) > 1 and all(parts):
             return parts
         raise Refused(
-            f"--set {shown(key)}: names a whole section, expected a key in it, as in {parts[0]}.key=value"
+            f"--set {format_value(key)}: names a whole section, expected a key in it, as in {parts[0]}.key=value"
         )
     owners = _owners()
     homes = owners.get(parts[0], [])
@@ -79,19 +79,21 @@ def _full_path(key: str) -> tuple[str, ...]:
         return (*homes[0], *parts)
     if homes:
         choices = " or ".join(".".join((*home, key)) for home in homes)
-        raise Refused(f"--set {shown(key)}: several settings have this name; write {choices}")
-    near = nearest(parts[0], [*owners, *SECTIONS])
+        raise Refused(f"--set {format_value(key)}: several settings have this name; write {choices}")
+    near = nearest_name(parts[0], [*owners, *SECTIONS])
     hint = f"did you mean {near}?" if near else "write it in full, as in training_config.max_steps=100"
-    raise Refused(f"--set {shown(key)}: no setting has this name; {hint}")
+    raise Refused(f"--set {format_value(key)}: no setting has this name; {hint}")
 
 
 def _owners() -> dict[str, list[tuple[str, ...]]]:
     """Of each key, the paths of the mappings that have it."""
     owners: dict[str, list[tuple[str, ...]]] = {}
     homes: list[tuple[tuple[str, ...], list[str]]] = [
-        ((section,), keys_of(schema)) for section, schema in SECTIONS.items()
+        ((section,), yaml_keys(schema)) for section, schema in SECTIONS.items()
     ]
-    homes.append((("training_config", "optimizer"), sorted({*keys_of(AdamWSection), *keys_of(SGDSection)})))
+    homes.append(
+        (("training_config", "optimizer"), sorted({*yaml_keys(AdamWSection), *yaml_keys(SGDSection)}))
+    )
     for home, keys in homes:
         for key in keys:
             owners.setdefault(key, []).append(home)

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from services.config.messages import shown, shown_path
+from services.config.refusals import format_path, format_value
 from services.errors import Refused
 
-SHIPPED_ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 """Tiermesh's own tree, whose `configs/` has the folders of `tt-train/configs/`."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
@@ -70,7 +70,7 @@ def _expand(text: str, field: str) -> Path:
         found = os.environ.get(name) or defaults.get(name)
         if found is None:
             raise Refused(
-                f"{field}: {shown(text)} names the environment variable {name}, which is not set; "
+                f"{field}: {format_value(text)} names the environment variable {name}, which is not set; "
                 "set it or write the path out"
             )
         return found
@@ -81,7 +81,7 @@ def _expand(text: str, field: str) -> Path:
 def _roots(folder: Path) -> list[Path]:
     """Trees laid out like tt-train's: the one that the file lies in (if it does), tt-train's own, Tiermesh's."""
     own = [above.parent for above in (folder, *folder.parents) if above.name == "configs"][:1]
-    return [*own, _metal_root() / "tt-train", SHIPPED_ROOT]
+    return [*own, _metal_root() / "tt-train", REPOSITORY_ROOT]
 
 
 def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
@@ -90,7 +90,7 @@ def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
         return places
     for root in (os.environ.get("TT_METAL_RUNTIME_ROOT"), str(_metal_root())):
         if root and path.is_relative_to(Path(root) / "tt-train"):
-            return [path, SHIPPED_ROOT / path.relative_to(Path(root) / "tt-train")]
+            return [path, REPOSITORY_ROOT / path.relative_to(Path(root) / "tt-train")]
     return [path]
 
 
@@ -106,5 +106,5 @@ def _first(text: str, places: list[Path], field: str, mend: str) -> Path:
                 return Path(normal).absolute()
         except (OSError, ValueError):  # a name too long, a NUL byte: not a file either
             continue
-    looked = ", ".join(shown_path(place) for place in tried)
-    raise Refused(f"{field}: no file {shown(text)}; looked at {looked}; {mend}")
+    looked = ", ".join(format_path(place) for place in tried)
+    raise Refused(f"{field}: no file {format_value(text)}; looked at {looked}; {mend}")

@@ -19,39 +19,39 @@ from services.checkpoints.hugging_face import (
 from services.config.architecture import (
     PretrainableConfig,
     expected_tensors,
-    is_left_out,
-    may_be_longer,
+    may_be_ignored,
+    may_have_more_rows,
     read_architecture,
     stored_name,
 )
-from services.config.messages import one_line, shown, shown_path
+from services.config.job_parts import PretrainedConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.paths import find_data
-from services.config.records import PretrainedConfig
+from services.config.refusals import format_path, format_value, to_one_line
 from services.errors import Refused
 
-FIELD = "transformer_config.model_path"
+MODEL_PATH_FIELD = "transformer_config.model_path"
 _HASH_BLOCK_BYTES = 4 << 20
 _MODELS: dict[str, type[GPT2Config] | type[LlamaConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 
 
 @contextmanager
-def naming_field() -> Iterator[None]:
+def prefix_field_name() -> Iterator[None]:
     """Errors within name the setting that the checkpoint comes from."""
     try:
         yield
     except Refused as error:
-        raise Refused(f"{FIELD}: {error}") from None
+        raise Refused(f"{MODEL_PATH_FIELD}: {error}") from None
 
 
-def find_folder(text: str, folder: Path) -> Path:
+def find_checkpoint_folder(text: str, folder: Path) -> Path:
     """The folder that `model_path` names, itself or by the `model.safetensors` in it; looked for as a corpus is.
 
     Raises:
         Refused: there is none with a `config.json`; the line names every place tried.
     """
     text = text.removesuffix(MODEL_FILE).rstrip("/") or "."
-    return find_data(f"{text}/{CONFIG_FILE}", field=FIELD, folder=folder).parent
+    return find_data(f"{text}/{CONFIG_FILE}", field=MODEL_PATH_FIELD, folder=folder).parent
 
 
 def open_pretrained(path: Path) -> tuple[PretrainableConfig, HuggingFaceFolder]:
@@ -71,14 +71,14 @@ def open_pretrained(path: Path) -> tuple[PretrainableConfig, HuggingFaceFolder]:
     return read_architecture(opened.config, path / CONFIG_FILE), opened
 
 
-def hold_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
+def check_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
     """Hold names, shapes and dtypes of a checkpoint's tensors against what the model needs, by their headers alone.
 
     Raises:
         Refused: for the first tensor that is missing, of another shape or dtype, or not the model's.
     """
     stored = opened.tensors
-    where = shown_path(opened.path)
+    where = format_path(opened.path)
     used = set()
     for name, shape in expected_tensors(model).items():
         kept = stored_name(name, model, stored)
@@ -88,7 +88,7 @@ def hold_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
                 f"{where} has no tensor {name}, expected one of shape {list(shape)}; give another checkpoint"
             )
         found = stored[kept]
-        longer = may_be_longer(name) and found.shape[1:] == shape[1:] and found.shape[0] >= shape[0]
+        longer = may_have_more_rows(name) and found.shape[1:] == shape[1:] and found.shape[0] >= shape[0]
         if found.shape != shape and not longer:
             raise Refused(
                 f"{where}: tensor {kept} has shape {list(found.shape)}, expected {list(shape)}, which follows from the "
@@ -100,13 +100,14 @@ def hold_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
                 "convert it"
             )
     for name in sorted(stored.keys() - used):
-        if not is_left_out(name, model):
+        if not may_be_ignored(name, model):
             raise Refused(
-                f"{where}: tensor {shown(name)} is none of a {model.model_type} of these sizes; give another checkpoint"
+                f"{where} has tensor {format_value(name)}, expected only tensors of a {model.model_type} with "
+                "these sizes; give another checkpoint"
             )
 
 
-def hash_files(opened: HuggingFaceFolder) -> PretrainedConfig:
+def hash_checkpoint(opened: HuggingFaceFolder) -> PretrainedConfig:
     """The record that a job keeps of a checkpoint: every file that is read of it, with its sha256.
 
     Raises:
@@ -117,13 +118,13 @@ def hash_files(opened: HuggingFaceFolder) -> PretrainedConfig:
     for name, record in state.files.items() if state is not None else ():
         if name in hashes and hashes[name] != record.sha256:
             raise Refused(
-                f"{shown_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
+                f"{format_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
                 "give another checkpoint"
             )
     return PretrainedConfig(path=str(opened.path), files=hashes)
 
 
-def find_pretrained(pretrained: PretrainedConfig, data_dir: Path | None = None) -> Path:
+def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None = None) -> Path:
     """The folder of a job's checkpoint on this host, its files held against their sha256.
 
     Args:
@@ -137,17 +138,17 @@ def find_pretrained(pretrained: PretrainedConfig, data_dir: Path | None = None) 
     places = [named] + ([data_dir / named.name] if data_dir else [])
     place = next((place for place in places if place.is_dir()), None)
     if place is None:
-        looked = ", ".join(shown_path(place) for place in places)
+        looked = ", ".join(format_path(place) for place in places)
         raise Refused(
-            f"{FIELD}: no such folder on this host (looked at {looked}); "
+            f"{MODEL_PATH_FIELD}: no such folder on this host (looked at {looked}); "
             "copy it here or give the worker the folder that it lies in with --data"
         )
-    with naming_field():
+    with prefix_field_name():
         for name, expected in pretrained.files.items():
             found = file_sha256(place / name)
             if found != expected:
                 raise Refused(
-                    f"{shown_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file that "
+                    f"{format_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file that "
                     "the job was submitted with"
                 )
     return place
@@ -161,7 +162,7 @@ def file_sha256(path: Path) -> str:
             while block := file.read(_HASH_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
-        raise Refused(f"{shown_path(path)} can't be read ({error.strerror}); make it readable") from None
+        raise Refused(f"{format_path(path)} can't be read ({error.strerror}); make it readable") from None
     return digest.hexdigest()
 
 
@@ -172,24 +173,24 @@ def _read_state(path: Path) -> State | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason = one_line(str(error).splitlines()[0])
-        raise Refused(f"{shown_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
+        reason = to_one_line(str(error).splitlines()[0])
+        raise Refused(f"{format_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
 
 
 def _of_job(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
     """The model of a checkpoint of ours, by the job that it was written for."""
-    where = shown_path(opened.path / STATE_FILE)
+    where = format_path(opened.path / STATE_FILE)
     fields = state.config.get("model")
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     model_class = _MODELS.get(str(kind))
     if model_class is None:
         raise Refused(
-            f"{where}: its model_type is {shown(kind)}, expected gpt2 or llama; give another checkpoint"
+            f"{where}: its model_type is {format_value(kind)}, expected gpt2 or llama; give another checkpoint"
         )
     try:
         model = model_class.model_validate(fields)
         size = model.vocab_size or opened.config.get("vocab_size")
         return model_class.model_validate(model.model_dump() | {"vocab_size": size})
     except ValidationError as error:
-        reason = one_line(str(error.errors(include_url=False)[0]["msg"]))
+        reason = to_one_line(str(error.errors(include_url=False)[0]["msg"]))
         raise Refused(f"{where}: its model is damaged ({reason}); give another checkpoint") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from services.config.messages import one_line, shown, shown_path
+from services.config.refusals import format_path, format_value, to_one_line
 from services.errors import Refused
 
 _LARGEST_BYTES = 1 << 20
@@ -26,7 +26,7 @@ class _Loader(yaml.SafeLoader):
             name = (key.tag, str(key.value))
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {shown(key.value)} stands twice", key.start_mark
+                    None, None, f"the key {format_value(key.value)} stands twice", key.start_mark
                 )
             seen.add(name)
         return super().construct_mapping(node, deep=deep)
@@ -55,12 +55,12 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise Refused(
-            f"{source}: {place}{one_line(error.problem or 'not YAML')}; correct that place"
+            f"{source}: {place}{to_one_line(error.problem or 'not YAML')}; correct that place"
         ) from None
     except (
         Exception
     ) as error:  # PyYAML's constructors let others out: an impossible date, a number of 5,000 digits
-        raise Refused(f"{source}: not YAML ({one_line(str(error))[:200]}); correct it") from None
+        raise Refused(f"{source}: not YAML ({to_one_line(str(error))[:200]}); correct it") from None
 
 
 def read_document(path: Path, field: str = "") -> dict[Any, Any]:
@@ -73,7 +73,7 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     Raises:
         Refused: if it can't be read, isn't YAML, or holds no mapping.
     """
-    source = f"{field}: {shown_path(path)}" if field else shown_path(path)
+    source = f"{field}: {format_path(path)}" if field else format_path(path)
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)
@@ -93,6 +93,7 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     document = parse_yaml(text, source)
     if not isinstance(document, dict):
         raise Refused(
-            f"{source}: holds {shown(document)}, expected a mapping with a section like training_config; correct it"
+            f"{source}: holds {format_value(document)}, expected a mapping with sections such as "
+            "training_config; correct it"
         )
     return document

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 from services.transport.security import Security, split_address
-from services.transport.server import refuse_port_in_use
+from services.transport.server import check_port_free
 
 _LABELS = ("job", "role")
 _SHARED_MEMORY_LINKS = "Peers that tensors are exchanged with through shared memory"
@@ -34,7 +34,7 @@ def start_metrics(listen: str, registry: CollectorRegistry, security: Security) 
     """
     host, port = split_address("metrics address", listen)
     security.check_listen(listen)
-    refuse_port_in_use("metrics address", host, port)
+    check_port_free("metrics address", host, port)
     with_tls = security.cert is not None
     server, _ = start_http_server(
         port,

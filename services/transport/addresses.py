@@ -1,4 +1,4 @@
-"""Several addresses of which one answers: an aggregator and its standbys."""
+"""Lists of addresses of which one answers: an aggregator and its standbys."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ from services.errors import Refused
 from services.transport.security import split_address
 
 
-def split_addresses(what: str, text: str) -> tuple[str, ...]:
-    """The addresses of `HOST:PORT` or `HOST:PORT,HOST:PORT,...`.
+def split_addresses(option: str, text: str) -> tuple[str, ...]:
+    """Return the addresses of `HOST:PORT` or `HOST:PORT,HOST:PORT,...`.
+
+    Args:
+        option: name of the setting, for the error.
+        text: its value.
 
     Raises:
-        Refused: a part is no address, or given twice; `what` and the part are named in the message.
+        Refused: a part is empty, no address, or given twice.
     """
     parts = [part.strip() for part in text.split(",")]
     for number, part in enumerate(parts, 1):
         if not part and len(parts) > 1:
             raise Refused(
-                f"{what} {text[:300]!r}: part {number} is empty; expected HOST:PORT, or several with a comma between"
+                f"{option} {text[:300]!r}: part {number} is empty; expected HOST:PORT, or several with commas between"
             )
-        split_address(what, part)
+        split_address(option, part)
         if part in parts[: number - 1]:
-            raise Refused(f"{what} {text[:300]!r}: {part} is given twice; leave one of them out")
+            raise Refused(f"{option} {text[:300]!r}: {part} is given twice; remove one of the two")
     return tuple(parts)
 
 
 class AddressRotation:
-    """Which address is dialled: the one that answered last, and after a failure the next.
+    """The address to connect to: the one that answered last, and after each failure the next.
 
     Args:
-        addresses: `HOST:PORT` of each; one at least.
+        addresses: at least one `HOST:PORT`.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
-        self._place = 0
-        self._began = 0  # where the round of attempts began
+        self._position = 0
+        self._round_start = 0  # position of the first attempt of this round
 
     def __len__(self) -> int:
         return len(self._addresses)
 
     @property
     def current(self) -> str:
-        """To be dialled now."""
-        return self._addresses[self._place]
+        """Address of the next attempt."""
+        return self._addresses[self._position]
 
     def answered(self) -> None:
-        """The current one is who was looked for: the next round begins here."""
-        self._began = self._place
+        """Note that the current address is the right one; the next round starts with it."""
+        self._round_start = self._position
 
     def failed(self) -> bool:
-        """Go on to the next one; whether all have been tried."""
-        self._place = (self._place + 1) % len(self)
-        return self._place == self._began
+        """Go on to the next address; return whether all of them have failed in this round."""
+        self._position = (self._position + 1) % len(self)
+        return self._position == self._round_start

@@ -1,7 +1,8 @@
-"""Messages of control streams: each is read as bytes and held against its checksum; one that is broken ends its stream.
+"""Control streams: messages with checksums, and the Hello that opens each stream.
 
-gRPC is given no deserializer. Its own would hide what is broken: a client is handed None, as if the stream had ended,
-and waits for a status that never comes; a server's call ends with a traceback.
+Streams get no deserializer from gRPC, because grpc.aio hides a message that can't be parsed. A client reads None, as
+at the end of the stream, and waits for a status that never comes; a server's call ends with a traceback. Here every
+message is read as bytes and checked, and a damaged one ends its stream with the reason.
 """
 
 from __future__ import annotations
@@ -15,91 +16,101 @@ from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
-from services.transport.streams import HELLO_SECONDS, LinkClosed, raise_status, write
+from services.transport.limits import HELLO_SECONDS
+from services.transport.links import LinkClosed, raise_call_status, write_to_call
 
-Kind = TypeVar("Kind", bound=Message)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
-class ControlReader(Generic[Kind]):
-    """Reads a control stream.
+class ControlReader(Generic[MessageT]):
+    """Reader of one control stream, which checks every message.
 
-    A peer whose messages have checksums has them in all: one without is what is left of a longer one.
+    A peer sends a checksum with all of its messages or with none. A message without one, after others that had one,
+    is therefore what is left of a longer message.
 
     Args:
-        read: of the gRPC stream; gives bytes, and anything else at its end.
-        kind: of the messages, which have an `own_crc32c`.
-        stream: its method, for people.
+        read: the gRPC stream's `read`. It returns bytes, and anything else at the stream's end.
+        message_type: type of the stream's messages; it has an `own_crc32c` field.
+        stream: name of the stream's RPC method, for error texts.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[Any]], kind: type[Kind], stream: str) -> None:
+    def __init__(self, read: Callable[[], Awaitable[Any]], message_type: type[MessageT], stream: str) -> None:
         self._read = read
-        self._kind = kind
+        self._message_type = message_type
         self._stream = stream
         self._count = 0
-        self._checked = False
+        self._has_checksums = False
 
-    async def next(self) -> Kind | None:
-        """The next message; None: the stream has ended.
+    async def next(self) -> MessageT | None:
+        """Return the next message, or None at the end of the stream.
 
         Raises:
-            LinkClosed: it is not what was sent.
+            LinkClosed: the message was damaged.
         """
         content = await self._read()
         if not isinstance(content, bytes):
             return None
         self._count += 1
         try:
-            message, checked = decode_with_checksum(self._kind, content)
+            message, has_checksum = decode_with_checksum(self._message_type, content)
         except ChecksumMismatch as damaged:
-            raise self._broken(content, str(damaged)) from None
-        if self._checked and not checked:
-            raise self._broken(content, "expected a crc32c, as those before it had one")
-        self._checked = checked
+            raise self._damaged(content, str(damaged)) from None
+        if self._has_checksums and not has_checksum:
+            raise self._damaged(content, "expected a crc32c, as the messages before it had one")
+        self._has_checksums = has_checksum
         return message
 
-    def _broken(self, content: bytes, why: str) -> LinkClosed:
+    def _damaged(self, content: bytes, reason: str) -> LinkClosed:
         return LinkClosed(
-            f"{self._stream}: message {self._count}, of {len(content)} bytes, was damaged: {why}",
+            f"{self._stream}: message {self._count}, of {len(content)} bytes, was damaged: {reason}",
             grpc.StatusCode.INVALID_ARGUMENT,
         )
 
 
-async def greet(call: Any, hello: Message, answers: ControlReader[Kind]) -> Kind:
-    """Say hello, a client's first message; what is answered.
+async def send_hello(
+    call: Any, hello: Message, answers: ControlReader[MessageT], limit_seconds: float = HELLO_SECONDS
+) -> MessageT:
+    """Send Hello as the first message of a client's stream, and return the server's answer.
 
-    Connecting, too, is waited for no longer than `HELLO_SECONDS`: a peer that is frozen takes connections, and says
-    nothing, for which gRPC itself waits 20 s.
+    The limit covers connecting, too: a frozen peer still accepts connections, and gRPC itself would wait 20 s for its
+    first byte.
+
+    Args:
+        call: the stream.
+        hello: the message.
+        answers: reader of the stream.
+        limit_seconds: longest wait for the answer.
 
     Raises:
-        asyncio.TimeoutError: there is no answer.
-        grpc.aio.AioRpcError: the stream ended badly.
-        LinkClosed: it ended, well or before; or the answer is not what was sent.
+        asyncio.TimeoutError: there was no answer in time.
+        grpc.aio.AioRpcError: the stream ended with another status than OK.
+        LinkClosed: the stream ended with OK, or the answer was damaged.
     """
-    answer = await asyncio.wait_for(_answer(call, hello, answers), HELLO_SECONDS)
+
+    async def write_and_read() -> MessageT | None:
+        await write_to_call(call, hello)
+        return await answers.next()
+
+    answer = await asyncio.wait_for(write_and_read(), limit_seconds)
     if answer is None:
-        await raise_status(call)
+        await raise_call_status(call)
         raise LinkClosed("it ended the stream")
     return answer
 
 
-async def _answer(call: Any, hello: Message, answers: ControlReader[Kind]) -> Kind | None:
-    await write(call, hello)
-    return await answers.next()
-
-
-async def greeted(
+async def receive_hello(
     context: grpc.aio.ServicerContext[Any, Any],
-    messages: ControlReader[Kind],
-    unwrap: Callable[[Kind], Any],
+    messages: ControlReader[MessageT],
+    unwrap: Callable[[MessageT], Any],
     limit_seconds: float = HELLO_SECONDS,
 ) -> Hello:
-    """The Hello that a caller begins with; the call is aborted if there is none.
+    """Return the Hello that a client's stream starts with, or abort the call if there is none.
 
     Args:
-        context: of the call.
-        messages: of it.
-        unwrap: gives what the first of them says.
-        limit_seconds: in which it must come.
+        context: the call.
+        messages: reader of its stream.
+        unwrap: returns the content of a message's oneof.
+        limit_seconds: longest wait for the message.
     """
     first = None
     try:

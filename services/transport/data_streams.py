@@ -1,6 +1,6 @@
-"""Data streams as the roles use them: to a tensor port by transport/http2, or by grpcio to the main port.
+"""Data streams between roles: to the peer's tensor port by `http2/`, else to its main port by grpcio.
 
-What is on the wire is the same gRPC either way; grpcio's Python copies each payload five times more.
+The wire format is gRPC either way. grpcio's Python API copies each payload about five times more.
 """
 
 from __future__ import annotations
@@ -17,81 +17,87 @@ from services.tensors.chunk_messages import Message
 from services.transport.http2.client import open_stream
 from services.transport.http2.headers import Metadata
 from services.transport.http2.stream import Stream
+from services.transport.links import LinkClosed, raise_call_status
 from services.transport.security import Security, join_address, split_address
 from services.transport.server import open_channel
-from services.transport.streams import LinkClosed, raise_status
 
 log = logging.getLogger("tiermesh")
 
-REACH_SECONDS = 3.0
-"""A tensor port that can't be reached within this time is done without."""
+CONNECT_SECONDS = 3.0
+"""Longest wait for a tensor port; after it the stream goes to the main port."""
 
 
 class DataStreamConnector:
-    """Opens data streams; says once for each peer why they don't go to its tensor port.
+    """Opens data streams, and warns once per peer and reason about tensors that go to its main port.
 
     Args:
         method: `/package.Service/Exchange`.
-        security: certificates to show and to believe; plain text without any.
+        security: own certificates and trusted authorities; plain text without any.
+        connect_seconds: longest wait for a tensor port.
     """
 
-    def __init__(self, method: str, security: Security) -> None:
+    def __init__(self, method: str, security: Security, connect_seconds: float = CONNECT_SECONDS) -> None:
         self._method = method
         self._security = security
-        self._said: dict[str, str] = {}
+        self._connect_seconds = connect_seconds
+        self._warned: dict[str, str] = {}  # last reason by address
 
     @asynccontextmanager
     async def open(self, address: str, tensor_port: int, metadata: Metadata) -> AsyncIterator[Any]:
-        """A stream with `read`, `write_message`, `initial_metadata` and the status of a `grpc.aio` call.
+        """Open a stream that has the `read`, `initial_metadata` and status methods of a `grpc.aio` call.
 
         Args:
             address: `HOST:PORT` of the peer's main port; its tensor port is on the same host.
-            tensor_port: as the peer said; 0: it has none.
-            metadata: of the call.
+            tensor_port: the peer's tensor port; 0 if it has none.
+            metadata: metadata of the call.
         """
         host, _ = split_address("address", address)
-        why = "it has none"
+        reason = "it has none"
         if tensor_port:
-            tensors = join_address(host, tensor_port)
+            tensor_address = join_address(host, tensor_port)
             try:
                 stream = await open_stream(
-                    tensors, self._security, self._method, metadata, limit_seconds=REACH_SECONDS
+                    tensor_address,
+                    self._security,
+                    self._method,
+                    metadata,
+                    limit_seconds=self._connect_seconds,
                 )
             except grpc.aio.AioRpcError as error:
-                why = error.details() or error.code().name
+                reason = error.details() or error.code().name
             else:
-                log.info("tensors go to %s", tensors)
+                log.info("tensors go to %s", tensor_address)
                 try:
                     yield stream
                 finally:
                     stream.cancel()
                 return
-        if why != self._said.get(address):
-            self._said[address] = why
+        if reason != self._warned.get(address):
+            self._warned[address] = reason
             log.warning(
-                "tensors go to the main port %s, at half as much CPU time again, as its tensor port can't be used: %s; "
-                "let that port through (--tensor-port there fixes its number)",
+                "tensors go to the main port %s, which costs about half as much CPU time again: the tensor port can't "
+                "be used (%s); open that port in the firewall (--tensor-port at the peer fixes its number)",
                 address,
-                why,
+                reason,
             )
         async with open_channel(address, self._security, own_connection=True) as channel:
             yield channel.stream_stream(self._method)(metadata=metadata)
 
 
 async def write_message(stream: Any, *parts: Message) -> None:
-    """Send one message, these parts one after the other, on a data stream of either kind; they may be changed after.
+    """Send one message on a data stream of either kind: the concatenated parts, which may be changed afterwards.
 
     Raises:
-        grpc.aio.AioRpcError: it ended badly.
-        LinkClosed: it ended, well or before.
+        grpc.aio.AioRpcError: the stream ended with another status than OK.
+        LinkClosed: the stream ended with OK.
     """
     try:
         if isinstance(stream, Stream):
             await stream.write(*parts)
-        else:  # grpcio takes nothing but whole bytes
+        else:  # grpcio takes whole `bytes` only
             whole = parts[0] if len(parts) == 1 else b"".join(parts)
             await stream.write(whole if isinstance(whole, bytes) else bytes(whole))
-    except asyncio.InvalidStateError:  # gRPC's word for a stream that had ended before
+    except asyncio.InvalidStateError:  # raised by both kinds if the stream ended before the write
         if isinstance(stream, grpc.aio.Call):
-            await raise_status(stream)
+            await raise_call_status(stream)
         raise LinkClosed("it ended the stream") from None

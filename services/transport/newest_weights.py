@@ -29,12 +29,12 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
-from services.transport.same_host import TensorLink
+from services.transport.shared_memory_link import TensorLink
 
 log = logging.getLogger("tiermesh")
 
 
-def sequence_of(header: ChunkHeader) -> int:
+def version_mark(header: ChunkHeader) -> int:
     """What marks the places of a version, in an array of one job: no two versions have the same."""
     return int((header.generation << 40) + header.step + 1)
 
@@ -98,7 +98,7 @@ class NewestWeights:
         if array is not None:
             array.mark(index, 0)
             chunk = pack_chunk(version, index, values, array.place(index))
-            array.mark(index, sequence_of(version))
+            array.mark(index, version_mark(version))
         if for_network:
             chunk = pack_chunk(version, index, values)
             message = serialize_chunk(chunk)
@@ -114,7 +114,7 @@ class NewestWeights:
         if array is not None:
             array.mark(header.index, 0)
             array.place(header.index)[:] = np.frombuffer(chunk.payload, np.uint8)
-            array.mark(header.index, sequence_of(header))
+            array.mark(header.index, version_mark(header))
         kept = (message or serialize_chunk(chunk)) if for_network else None
         self._stored[header.index] = StoredChunk(header, kept, array)
 
@@ -165,7 +165,7 @@ class NewestWeights:
             if first.array is not None and link.shares:
                 run = list(takewhile(partial(_alike, first), waiting))
                 where = [each.header.index for each in run]
-                await write(link.refer(first.header, first.array, sequence_of(first.header), where))
+                await write(link.refer(first.header, first.array, version_mark(first.header), where))
             else:
                 message = first.message or await self._message_of(first.header.index)
                 if message is not None:
@@ -191,7 +191,7 @@ def _message(stored: StoredChunk) -> bytes | None:
     header = ChunkHeader()
     header.CopyFrom(stored.header)
     payload = stored.array.place(header.index).tobytes()
-    if not stored.array.is_marked(header.index, sequence_of(header)):
+    if not stored.array.is_marked(header.index, version_mark(header)):
         return None
     return serialize_chunk(copy_with_checksum(TensorChunk(header, payload)))
 

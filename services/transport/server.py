@@ -12,18 +12,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import Refused
-from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.parsed_requests import ParsedRequests
+from services.transport.limits import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS, MESSAGE_LIMIT_BYTES
+from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
-
-MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
-"""Longest message sent or received, header included."""
-
-KEEPALIVE_SECONDS = STANDARD_TIMEOUTS.ping
-"""A connection without traffic is pinged this often."""
-
-KEEPALIVE_TIMEOUT_SECONDS = STANDARD_TIMEOUTS.broken - STANDARD_TIMEOUTS.ping
-"""A connection whose ping isn't answered for this long is dead."""
 
 # Every other option stays at gRPC's default: none measured faster.
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -105,13 +96,13 @@ async def start_server(
     security.check_listen(listen)
     credentials = security.server_credentials()
     server = grpc.aio.server(options=_SERVER_OPTIONS)
-    server.add_generic_rpc_handlers(tuple(ParsedRequests(each) for each in handlers))
+    server.add_generic_rpc_handlers(tuple(RequestParsingHandler(each) for each in handlers))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(
         (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    refuse_port_in_use("listen address", host, port)
+    check_port_free("listen address", host, port)
     try:
         if credentials is None:
             bound = server.add_insecure_port(join_address(host, port))
@@ -147,7 +138,7 @@ def open_channel(address: str, security: Security, *, own_connection: bool = Fal
     return grpc.aio.secure_channel(join_address(host, port), credentials, options=options)
 
 
-def refuse_port_in_use(what: str, host: str, port: int) -> None:
+def check_port_free(what: str, host: str, port: int) -> None:
     """Try to bind `host`:`port` and say why that can't be, since gRPC's own error doesn't tell.
 
     Raises:

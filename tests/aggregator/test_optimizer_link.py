@@ -18,9 +18,9 @@ from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.timeouts import Timeouts
+from services.transport.backoff import Backoff
 from services.transport.security import Security
 from services.transport.server import start_server
-from services.transport.streams import Backoff
 from tests.support.damaging import DamagingPeer
 
 SENT = 3 * WINDOW_CHUNKS

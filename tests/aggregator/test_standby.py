@@ -18,7 +18,7 @@ from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
-from services.transport.rpc_handlers import handlers_of
+from services.transport.request_handlers import service_handler
 from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.fake_aggregator import FakeAggregator
@@ -37,7 +37,7 @@ class Leader:
         self._queue = queue
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        return [handlers_of(jobs.DESCRIPTOR.services_by_name["Jobs"], FakeAggregator())]
+        return [service_handler(jobs.DESCRIPTOR.services_by_name["Jobs"], FakeAggregator())]
 
     def tensor_methods(self) -> dict[str, Callable[[Any], Awaitable[None]]]:
         return {"/tiermesh.Cluster/Exchange": self._exchange}

@@ -12,8 +12,8 @@ import yaml
 from safetensors.numpy import save_file
 
 from cli.main import main
-from services.config import LlamaConfig
 from services.config.architecture import expected_tensors
+from services.config.models import LlamaConfig
 from tests.support.fake_aggregator import FakeAggregator
 
 TP8 = {"mesh_shape": [1, 8], "enable_tp": True}

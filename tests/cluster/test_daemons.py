@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
-from services.transport.server import KEEPALIVE_SECONDS
+from services.transport.limits import KEEPALIVE_SECONDS
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
 from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
 

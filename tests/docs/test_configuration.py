@@ -11,17 +11,17 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from services.config.job_parts import CheckpointConfig
 from services.config.models import GPT2Config, LlamaConfig, RopeScaling
-from services.config.records import CheckpointConfig
 from services.config.resolve.device import resolve_device
-from services.config.resolve.section import validate
-from services.config.schema import (
+from services.config.sections import (
     DeviceSection,
     LinearRegressionSection,
     MLPSection,
     Section,
     TrainingSection,
     TransformerSection,
+    parse_section,
 )
 
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
@@ -89,7 +89,7 @@ def test_examples_are_taken() -> None:
     assert len(examples()) >= 5
     for example in examples():
         for name, section in example.items():
-            validate(section, name, SECTIONS[name])
+            parse_section(section, name, SECTIONS[name])
 
 
 def test_meshes_are_taken() -> None:

@@ -17,10 +17,11 @@ from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDO
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.data_streams import REACH_SECONDS
+from services.transport.data_streams import CONNECT_SECONDS
 from services.transport.http2.headers import HEADER_LIST_BYTES
-from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
-from services.transport.same_host import MOST_PLACES
+from services.transport.http2.stream import WINDOW_BYTES
+from services.transport.limits import MESSAGE_LIMIT_BYTES
+from services.transport.shared_memory_link import MAX_PLACES
 from worker.core.worker import LONGEST_RETRY_SECONDS, MOST_LEASES, RETRY_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ SAID = {
         f"two leases share a step, so that all of them together have at most {TOTAL_WINDOW_CHUNKS} on their way "
         f"({MIN_WINDOW_CHUNKS} each at the least",
         f"once {WINDOW_CHUNKS} do, the aggregator reads no worker's stream",
-        f"up to {MOST_PLACES} chunks at once",
+        f"up to {MAX_PLACES} chunks at once",
         f"at most {WAITING_IN_A_SHARD} of them; then workers' streams are not read",
         f"a layout to 2^{MAX_ELEMENTS.bit_length() - 1} elements and {MAX_DIMENSIONS} dimensions, a worker to "
         f"{MOST_LEASES} leases, held-out data to 2^{MOST_BATCHES.bit_length() - 1} batches, a download to {MOST_FILES} "
@@ -43,7 +44,7 @@ SAID = {
     ),
     "docs/operations.md": (
         f"cut off after {STANDARD_TIMEOUTS.stop:g} s",
-        f"it can't be reached within {REACH_SECONDS:g} s",
+        f"it can't be reached within {CONNECT_SECONDS:g} s",
         f"after {FIRST_WAIT_SECONDS:g} s, then twice as long each time up to {LONGEST_WAIT_SECONDS:g} s, from "
         f"{FIRST_WAIT_SECONDS:g} s again",
         f"tries again after {RETRY_SECONDS:g} s, then less and less often, up to every "
@@ -59,7 +60,7 @@ SAID = {
     "docs/decisions/0011-http2-for-tensors.md": (
         f"may send {WINDOW_BYTES // MI} MiB that nobody has read",
         f"Messages end at {MESSAGE_LIMIT_BYTES // MI} MiB, headers at {HEADER_LIST_BYTES // KI} KiB",
-        f"who can't reach it within {REACH_SECONDS:g} s",
+        f"who can't reach it within {CONNECT_SECONDS:g} s",
     ),
     "benchmarks/README.md": (f"over chunks of {CHUNK_MI} MiB that are in no cache",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),

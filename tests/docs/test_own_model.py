@@ -17,7 +17,10 @@ import yaml
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
 from mesh.transfer import download
-from services.config import CustomConfig, DataConfig, JobConfig, load_job
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.load import load_job
+from services.config.models import CustomConfig
 from services.errors import Failed, Refused
 from training.api import Parameter, Tape, Tensor, Variable
 from training.models import load_parameter

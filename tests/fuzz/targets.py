@@ -11,7 +11,7 @@ from aggregator.shards.array_pieces import values_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import TiermeshError
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.tensors.chunk_messages import check_chunk, deserialize_chunk

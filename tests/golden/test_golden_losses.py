@@ -19,7 +19,8 @@ import pytest
 
 from mesh.device import open_mesh
 from optimizer.master_tensors import MasterTensors
-from services.config import JobConfig, load_job
+from services.config.job import JobConfig
+from services.config.load import load_job
 from services.tensors.layout import chunk_range
 from training.step import TrainingStep
 from worker.node_sum import NodeSum

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from optimizer.checkpoint_store import CheckpointStore, EpochFile
 from protos import cluster_pb2 as pb
-from services.config import JobConfig, LinearRegressionConfig
+from services.config.job import JobConfig
+from services.config.models import LinearRegressionConfig
 from services.errors import Failed, Refused
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.layout import Layout

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from optimizer import update_rules as rules
 from optimizer.update_rules import build_rule
-from services.config.records import OptimizerConfig
+from services.config.job_parts import OptimizerConfig
 from services.tensors.kernels import compiler
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout

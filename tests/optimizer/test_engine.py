@@ -19,7 +19,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.checkpoints import list_checkpoints, read_newest_checkpoint
 from services.checkpoints import write as writing
-from services.config import load_job
+from services.config.load import load_job
 from services.protocol.envelope import OptimizerBody
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics

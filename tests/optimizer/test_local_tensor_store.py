@@ -11,7 +11,7 @@ import numpy as np
 from optimizer.core import events as ev
 from optimizer.local_tensor_store import LocalTensorStore
 from optimizer.tensor_store import TensorStoreEvents
-from services.config import load_job
+from services.config.load import load_job
 from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout

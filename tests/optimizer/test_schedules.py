@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.schedules import learning_rate
-from services.config.records import ScheduleConfig
+from services.config.job_parts import ScheduleConfig
 
 schedules = st.builds(
     lambda total, warmup, kind: ScheduleConfig(

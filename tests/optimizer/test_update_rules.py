@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
-from services.config.records import OptimizerConfig
+from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
 from services.tensors.kernels import arithmetic
 from services.tensors.kernels.arithmetic import Float32Array
@@ -136,7 +136,7 @@ GOLDEN = {"adamw": "ad19c64b", "sgd": "6729d167"}
 GOLDEN_SCRIPT = """
 import google_crc32c, numpy as np
 from optimizer.update_rules import build_rule
-from services.config.records import OptimizerConfig
+from services.config.job_parts import OptimizerConfig
 from services.tensors.kernels import arithmetic
 from services.tensors.layout import Layout
 

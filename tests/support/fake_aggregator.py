@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from protos import cluster_pb2, jobs_pb2
-from services.transport.rpc_handlers import handlers_of
+from services.transport.request_handlers import service_handler
 from services.transport.security import Security
 from services.transport.server import start_server
 
@@ -121,7 +121,7 @@ def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[
     async def serve() -> None:
         jobs = jobs_pb2.DESCRIPTOR.services_by_name["Jobs"]
         server = await start_server(
-            "127.0.0.1:0", security or Security(), [handlers_of(jobs, fake)], [jobs.full_name]
+            "127.0.0.1:0", security or Security(), [service_handler(jobs, fake)], [jobs.full_name]
         )
         fake.address = f"localhost:{server.port}"
         started.set()

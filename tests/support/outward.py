@@ -47,8 +47,10 @@ from optimizer.service import OptimizerService
 from optimizer.update_rules import build_rule, clip_coefficient
 from services.checkpoints import CONSTANTS_FILE, write_checkpoint
 from services.checkpoints.safetensors_file import pieces
-from services.config import JobConfig, load_job, schema
-from services.config.records import OptimizerConfig, ScheduleConfig
+from services.config import sections as config_sections
+from services.config.job import JobConfig
+from services.config.job_parts import OptimizerConfig, ScheduleConfig
+from services.config.load import load_job
 from services.instrumentation.failpoints import FAILPOINTS
 from services.protocol import checksums, envelope
 from services.protocol.versions import PROTOCOL_VERSION
@@ -60,8 +62,8 @@ from services.tensors.reduction_tree import Node, children
 from services.timeouts import TIMEOUTS_IN_HEARTBEATS
 from services.transport.http2 import headers as http2
 from services.transport.http2.messages import prefix
-from services.transport.same_host import SHARED_MEMORY_KEY
-from services.transport.streams import INCARNATION_KEY, SESSION_KEY
+from services.transport.links import INCARNATION_KEY, SESSION_KEY
+from services.transport.shared_memory_link import SHARED_MEMORY_KEY
 from worker.service import WorkerService
 
 ROOT = Path(__file__).parents[2]
@@ -117,11 +119,11 @@ def describe_config() -> dict[str, Any]:
         job, _ = load_job(JOBS / f"{name}.yaml", ["wire_dtype=bf16"])
         resolved[name] = json.loads(job.to_json())
     kinds = {
-        **schema.SECTIONS,
-        "optimizer: AdamW": schema.AdamWSection,
-        "optimizer: SGD": schema.SGDSection,
-        "rope_scaling": schema.RopeScalingSection,
-        "transformer_config: own model": schema.CustomSection,
+        **config_sections.SECTIONS,
+        "optimizer: AdamW": config_sections.AdamWSection,
+        "optimizer: SGD": config_sections.SGDSection,
+        "rope_scaling": config_sections.RopeScalingSection,
+        "transformer_config: own model": config_sections.CustomSection,
         "job": JobConfig,
     }
     return {

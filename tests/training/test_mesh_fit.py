@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from mesh.device import open_mesh
-from services.config import DataConfig, DeviceConfig, GPT2Config, JobConfig, LlamaConfig, MLPConfig
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import GPT2Config, LlamaConfig, MLPConfig
 from training.parameter_placement import axes_of
 from training.step import TrainingStep
 

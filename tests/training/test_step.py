@@ -13,14 +13,10 @@ import pytest
 from safetensors.numpy import load
 
 from mesh.device import Mesh, open_mesh
-from services.config import (
-    DataConfig,
-    DeviceConfig,
-    GPT2Config,
-    JobConfig,
-    LinearRegressionConfig,
-    OptimizerConfig,
-)
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig, OptimizerConfig
+from services.config.models import GPT2Config, LinearRegressionConfig
 from training.autograd import Parameter, Tensor
 from training.parameter_placement import axes_of
 from training.step import TrainingStep

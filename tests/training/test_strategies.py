@@ -12,7 +12,7 @@ from mesh.axes import Axes
 from mesh.device import Mesh
 from mesh.placement import REPLICATED
 from mesh.transfer import download
-from services.config import GPT2Config, LlamaConfig
+from services.config.models import GPT2Config, LlamaConfig
 from services.errors import Refused
 from training.autograd import Parameter, Tape, Tensor
 from training.models import build_model, initial_value, load_parameter

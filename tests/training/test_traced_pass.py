@@ -18,7 +18,10 @@ import pytest
 import mesh.emulator as emulator
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
-from services.config import DataConfig, DeviceConfig, GPT2Config, JobConfig
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import GPT2Config
 from training.inputs import KeptInputs
 from training.step import TrainingStep
 

@@ -19,8 +19,8 @@ from services.tensors.chunk_messages import Message, TensorChunk
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.tensors.stripes import Stripe
-from services.transport.same_host import AcceptedLink, OfferedLink
-from services.transport.streams import LinkClosed
+from services.transport.links import LinkClosed
+from services.transport.shared_memory_link import ClientTensorLink, ServerTensorLink
 from worker.data_stream import DataStream
 
 LIMIT_SECONDS = 30.0
@@ -46,10 +46,10 @@ class Stream:
 
 
 @pytest.fixture
-def links() -> Iterator[tuple[OfferedLink, AcceptedLink]]:
+def links() -> Iterator[tuple[ClientTensorLink, ServerTensorLink]]:
     """A worker's end and an aggregator's, that see each other."""
-    worker = OfferedLink("aggregator", enabled=True, count=lambda _: None)
-    aggregator = AcceptedLink("worker", worker.metadata, enabled=True)
+    worker = ClientTensorLink("aggregator", enabled=True, count=lambda _: None)
+    aggregator = ServerTensorLink("worker", worker.metadata, enabled=True)
     with closing(worker), closing(aggregator):
         asyncio.run(worker.confirm(Stream([], aggregator.metadata)))
         yield worker, aggregator
@@ -59,7 +59,7 @@ def weights_of(step: int) -> ChunkHeader:
     return ChunkHeader(kind=WEIGHTS, dtype=FLOAT32, job="j", step=step)
 
 
-def arrived(links: tuple[OfferedLink, AcceptedLink], *messages: Message) -> list[tuple[int, int]]:
+def arrived(links: tuple[ClientTensorLink, ServerTensorLink], *messages: Message) -> list[tuple[int, int]]:
     """Step and index of the chunks that the core is told of."""
     told: list[tuple[int, int]] = []
 
@@ -84,7 +84,7 @@ def arrived(links: tuple[OfferedLink, AcceptedLink], *messages: Message) -> list
 
 
 def test_a_worker_that_is_slower_than_the_weights_waits_for_newer_ones(
-    links: tuple[OfferedLink, AcceptedLink],
+    links: tuple[ClientTensorLink, ServerTensorLink],
 ) -> None:
     _, aggregator = links
     array = SharedArray(4 * ELEMENTS, 4 * CHUNK_ELEMENTS)
@@ -99,7 +99,7 @@ def test_a_worker_that_is_slower_than_the_weights_waits_for_newer_ones(
     )
 
 
-def test_weights_that_are_wrong_end_the_stream(links: tuple[OfferedLink, AcceptedLink]) -> None:
+def test_weights_that_are_wrong_end_the_stream(links: tuple[ClientTensorLink, ServerTensorLink]) -> None:
     _, aggregator = links
     array = SharedArray(4 * CHUNK_ELEMENTS, 4 * CHUNK_ELEMENTS)  # of another layout
     array.mark(0, NEWEST)

@@ -13,7 +13,8 @@ import pytest
 from mesh.device import Mesh, open_mesh
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
-from services.config import JobConfig, LinearRegressionConfig
+from services.config.job import JobConfig
+from services.config.models import LinearRegressionConfig
 from services.errors import Failed
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk

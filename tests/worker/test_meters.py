@@ -10,7 +10,8 @@ import pytest
 
 from mesh.device import Mesh
 from mesh.memory import MemorySegment, segment_of
-from services.config import JobConfig, LinearRegressionConfig
+from services.config.job import JobConfig
+from services.config.models import LinearRegressionConfig
 from worker.meters import MemoryUsageTracker, PerformanceMeter
 
 

@@ -14,14 +14,10 @@ import pytest
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, WEIGHTS, ChunkHeader
-from services.config import (
-    DataConfig,
-    DeviceConfig,
-    GPT2Config,
-    JobConfig,
-    LinearRegressionConfig,
-    LlamaConfig,
-)
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import chunk_count, chunk_range

@@ -10,8 +10,8 @@ import pytest
 
 from protos import cluster_pb2 as pb
 from services.runtime.metrics import WorkerMetrics
+from services.transport.links import LinkClosed
 from services.transport.security import Security
-from services.transport.streams import LinkClosed
 from tests.support.damaging import DamagingPeer
 from worker.service import WorkerService, timeouts_from
 
@@ -102,11 +102,8 @@ def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_than_for_welcome(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_than_for_welcome() -> None:
     """As a frozen one does: its kernel answers. gRPC itself would wait 20 s for it."""
-    monkeypatch.setattr("services.transport.control_streams.HELLO_SECONDS", 0.5)
 
     async def scenario() -> None:
         welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))
@@ -119,6 +116,7 @@ def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_
                     security=Security(),
                     data_dir=None,
                     metrics=WorkerMetrics(),
+                    hello_seconds=0.5,
                 )
                 await worker.start()
                 working = asyncio.ensure_future(worker.run())

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from services.config import DataConfig
 from services.config.corpus import read_corpus, read_tokenizer
+from services.config.job_parts import DataConfig
 from training.data.tokenizer import Tokenizer, character_tokenizer, load_tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.config import RegressionConfig
+from services.config.models import RegressionConfig
 from services.errors import Refused
 from training.data.dataset import Batch
 from training.data.tokens import TRAINING_SHARE

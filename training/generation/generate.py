@@ -14,8 +14,10 @@ from mesh.device import Mesh, open_mesh
 from services.checkpoints import read_checkpoint
 from services.checkpoints.format import STATE_FILE
 from services.checkpoints.hugging_face import TOKENIZER_FILE
-from services.config import GPT2Config, JobConfig, LlamaConfig, SamplingConfig
-from services.config.pretrained import FIELD
+from services.config.job import JobConfig
+from services.config.job_parts import SamplingConfig
+from services.config.models import GPT2Config, LlamaConfig
+from services.config.pretrained import MODEL_PATH_FIELD
 from services.errors import Refused
 from services.tensors.layout import Layout
 from training.data import Tokenizer, load_tokenizer
@@ -162,7 +164,7 @@ def _hugging_face(folder: Path) -> _Source:
     try:
         stored = open_model(folder)
     except Refused as error:  # which names the field of a job that would start from this folder
-        raise Refused(f"checkpoint {str(error).removeprefix(f'{FIELD}: ')}") from None
+        raise Refused(f"checkpoint {str(error).removeprefix(f'{MODEL_PATH_FIELD}: ')}") from None
     content = stored.tokenizer_json()
     if content is None or stored.config.vocab_size is None:
         raise Refused(

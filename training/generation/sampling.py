@@ -7,7 +7,7 @@ from collections.abc import Collection
 import numpy as np
 import numpy.typing as npt
 
-from services.config import SamplingConfig
+from services.config.job_parts import SamplingConfig
 
 
 def choose(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.transfer import refill, upload
-from services.config import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
+from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
 from training.autograd import Parameter
 from training.models.gpt2 import GPT2
 from training.models.linear_regression import LinearRegression

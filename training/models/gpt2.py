@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from services.config import GPT2Config
+from services.config.models import GPT2Config
 from training import ops
 from training.autograd import Parameter, Tape, Variable
 from training.models.language import LanguageModel, RunBlock

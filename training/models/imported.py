@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from services.checkpoints.hugging_face import TOKENIZER_FILE, HuggingFaceFolder
-from services.config import JobConfig
-from services.config.architecture import PretrainableConfig, may_be_longer, stored_name
-from services.config.pretrained import find_pretrained, hold_tensors, open_pretrained
+from services.config.architecture import PretrainableConfig, may_have_more_rows, stored_name
+from services.config.job import JobConfig
+from services.config.pretrained import check_tensors, find_verified_checkpoint, open_pretrained
 from services.errors import Refused
 from services.tensors.layout import Layout
 
@@ -45,7 +45,7 @@ class StoredModel:
             values = self.folder.read(name)
             if entry.export_transpose:
                 values = values.T
-            if may_be_longer(entry.export_name):
+            if may_have_more_rows(entry.export_name):
                 values = values[: entry.shape[0]]
             if values.shape != entry.shape:
                 raise Refused(
@@ -71,7 +71,7 @@ def open_model(path: Path) -> StoredModel:
         Refused: it is no such folder, is damaged, or is of a model that ours can't follow.
     """
     config, folder = open_pretrained(path)
-    hold_tensors(config, folder)
+    check_tensors(config, folder)
     return StoredModel(config, folder)
 
 
@@ -88,4 +88,4 @@ def imported_weights(config: JobConfig, layout: Layout, data_dir: Path | None = 
     """
     if config.pretrained is None:
         raise ValueError("a job that starts from its seed has no weights to import")
-    return open_model(find_pretrained(config.pretrained, data_dir)).weights(layout)
+    return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(layout)

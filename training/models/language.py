@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 from mesh.device import Mesh
-from services.config import GPT2Config, LlamaConfig
+from services.config.models import GPT2Config, LlamaConfig
 from training import ops
 from training.autograd import Parameter, Tape, Variable
 from training.models.causal import Masks, check_tokens

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from services.config import LinearRegressionConfig
+from services.config.models import LinearRegressionConfig
 from training.autograd import Parameter, Tape, Variable
 from training.models.model import Array
 from training.models.regression import regression_loss

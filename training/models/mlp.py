@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from services.config import MLPConfig
+from services.config.models import MLPConfig
 from training import ops
 from training.autograd import Parameter, Tape, Variable
 from training.models.model import Array

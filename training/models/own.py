@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mesh.device import Mesh
-from services.config import CustomConfig, ModelConfig
+from services.config.models import CustomConfig, ModelConfig
 from services.errors import Failed, Refused, TiermeshError
 from training.autograd import Parameter
 from training.models.model import Model

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from services.config import RopeScaling
+from services.config.models import RopeScaling
 from training import ops
 from training.models.model import constant
 

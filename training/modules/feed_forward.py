@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.config import GPT2Config
+from services.config.models import GPT2Config
 from training import ops
 from training.autograd import Parameter, Tape, Variable
 from training.modules.initial import INITIAL_DEVIATION, residual_deviation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.config import LlamaConfig
+from services.config.models import LlamaConfig
 from training import ops
 from training.autograd import Parameter, Tape, Variable
 from training.modules.initial import INITIAL_DEVIATION

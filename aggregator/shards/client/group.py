@@ -18,8 +18,8 @@ from protos import cluster_pb2 as cluster
 from protos.jobs_pb2 import ShardStatus
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
+from services.transport.links import run_until_first_ends
 from services.transport.security import Security
-from services.transport.streams import until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -84,7 +84,7 @@ class ShardGroup:
         Raises:
             Deposed: a shard obeys a newer aggregator.
         """
-        await until_first_ends(self._keep_in_touch(), *(link.keep_up() for link in self.links))
+        await run_until_first_ends(self._keep_in_touch(), *(link.keep_up() for link in self.links))
 
     def of_chunk(self, chunk: int) -> ShardLink:
         """The link to the shard that holds a chunk of the layout."""

@@ -22,20 +22,20 @@ from services.protocol.checksums import encode_with_checksum
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
-from services.transport.control_streams import ControlReader, greet
+from services.transport.backoff import Backoff
+from services.transport.control_streams import ControlReader, send_hello
+from services.transport.links import (
+    INCARNATION_KEY,
+    LINK_ERRORS,
+    LinkClosed,
+    describe_link_error,
+    raise_call_status,
+    run_until_first_ends,
+    write_to_call,
+)
+from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
-from services.transport.streams import (
-    INCARNATION_KEY,
-    LINK_ENDS,
-    Backoff,
-    LinkClosed,
-    Mailbox,
-    raise_status,
-    until_first_ends,
-    why_ended,
-    write,
-)
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -134,14 +134,14 @@ class ShardLink:
         Raises:
             Deposed: the shard obeys a newer aggregator.
         """
-        backoff = Backoff(most_seconds=self._timeouts.retry)
+        backoff = Backoff(max_seconds=self._timeouts.retry)
         said = ""
         while True:
             try:
                 await self._attend(backoff)
                 reason = "it ended the stream"
-            except LINK_ENDS as error:
-                reason = why_ended(error, "Hello")
+            except LINK_ERRORS as error:
+                reason = describe_link_error(error, "Hello")
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
                 if code is grpc.StatusCode.ABORTED:
                     raise Deposed(f"{self}: {reason}") from None
@@ -165,7 +165,7 @@ class ShardLink:
             )()
             reports = ControlReader(attend.read, pb.ShardReports, "Attend")
             hello = pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)])
-            answer = await greet(attend, hello, reports)
+            answer = await send_hello(attend, hello, reports)
             first = opened(answer.reports[0]) if answer.reports else None
             if not isinstance(first, cluster.Hello):
                 raise LinkClosed("its first message is no Hello")
@@ -176,7 +176,7 @@ class ShardLink:
             backoff.reset()
             log.info("%s is %s", self, first.name)
             self._came(self)
-            await until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
+            await run_until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
 
     async def _take_reports(self, attend: Any, reports: ControlReader[pb.ShardReports], last: int) -> None:
         in_order = SequenceFilter(last)
@@ -189,14 +189,14 @@ class ShardLink:
                 body = opened(sealed)
                 if body is not None:
                     self._reported(self, body)
-        await raise_status(attend)
+        await raise_call_status(attend)
 
     async def _say(self, attend: Any) -> None:
         number = 0
         while True:
             orders = await self._orders.take_batch(BATCH_MESSAGES)
             number += 1
-            await write(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
+            await write_to_call(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
 
     async def within(self, awaited: Awaitable[Done], what: str) -> Done:
         """Wait for what the shard does with its tensors; it may speak all the while, and yet never come to it.
@@ -256,7 +256,7 @@ class ShardLink:
                 raise Failed(f"{self}: {error.details()}") from None
             self._gone(error, channel)
             raise
-        await raise_status(call)
+        await raise_call_status(call)
 
     async def write_part(self, pieces: Iterable[pb.ArrayPiece]) -> None:
         """Give the shard what a checkpoint holds of its chunks.

@@ -14,7 +14,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.versions import PROTOCOL_VERSION
-from services.transport.streams import until_first_ends
+from services.transport.links import run_until_first_ends
 
 
 class ShardedOptimizerLink:
@@ -66,7 +66,7 @@ class ShardedOptimizerLink:
         Raises:
             Deposed: a shard obeys a newer aggregator.
         """
-        await until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
+        await run_until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
 
     def _shards_ready(self) -> None:
         self._engine.connect(self._hello, self._outlet)

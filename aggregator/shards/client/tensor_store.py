@@ -27,7 +27,7 @@ from optimizer.update_rules import state_kinds
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Failed
 from services.protocol.versions import Version
 from services.runtime.metrics import OptimizerMetrics

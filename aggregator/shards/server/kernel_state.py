@@ -16,7 +16,7 @@ from aggregator.data_plane.reduction import KeptSums
 from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.metrics import OptimizerMetrics

@@ -21,9 +21,9 @@ from services.errors import Refused
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.transport.control_streams import ControlReader, greeted
+from services.transport.control_streams import ControlReader, receive_hello
 from services.transport.http2.server import Handler
-from services.transport.streams import INCARNATION_KEY, SESSION_KEY, LinkClosed, until_first_ends
+from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, run_until_first_ends
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -93,7 +93,7 @@ class ShardService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = ControlReader(context.read, pb.ShardOrders, "Attend")
-        hello = await greeted(context, orders, _first)
+        hello = await receive_hello(context, orders, _first)
         why_not = self._why_not(hello)
         if why_not:
             await context.abort(*why_not)
@@ -133,7 +133,7 @@ class ShardService:
         )
         reason = f"aggregator {hello.name} has left"
         try:
-            await until_first_ends(self._take_orders(hold, orders), self._say(hold, context))
+            await run_until_first_ends(self._take_orders(hold, orders), self._say(hold, context))
         except LinkClosed as closed:
             reason = f"aggregator {hello.name}: {closed}"
             await context.abort(closed.code, str(closed))
@@ -209,7 +209,7 @@ class ShardService:
         finally:
             session.mailbox.close(reason)
             try:
-                await session.mailbox.until_closed()  # it is, for the reason that was given first
+                await session.mailbox.wait_closed()  # it is, for the reason that was given first
             except LinkClosed as closed:
                 reason = str(closed)
             hold.gone(session, reason)

@@ -24,7 +24,7 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.local_tensor_store import broke
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.errors import Refused, describe_internal_error
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.plan import TOTAL_WINDOW_CHUNKS
@@ -34,8 +34,10 @@ from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
 from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
+from services.transport.limits import HELLO_SECONDS
+from services.transport.links import LinkClosed
+from services.transport.mailbox import Mailbox
 from services.transport.newest_weights import NewestWeights
-from services.transport.streams import HELLO_SECONDS, LinkClosed, Mailbox
 
 log = logging.getLogger("tiermesh.aggregator")
 

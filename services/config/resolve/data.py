@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.config.corpus import PYTHON_REFERENCE, builtin_text, scan
-from services.config.messages import shown, shown_path
+from services.config.corpus import PYTHON_REFERENCE, hash_text_file, python_reference_text
+from services.config.job_parts import DataConfig, PretrainedConfig
 from services.config.models import RegressionConfig
 from services.config.paths import find_data
-from services.config.records import DataConfig, PretrainedConfig
+from services.config.refusals import format_path, format_value
 from services.config.resolve.model import ResolvedModel
-from services.config.schema import TrainingSection
+from services.config.sections import TrainingSection
 from services.errors import Refused
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -62,7 +62,7 @@ def resolve_data(
     size = getattr(model, "vocab_size", None)
     if size is not None and tokens > size:
         raise Refused(
-            f"training_config.tokenizer_path: {shown_path(tokenizer_path)} has {tokens} tokens, expected at most the "
+            f"training_config.tokenizer_path: {format_path(tokenizer_path)} has {tokens} tokens, expected at most the "
             f"{size} of the checkpoint; give the checkpoint's own tokenizer"
         )
     return DataConfig(
@@ -78,7 +78,7 @@ def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
     path = Path(pretrained.path) / _TOKENIZER_FILE
     if not path.is_file():
         raise Refused(
-            f"training_config.tokenizer_path: none given, and the checkpoint has no {shown_path(path)}; "
+            f"training_config.tokenizer_path: none given, and the checkpoint has no {format_path(path)}; "
             "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
         )
     return str(path)
@@ -89,16 +89,18 @@ def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
     field = "training_config.data_path"
     if text.startswith("builtin:"):
         if text != PYTHON_REFERENCE:
-            raise Refused(f"{field}: {shown(text)} given, expected a path or {PYTHON_REFERENCE}; correct it")
-        content = builtin_text()
+            raise Refused(
+                f"{field}: {format_value(text)} given, expected a path or {PYTHON_REFERENCE}; correct it"
+            )
+        content = python_reference_text()
         return text, hashlib.sha256(content.encode()).hexdigest(), len(content)
     if Path(text).suffix in _TOKEN_ID_SUFFIXES:
         raise Refused(
-            f"{field}: {shown(text)} is not built yet (a file of token ids); give the text as a .txt, "
+            f"{field}: {format_value(text)} is not built yet (a file of token ids); give the text as a .txt, "
             "with tokenizer_type and tokenizer_path"
         )
     path = find_data(text, field=field, folder=folder)
-    return str(path), *scan(path, field)
+    return str(path), *hash_text_file(path, field)
 
 
 def _hold_length(data_path: str, characters: int, window: int) -> None:
@@ -106,7 +108,7 @@ def _hold_length(data_path: str, characters: int, window: int) -> None:
     training = int(0.9 * characters)
     if training < window + 1 or characters - training < 2:
         raise Refused(
-            f"training_config.data_path: {shown(data_path)} has {characters} characters, expected at least "
+            f"training_config.data_path: {format_value(data_path)} has {characters} characters, expected at least "
             f"{-(-(window + 1) * 10 // 9)} for windows of {window}; give a longer text or a smaller "
             "transformer_config.max_sequence_length"
         )
@@ -127,13 +129,13 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
         parsed = json.loads(content)
     except OSError as error:
         raise Refused(
-            f"{field}: {shown_path(path)} can't be read ({error.strerror}); make it readable"
+            f"{field}: {format_path(path)} can't be read ({error.strerror}); make it readable"
         ) from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:
         raise Refused(
-            f"{field}: {shown_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
+            f"{field}: {format_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
             "correct the path"
         )
     return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)

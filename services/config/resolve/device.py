@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from services.config.device import AxisName, DeviceConfig
-from services.config.messages import shown
-from services.config.resolve.section import validate
-from services.config.schema import DeviceSection
+from services.config.refusals import format_value
+from services.config.sections import DeviceSection, parse_section
 from services.errors import Refused
 
 _LONGEST_AXIS = 1024
@@ -30,7 +29,7 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
     Raises:
         Refused: for the first thing that is wrong.
     """
-    section = validate(value, "device_config", DeviceSection)
+    section = parse_section(value, "device_config", DeviceSection)
     (rows, columns), names = _mesh(section.mesh_shape)
     flags = {
         "enable_ddp": section.enable_ddp,
@@ -68,13 +67,13 @@ def _mesh(shape: list[Any]) -> tuple[tuple[int, int], list[str]]:
         shape, names = shape
         if len(names) != 2 or any(not isinstance(name, str) or name not in _STRATEGY_OF for name in names):
             raise Refused(
-                f"device_config.mesh_shape: axes {shown(names)} given, expected two names of "
+                f"device_config.mesh_shape: axes {format_value(names)} given, expected two names of "
                 f'{", ".join(_STRATEGY_OF)}; write for example mesh_shape: [[2, 4], ["fsdp", "tp"]]'
             )
     lengths = [length for length in shape if type(length) is int and 1 <= length <= _LONGEST_AXIS]
     if len(shape) != 2 or len(lengths) != 2:
         raise Refused(
-            f"device_config.mesh_shape: {shown(given)} given, expected [rows, columns], each from 1 to "
+            f"device_config.mesh_shape: {format_value(given)} given, expected [rows, columns], each from 1 to "
             f"{_LONGEST_AXIS}; write for example mesh_shape: [1, 8]"
         )
     return (lengths[0], lengths[1]), names

@@ -10,19 +10,24 @@ from pydantic import ValidationError
 
 from services.config.device import DeviceConfig
 from services.config.job import JobConfig
-from services.config.messages import refusal
-from services.config.records import SamplingConfig
+from services.config.job_parts import SamplingConfig
+from services.config.refusals import validation_refused
 from services.config.resolve.data import resolve_data
 from services.config.resolve.device import resolve_device
 from services.config.resolve.model import resolve_model
 from services.config.resolve.optimizer import resolve_optimizer, resolve_schedule, schedule_notices
-from services.config.resolve.section import validate
-from services.config.resolve.unsupported import notices_of, refuse_what_is_not_built
-from services.config.schema import EvalSection, MultihostSection, SchedulerSection, TrainingSection
+from services.config.resolve.unsupported import check_supported, ineffective_settings
+from services.config.sections import (
+    EvalSection,
+    MultihostSection,
+    SchedulerSection,
+    TrainingSection,
+    parse_section,
+)
 from services.errors import Refused
 
 
-def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[str]]:
+def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[str]]:
     """The complete job that sections ask for.
 
     Args:
@@ -35,14 +40,14 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
     Raises:
         Refused: for the first thing that is wrong, or not built yet.
     """
-    refuse_what_is_not_built(sections)
-    training = validate(sections.get("training_config"), "training_config", TrainingSection)
-    scheduler = validate(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
+    check_supported(sections)
+    training = parse_section(sections.get("training_config"), "training_config", TrainingSection)
+    scheduler = parse_section(sections.get("scheduler_config"), "scheduler_config", SchedulerSection)
     try:
         resolved = resolve_model(sections, training, folder)
         device, device_notices = resolve_device(sections.get("device_config"))
         notices = [
-            *notices_of(sections, device),
+            *ineffective_settings(sections, device),
             *resolved.notices,
             *device_notices,
             *schedule_notices(training, scheduler),
@@ -76,7 +81,7 @@ def resolve(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[
             on_faulty=training.on_faulty,
         )
     except ValidationError as error:  # rules across fields, which the sections alone can't hold
-        raise refusal(error, "", JobConfig) from None
+        raise validation_refused(error, "", JobConfig) from None
     return job, notices
 
 
@@ -97,7 +102,7 @@ def _validation_batch_size(training: TrainingSection, device: DeviceConfig) -> i
 
 
 def _num_workers(value: Any, notices: list[str]) -> int:
-    multihost = validate(value, "multihost_config", MultihostSection)
+    multihost = parse_section(value, "multihost_config", MultihostSection)
     workers = 1 if multihost.num_workers is None else multihost.num_workers
     if not multihost.enabled:
         if workers > 1:
@@ -113,7 +118,7 @@ def _num_workers(value: Any, notices: list[str]) -> int:
 
 
 def _sampling(value: Any) -> SamplingConfig:
-    section = validate(value, "eval_config", EvalSection)
+    section = parse_section(value, "eval_config", EvalSection)
     return SamplingConfig(
         repetition_penalty=section.repetition_penalty,
         temperature=section.temperature,

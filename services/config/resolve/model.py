@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.config.messages import dotted, nearest, refusal, shown, shown_path
+from services.config.job_parts import PretrainedConfig
 from services.config.models import (
     CustomConfig,
     GPT2Config,
@@ -21,9 +21,8 @@ from services.config.models import (
     RopeScaling,
     TransformerConfig,
 )
-from services.config.records import PretrainedConfig
-from services.config.resolve.section import validate
-from services.config.schema import (
+from services.config.refusals import dotted_name, format_path, format_value, nearest_name, validation_refused
+from services.config.sections import (
     MODEL_SECTIONS,
     CustomSection,
     LinearRegressionSection,
@@ -31,6 +30,7 @@ from services.config.schema import (
     RopeScalingSection,
     TrainingSection,
     TransformerSection,
+    parse_section,
 )
 from services.errors import Refused
 
@@ -78,16 +78,16 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
         raise Refused(f"{given[1]}: given beside {given[0]}, expected one model; remove one of them")
     name = _name(sections, training, given)
     if name == "linear_regression":
-        regression = validate(
+        regression = parse_section(
             sections.get("linear_regression_config"), "linear_regression_config", LinearRegressionSection
         )
         return ResolvedModel(LinearRegressionConfig(**regression.model_dump()))
     if name == "mlp":
-        mlp = validate(sections.get("mlp_config"), "mlp_config", MLPSection)
+        mlp = parse_section(sections.get("mlp_config"), "mlp_config", MLPSection)
         return ResolvedModel(MLPConfig(**{**mlp.model_dump(), "hidden_features": tuple(mlp.hidden_features)}))
     if name is not None and ":" in name:
         return ResolvedModel(_custom(sections.get("transformer_config"), name))
-    section = validate(sections.get("transformer_config"), "transformer_config", TransformerSection)
+    section = parse_section(sections.get("transformer_config"), "transformer_config", TransformerSection)
     if section.model_path:
         return _pretrained(section, name, section.model_path, folder)
     notices = _notices(name or "gpt2", section)
@@ -110,21 +110,21 @@ def _pretrained(
     """The checkpoint's model, whose sizes the job may repeat, but not change."""
     # numpy and safetensors: loaded by jobs that need them, and in a daemon only after BLAS is set up.
     from services.config.pretrained import (
-        find_folder,
-        hash_files,
-        hold_tensors,
-        naming_field,
+        check_tensors,
+        find_checkpoint_folder,
+        hash_checkpoint,
         open_pretrained,
+        prefix_field_name,
     )
 
-    path = find_folder(model_path, folder)
-    with naming_field():
+    path = find_checkpoint_folder(model_path, folder)
+    with prefix_field_name():
         stored, opened = open_pretrained(path)
-    place = shown_path(opened.path)
+    place = format_path(opened.path)
     if name is not None and name != stored.model_type:
         raise Refused(
-            f"transformer_config.model_type: {shown(name)} given, but the checkpoint {place} is a "
-            f"{stored.model_type}; remove model_type or give another model_path"
+            f'transformer_config.model_type: {format_value(name)} given, expected "{stored.model_type}" as in '
+            f"the checkpoint {place}; remove model_type or give another model_path"
         )
     changes: dict[str, Any] = {"runner_type": section.runner_type}
     for key in type(stored).model_fields.keys() & section.model_fields_set - {"model_type", "runner_type"}:
@@ -137,12 +137,12 @@ def _pretrained(
             changes[key] = value
         elif value != has:
             raise Refused(
-                f"transformer_config.{key}: {shown(value)} given, but the checkpoint {place} has {shown(has)}; "
-                "remove it or give another model_path"
+                f"transformer_config.{key}: {format_value(value)} given, expected {format_value(has)} as in the "
+                f"checkpoint {place}; remove it or give another model_path"
             )
-    with naming_field():
-        hold_tensors(stored, opened)
-        pretrained = hash_files(opened)
+    with prefix_field_name():
+        check_tensors(stored, opened)
+        pretrained = hash_checkpoint(opened)
     model = type(stored).model_validate(stored.model_dump() | changes)
     return ResolvedModel(model, pretrained, _notices(stored.model_type, section))
 
@@ -160,20 +160,21 @@ def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[st
     inner = transformer.get("model_type") if isinstance(transformer, Mapping) else None
     if inner is not None and not isinstance(inner, str):
         raise Refused(
-            f"transformer_config.model_type: {shown(inner)} given, expected a text; write for example model_type: gpt2"
+            f"transformer_config.model_type: {format_value(inner)} given, expected a text; "
+            "write for example model_type: gpt2"
         )
     outer = training.model_type
     for where, name in (("training_config", outer), ("transformer_config", inner)):
         if name and ":" not in name and name not in _SECTION_OF:
-            near = nearest(name, _SECTION_OF)
+            near = nearest_name(name, _SECTION_OF)
             raise Refused(
-                f"{where}.model_type: {shown(name)} given, expected one of: {', '.join(_SECTION_OF)}, or one's own "
-                f"as package.module:Factory; {f'did you mean {near}?' if near else 'correct it'}"
+                f"{where}.model_type: {format_value(name)} given, expected one of: {', '.join(_SECTION_OF)}, "
+                f"or your own model as package.module:Factory; {f'did you mean {near}?' if near else 'correct it'}"
             )
     if outer and inner and outer != inner:
         raise Refused(
-            f"training_config.model_type: {shown(outer)} given with transformer_config.model_type {shown(inner)}, "
-            "expected the same; remove one of them"
+            f"training_config.model_type: {format_value(outer)} given with transformer_config.model_type "
+            f"{format_value(inner)}, expected the same; remove one of them"
         )
     name = outer or inner
     if name is None:
@@ -182,7 +183,7 @@ def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[st
     if given and given[0] != expected:
         where = "training_config" if outer else "transformer_config"
         raise Refused(
-            f"{where}.model_type: {shown(name)} given with a {given[0]}, expected a {expected}; "
+            f"{where}.model_type: {format_value(name)} given with a {given[0]}, expected a {expected}; "
             "correct one or remove it"
         )
     return name
@@ -221,7 +222,7 @@ def _llama(section: TransformerSection) -> LlamaConfig:
 
 def _rope_scaling(value: dict[Any, Any] | None) -> RopeScaling | None:
     where = "transformer_config.rope_scaling"
-    section = validate(value, where, RopeScalingSection)
+    section = parse_section(value, where, RopeScalingSection)
     factor, context = section.scaling_factor, section.original_context_length
     if not factor and not context:
         return None
@@ -248,16 +249,16 @@ def _custom(value: Any, name: str) -> CustomConfig:
         for key, option in value.items():
             if not isinstance(key, str) or not _is_plain(option):
                 raise Refused(
-                    f"{dotted(where, key)}: {shown(option)} given, expected a name and plain values (texts, finite "
-                    "numbers, true or false, lists and mappings of them), which the factory gets; write it so"
+                    f"{dotted_name(where, key)}: {format_value(option)} given, expected a text as key and a plain "
+                    "value (text, finite number, true or false, null, a list or a mapping of them); change it"
                 )
-    section = validate(
+    section = parse_section(
         {"model_type": name, **value} if isinstance(value, Mapping) else value, where, CustomSection
     )
     if section.model_path:
         raise Refused(
-            f"{where}.model_path: {shown(section.model_path)} given with model_type {shown(name)}, expected none, "
-            "as only gpt2 and llama start from a checkpoint; remove it"
+            f"{where}.model_path: {format_value(section.model_path)} given with model_type {format_value(name)}, "
+            "expected none, as only gpt2 and llama start from a checkpoint; remove it"
         )
     try:
         return CustomConfig(
@@ -267,7 +268,7 @@ def _custom(value: Any, name: str) -> CustomConfig:
             options=dict(section.model_extra or {}),
         )
     except ValidationError as error:
-        raise refusal(error, where, CustomConfig) from None
+        raise validation_refused(error, where, CustomConfig) from None
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -288,7 +289,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 def _notices(name: str, section: TransformerSection) -> list[str]:
     keys, owner = (_LLAMA_ONLY, "a GPT-2") if name == "gpt2" else (_GPT2_ONLY, "a Llama")
     return [
-        f"transformer_config.{key}: {shown(getattr(section, key))} is without effect here: {owner} has no such setting"
+        f"transformer_config.{key}: {format_value(getattr(section, key))} is without effect here: "
+        f"{owner} has no such setting"
         for key in keys
         if key in section.model_fields_set and getattr(section, key) not in (None, False, {})
     ]

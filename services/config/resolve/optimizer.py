@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from services.config.messages import dotted
-from services.config.records import OptimizerConfig, ScheduleConfig
-from services.config.resolve.section import validate
-from services.config.schema import AdamWSection, SchedulerSection, SGDSection, TrainingSection
+from services.config.job_parts import OptimizerConfig, ScheduleConfig
+from services.config.refusals import dotted_name
+from services.config.sections import (
+    AdamWSection,
+    SchedulerSection,
+    SGDSection,
+    TrainingSection,
+    parse_section,
+)
 from services.errors import Refused
 
 _FLAT_KEYS = {
@@ -39,11 +44,11 @@ def resolve_optimizer(training: TrainingSection) -> OptimizerConfig:
                 f"training_config.{old}: {flat[new]} given beside training_config.optimizer, expected one spelling; "
                 f"write it as training_config.optimizer.{new} alone"
             )
-    where = dotted("training_config", "optimizer")
+    where = dotted_name("training_config", "optimizer")
     if str(training.optimizer.get("type", "AdamW")).startswith("SGD"):
-        sgd = validate(training.optimizer, where, SGDSection)
+        sgd = parse_section(training.optimizer, where, SGDSection)
         return OptimizerConfig(type="sgd", **sgd.model_dump(exclude={"type"}))
-    adamw = validate(training.optimizer, where, AdamWSection)
+    adamw = parse_section(training.optimizer, where, AdamWSection)
     variants = {"type", "amsgrad", "stochastic_rounding", "kahan_summation"}
     return OptimizerConfig(type="adamw", **adamw.model_dump(exclude=variants))
 

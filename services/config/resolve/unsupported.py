@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.config.device import DeviceConfig
-from services.config.messages import shown
+from services.config.refusals import format_value
 from services.errors import Refused
 
 
@@ -103,7 +103,7 @@ _WITHOUT_EFFECT = (
 )
 
 
-def refuse_what_is_not_built(sections: Mapping[str, Any]) -> None:
+def check_supported(sections: Mapping[str, Any]) -> None:
     """Refuse settings of tt-train that Tiermesh does not have yet, as such.
 
     Args:
@@ -115,10 +115,10 @@ def refuse_what_is_not_built(sections: Mapping[str, Any]) -> None:
     for rule in _NOT_BUILT:
         value = rule.value(sections)
         if rule.holds(value):
-            raise Refused(f"{rule.field}: {shown(value)} is not built yet; {rule.text}")
+            raise Refused(f"{rule.field}: {format_value(value)} is not built yet; {rule.text}")
 
 
-def notices_of(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:
+def ineffective_settings(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:
     """One line for each setting of tt-train that is given, and without effect here.
 
     Args:
@@ -127,7 +127,7 @@ def notices_of(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:
     """
     placement = _NOT_PARALLEL if device.tensor_axis is None else _ALWAYS_BY_VOCABULARY
     return [
-        f"{rule.field}: {shown(value)} is without effect here: {rule.text}"
+        f"{rule.field}: {format_value(value)} is without effect here: {rule.text}"
         for rule in (*_WITHOUT_EFFECT, placement)
         if rule.holds(value := rule.value(sections))
     ]

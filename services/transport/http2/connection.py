@@ -11,7 +11,6 @@ import logging
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
-from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.frames import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
@@ -33,14 +32,11 @@ from services.transport.http2.frames import (
 from services.transport.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
 from services.transport.http2.parser import CONTROL_FRAME_BYTES, FrameParser, Sink
 from services.transport.http2.stream import WINDOW_BYTES, Part, Stream
+from services.transport.limits import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
 from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
 
-KEEPALIVE_SECONDS = STANDARD_TIMEOUTS.ping
-"""A connection on which nothing came for so long is pinged."""
-KEEPALIVE_TIMEOUT_SECONDS = STANDARD_TIMEOUTS.broken - STANDARD_TIMEOUTS.ping
-"""A connection whose ping isn't answered for so long is dead."""
 LINGER_SECONDS = 5.0
 """A peer gets so long to take the last frames and to close; then the connection is cut."""
 

@@ -26,8 +26,8 @@ from services.transport.http2.headers import (
 )
 from services.transport.http2.messages import MessageRefused
 from services.transport.http2.stream import Part, Stream
+from services.transport.links import LinkClosed
 from services.transport.security import Security, join_address, split_address
-from services.transport.streams import LinkClosed
 
 log = logging.getLogger("tiermesh")
 

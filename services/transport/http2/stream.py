@@ -17,9 +17,8 @@ from services.transport.http2.frames import (
     window_update_frame,
 )
 from services.transport.http2.messages import PREFIX_BYTES, Assembler, MessageInbox, MessageRefused, prefix
+from services.transport.limits import MESSAGE_LIMIT_BYTES
 
-MESSAGE_LIMIT_BYTES = 4 * 1024 * 1024
-"""Longest message sent or received."""
 _FRAMING_BYTES = 8 * 1024
 WINDOW_BYTES = 8 * 1024 * 1024 + _FRAMING_BYTES
 """A peer may send so much that nobody has read yet, four chunks with their headers; what it is sending comes on top."""

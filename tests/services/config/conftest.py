@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.config import JobConfig, load_job
+from services.config.job import JobConfig
+from services.config.load import load_job
 from services.errors import Refused
 
 

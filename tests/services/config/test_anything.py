@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.config import load_job
-from services.config.load import job_from
-from services.config.messages import keys_of, shown
-from services.config.schema import SECTIONS, AdamWSection, SGDSection
+from services.config.load import load_job, load_job_document
+from services.config.refusals import format_value, yaml_keys
+from services.config.sections import SECTIONS, AdamWSection, SGDSection
 from services.errors import Refused
 
 FOLDER = Path(tempfile.mkdtemp(prefix="tiermesh-config-"))
@@ -39,12 +38,12 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3),
     max_leaves=5,
 )
-OPTIMIZER_KEYS = sorted({*keys_of(AdamWSection), *keys_of(SGDSection)})
+OPTIMIZER_KEYS = sorted({*yaml_keys(AdamWSection), *yaml_keys(SGDSection)})
 
 
 def section(name: str) -> st.SearchStrategy[Any]:
     """Anything under keys that the section has, and now and then under others, or no mapping at all."""
-    keys = st.sampled_from(keys_of(SECTIONS[name])) | st.text(max_size=6)
+    keys = st.sampled_from(yaml_keys(SECTIONS[name])) | st.text(max_size=6)
     values = ANYTHING | st.dictionaries(st.sampled_from(OPTIMIZER_KEYS), ANYTHING, max_size=4)
     return st.dictionaries(keys, values, max_size=4) | ANYTHING
 
@@ -54,7 +53,7 @@ DOCUMENTS = st.fixed_dictionaries({}, optional={name: section(name) for name in 
 
 def held(document: dict[Any, Any], *overrides: str) -> None:
     try:
-        job, notices = job_from(document, folder=FOLDER, overrides=overrides)
+        job, notices = load_job_document(document, folder=FOLDER, overrides=overrides)
     except Refused as error:
         assert str(error).isprintable()
         assert len(str(error)) < 5000
@@ -114,5 +113,5 @@ def test_any_file(content: bytes) -> None:
 @settings(max_examples=200, deadline=None)
 @given(ANYTHING | st.text() | st.integers(min_value=2**4000, max_value=2**60000))
 def test_any_value_is_shown_on_one_short_line(value: object) -> None:
-    assert shown(value).isprintable()
-    assert len(shown(value)) <= 60
+    assert format_value(value).isprintable()
+    assert len(format_value(value)) <= 60

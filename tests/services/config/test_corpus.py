@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.config import DataConfig, read_corpus, read_tokenizer
-from services.config.corpus import PYTHON_REFERENCE, builtin_text
+from services.config.corpus import PYTHON_REFERENCE, python_reference_text, read_corpus, read_tokenizer
+from services.config.job_parts import DataConfig
 from services.errors import Refused
 
 
@@ -17,14 +17,14 @@ def sha256(content: bytes) -> str:
 
 
 def test_the_built_in_text_is_english_and_long() -> None:
-    assert len(builtin_text()) > 300_000
-    assert 'The "try" statement' in builtin_text()
-    assert builtin_text() == builtin_text()
+    assert len(python_reference_text()) > 300_000
+    assert 'The "try" statement' in python_reference_text()
+    assert python_reference_text() == python_reference_text()
 
 
 def test_the_built_in_text_is_held_against_its_hash() -> None:
-    data = DataConfig(path=PYTHON_REFERENCE, sha256=sha256(builtin_text().encode()))
-    assert read_corpus(data) == builtin_text()
+    data = DataConfig(path=PYTHON_REFERENCE, sha256=sha256(python_reference_text().encode()))
+    assert read_corpus(data) == python_reference_text()
     with pytest.raises(Refused, match="run the Python version that the job was submitted from"):
         read_corpus(DataConfig(path=PYTHON_REFERENCE, sha256="0" * 64))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.config import DeviceConfig
+from services.config.device import DeviceConfig
 
 Load = Callable[..., Any]
 Refuse = Callable[..., str]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.config import load_job
+from services.config.load import load_job
 
 MODEL = "transformer_config: {num_heads: 2, embedding_dim: 8, num_blocks: 1, max_sequence_length: 32}\n"
 Load = Callable[..., tuple]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.config import (
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import (
     CustomConfig,
-    DataConfig,
-    DeviceConfig,
     GPT2Config,
-    JobConfig,
     LinearRegressionConfig,
     LlamaConfig,
     MLPConfig,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.config.load import job_from
+from services.config.load import load_job_document
 
 Load = Callable[..., tuple]
 Refuse = Callable[..., str]
@@ -52,7 +52,7 @@ def test_the_document_itself_is_left_as_it_is(folder: Path) -> None:
         "transformer_config": {},
     }
     before = copy.deepcopy(document)
-    job, _ = job_from(document, folder=folder, overrides=["lr=0.2", "num_blocks=1", "num_workers=2"])
+    job, _ = load_job_document(document, folder=folder, overrides=["lr=0.2", "num_blocks=1", "num_workers=2"])
     assert job.optimizer.lr == 0.2
     assert document == before
 

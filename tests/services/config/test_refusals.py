@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.config import load_job
+from services.config.load import load_job
 from services.errors import Refused
 
 Refuse = Callable[..., str]

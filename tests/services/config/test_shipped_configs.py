@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from services.config import JobConfig, LlamaConfig, load_job
-from services.config.load import job_from
-from services.config.paths import SHIPPED_ROOT
+from services.config.job import JobConfig
+from services.config.load import load_job, load_job_document
+from services.config.models import LlamaConfig
+from services.config.paths import REPOSITORY_ROOT
 
-CONFIGS = SHIPPED_ROOT / "configs"
+CONFIGS = REPOSITORY_ROOT / "configs"
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_parts_can_be_included_by_any_job(kind: str, tmp_path: Path) -> None:
             "transformer_config": {"num_heads": 32, "embedding_dim": 1024},
             f"{kind}_config": f"{kind}_configs/{path.name}",
         }
-        _, notices = job_from(document, folder=tmp_path)
+        _, notices = load_job_document(document, folder=tmp_path)
         assert notices == []
 
 
@@ -47,7 +48,7 @@ def test_model_configs_can_be_included_by_any_job(path: Path, tmp_path: Path) ->
     training = {"model_config": path.name}
     if path.stem not in ("linear_regression", "mlp_config"):
         training["data_path"] = "builtin:python-reference"
-    _, notices = job_from({"training_config": training}, folder=tmp_path)
+    _, notices = load_job_document({"training_config": training}, folder=tmp_path)
     assert notices == []
 
 
@@ -97,7 +98,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_llamas_have_their_published_sizes(name: str, tmp_path: Path) -> None:
     training = {"model_config": f"{name}.yaml", "data_path": "builtin:python-reference"}
-    job, _ = job_from({"training_config": training}, folder=tmp_path)
+    job, _ = load_job_document({"training_config": training}, folder=tmp_path)
     model = job.model
     assert isinstance(model, LlamaConfig)
     assert (

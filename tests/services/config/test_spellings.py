@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from protos.tensors_pb2 import DType
-from services.config import (
-    GPT2Config,
-    JobConfig,
-    LinearRegressionConfig,
-    SamplingConfig,
-    WireConfig,
-    load_job,
-)
+from services.config.job import JobConfig
+from services.config.job_parts import SamplingConfig, WireConfig
+from services.config.load import load_job
+from services.config.models import GPT2Config, LinearRegressionConfig
 from services.protocol.plan import WireTypes
 
 

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from protos.tensors_pb2 import FLOAT32, Chunk, ChunkHeader, SharedPlaces
 from services.errors import Refused
 from services.tensors.shared_memory import MappedArray, NotShared
-from services.transport.same_host import MOST_PLACES, SHARED_MEMORY_KEY, AcceptedLink, OfferedLink
-from services.transport.streams import LinkClosed
+from services.transport.links import LinkClosed
+from services.transport.shared_memory_link import (
+    MAX_PLACES,
+    SHARED_MEMORY_KEY,
+    ClientTensorLink,
+    ServerTensorLink,
+)
 from tests.services.tensors.test_shared_memory import memory
-from tests.services.transport.test_same_host import array_of, confirm
+from tests.services.transport.test_shared_memory_link import array_of, confirm
 from tests.support.anything import is_told_in_one_line, message
 
 NUMBERS = st.integers(-1, 70).map(str) | st.sampled_from([str(os.getpid()), "9" * 5000, "1_0", "x", ""])
@@ -27,7 +32,7 @@ OFFERS = st.tuples(NUMBERS, NUMBERS, TOKENS).map(" ".join) | st.text(max_size=30
 @given(OFFERS)
 def test_any_offer(offer: str) -> None:
     try:
-        link = AcceptedLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
+        link = ServerTensorLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
     except Refused as error:
         assert is_told_in_one_line(error)
         return
@@ -39,7 +44,7 @@ def test_any_offer(offer: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.tuples(TOKENS, NUMBERS, NUMBERS).map(" ".join) | st.text(max_size=30))
 def test_any_answer(answer: str) -> None:
-    link = OfferedLink("peer", enabled=True, count=lambda _: None)
+    link = ClientTensorLink("peer", enabled=True, count=lambda _: None)
     try:
         confirm(link, ((SHARED_MEMORY_KEY, answer),))
     except LinkClosed as closed:
@@ -74,21 +79,21 @@ PLACES = message(
     SharedPlaces,
     identity=st.just(ARRAY.identity),
     descriptor=st.just(ARRAY.descriptor),
-    indices=st.lists(st.integers(0, 3), max_size=MOST_PLACES + 1),
+    indices=st.lists(st.integers(0, 3), max_size=MAX_PLACES + 1),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(places=PLACES, header=message(ChunkHeader))
 def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
-    caller = OfferedLink("peer", enabled=True, count=lambda _: None)
-    server = AcceptedLink("peer", caller.metadata, enabled=True)
+    caller = ClientTensorLink("peer", enabled=True, count=lambda _: None)
+    server = ServerTensorLink("peer", caller.metadata, enabled=True)
     try:
         chunks = server.deserialize(Chunk(header=header, shared=places).SerializeToString())
     except Refused as error:
         assert is_told_in_one_line(error)
     else:
-        assert 1 <= len(chunks) <= MOST_PLACES
+        assert 1 <= len(chunks) <= MAX_PLACES
         assert all(len(chunk.payload) <= ARRAY.payload.size for chunk in chunks)
     finally:
         caller.close()
@@ -97,8 +102,8 @@ def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
 
 def test_no_flipped_bit_of_what_refers_to_memory_passes_unseen() -> None:
     header = ChunkHeader(job="j", epoch=1, generation=1, step=2, lease=3, dtype=FLOAT32)
-    caller = OfferedLink("peer", enabled=True, count=lambda _: None)
-    server = AcceptedLink("peer", caller.metadata, enabled=True)
+    caller = ClientTensorLink("peer", enabled=True, count=lambda _: None)
+    server = ServerTensorLink("peer", caller.metadata, enabled=True)
     try:
         # What hides the checksum passes as something else only if the checksum can be read as that: one in 25.
         for sequence in range(30):

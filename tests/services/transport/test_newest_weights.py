@@ -14,7 +14,7 @@ from services.tensors.chunk_messages import TensorChunk, check_chunk, deserializ
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_range
 from services.tensors.stripes import Stripe
 from services.transport.newest_weights import NewestWeights
-from services.transport.same_host import AcceptedLink, OfferedLink
+from services.transport.shared_memory_link import ClientTensorLink, ServerTensorLink
 
 ELEMENTS = 2 * CHUNK_ELEMENTS + 7
 CHUNKS = 3
@@ -23,7 +23,7 @@ CHUNKS = 3
 class Answered:
     """A call that was answered with this initial metadata."""
 
-    def __init__(self, link: AcceptedLink) -> None:
+    def __init__(self, link: ServerTensorLink) -> None:
         self._link = link
 
     async def initial_metadata(self) -> tuple[tuple[str, str], ...]:
@@ -34,8 +34,8 @@ class Peer:
     """A peer that weights are sent to; on this host or over the network."""
 
     def __init__(self, newest: NewestWeights, *, here: bool) -> None:
-        self.caller = OfferedLink("a", enabled=here, count=lambda _: None)
-        self.link = AcceptedLink("b", self.caller.metadata, enabled=True)
+        self.caller = ClientTensorLink("a", enabled=here, count=lambda _: None)
+        self.link = ServerTensorLink("b", self.caller.metadata, enabled=True)
         asyncio.run(self.caller.confirm(Answered(self.link)))
         assert self.link.shares == here
         newest.links.append(self.link)

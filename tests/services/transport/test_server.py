@@ -12,8 +12,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import jobs_pb2
 from services.errors import Refused
+from services.transport.limits import MESSAGE_LIMIT_BYTES
 from services.transport.security import Security
-from services.transport.server import MESSAGE_LIMIT_BYTES, RoleServer, open_channel, start_server
+from services.transport.server import RoleServer, open_channel, start_server
 
 Echo = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
 

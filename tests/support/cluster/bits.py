@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from protos import jobs_pb2 as jobs
-from services.config import load_job
+from services.config.load import load_job
 
 STEPS = 12
 CHECKPOINT_EVERY = 3

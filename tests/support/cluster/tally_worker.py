@@ -21,7 +21,7 @@ from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
 from mesh.fingerprint import fingerprint
-from services.config import JobConfig
+from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 

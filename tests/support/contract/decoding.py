@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from mesh.device import open_mesh
-from services.config import GPT2Config, LlamaConfig
+from services.config.models import GPT2Config, LlamaConfig
 from training.generation.decoding import Decoder
 from training.models import TextModel, build_model, initial_value, load_parameter
 

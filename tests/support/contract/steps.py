@@ -13,12 +13,12 @@ from typing import Any, cast
 import numpy as np
 
 from mesh.device import Mesh, open_mesh
-from services.config import (
+from services.config.device import DeviceConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import (
     CustomConfig,
-    DataConfig,
-    DeviceConfig,
     GPT2Config,
-    JobConfig,
     LinearRegressionConfig,
     LlamaConfig,
     MLPConfig,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mesh.device import open_mesh
-from services.config import CustomConfig
+from services.config.models import CustomConfig
 from tests.support.contract.steps import MODELS, STRATEGIES, device_config, job
 from training.parameter_placement import axes_of
 from training.step import TrainingStep

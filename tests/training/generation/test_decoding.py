@@ -11,7 +11,8 @@ import pytest
 import mesh.emulator as emulator
 from mesh.device import Mesh, open_mesh
 from mesh.transfer import download
-from services.config import GPT2Config, LlamaConfig, SamplingConfig
+from services.config.job_parts import SamplingConfig
+from services.config.models import GPT2Config, LlamaConfig
 from training.autograd import Tape
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose

@@ -16,7 +16,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from mesh.device import Mesh
 from services.checkpoints import write_checkpoint
-from services.config import DataConfig, GPT2Config, JobConfig, LinearRegressionConfig, LlamaConfig
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
 from services.errors import Refused
 from services.tensors.layout import Layout
 from training.data import Tokenizer

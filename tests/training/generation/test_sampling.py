@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.config import SamplingConfig
+from services.config.job_parts import SamplingConfig
 from training.generation.sampling import choose
 
 LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))

@@ -11,7 +11,7 @@ import pytest
 
 from mesh.device import Mesh
 from mesh.transfer import download
-from services.config import GPT2Config
+from services.config.models import GPT2Config
 from services.errors import Refused
 from training.autograd import Parameter, Tape, Tensor
 from training.models import GPT2, initial_value, load_parameter, model_layout

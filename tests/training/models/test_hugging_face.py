@@ -15,8 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 from mesh.device import Mesh
 from services.checkpoints import write_checkpoint
-from services.config import DataConfig, GPT2Config, JobConfig, LlamaConfig, RopeScaling, load_job
 from services.config.architecture import expected_tensors, read_architecture
+from services.config.job import JobConfig
+from services.config.job_parts import DataConfig
+from services.config.load import load_job
+from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from services.tensors.layout import Layout
 from tests.support.published_models import logits

@@ -12,7 +12,7 @@ import pytest
 from mesh.axes import Axes
 from mesh.device import Mesh
 from mesh.transfer import download
-from services.config import GPT2Config, LlamaConfig, RopeScaling
+from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from training.autograd import Parameter, Tape, Tensor
 from training.models import Llama, build_model, initial_value, load_parameter, model_layout

@@ -12,7 +12,8 @@ import pytest
 from mesh.axes import Axes
 from mesh.device import Mesh
 from mesh.transfer import download
-from services.config import JobConfig, MLPConfig
+from services.config.job import JobConfig
+from services.config.models import MLPConfig
 from training.autograd import Parameter, Tape, Tensor
 from training.models import build_model, load_parameter
 from training.parameter_placement import from_mesh

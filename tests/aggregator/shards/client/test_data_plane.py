@@ -21,8 +21,8 @@ from services.errors import Refusal
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.reduction_tree import Node
 from services.timeouts import Timeouts
+from services.transport.links import LinkClosed
 from services.transport.security import Security
-from services.transport.streams import LinkClosed
 
 ROOT, LEFT, RIGHT = Node(0, 2), Node(0, 1), Node(1, 1)
 
@@ -185,7 +185,7 @@ def test_a_worker_that_one_shard_lost_starts_over() -> None:
         talk.lanes.attends(session)
         talk.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
         with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
-            await session.mailbox.until_closed()
+            await session.mailbox.wait_closed()
 
     with_dialogue(scenario)
 

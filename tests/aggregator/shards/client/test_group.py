@@ -16,9 +16,9 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
+from services.transport.backoff import Backoff
 from services.transport.security import Security
 from services.transport.server import RoleServer, start_server
-from services.transport.streams import Backoff
 from tests.support.damaging import DamagingPeer
 
 LIMIT_SECONDS = 60

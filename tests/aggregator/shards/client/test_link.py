@@ -18,7 +18,7 @@ from aggregator.shards.server.service import ShardService
 from aggregator.shards.server.session import ShardSession
 from optimizer.tensor_store import TensorStoreLost
 from protos import shards_pb2 as pb
-from services.config import load_job
+from services.config.load import load_job
 from services.errors import Failed
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout

@@ -17,7 +17,8 @@ from optimizer.master_tensors import MasterTensors
 from optimizer.tensor_store import TensorStoreEvents, TensorStoreLost
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.config import JobConfig, load_job
+from services.config.job import JobConfig
+from services.config.load import load_job
 from services.errors import Failed
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS

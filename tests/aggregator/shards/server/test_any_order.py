@@ -19,11 +19,12 @@ from optimizer.core import events as ev
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
-from services.config import JobConfig, load_job
+from services.config.job import JobConfig
+from services.config.load import load_job
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
-from services.transport.streams import LinkClosed
+from services.transport.links import LinkClosed
 from tests.aggregator.shards.client.test_tensor_store import Home
 from tests.support.anything import message
 from tests.support.cluster.bits import regression_config, write_config

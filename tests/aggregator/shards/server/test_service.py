@@ -15,14 +15,14 @@ from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.config import load_job
+from services.config.load import load_job
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
+from services.transport.links import INCARNATION_KEY, SESSION_KEY
 from services.transport.security import Security
 from services.transport.server import start_server
-from services.transport.streams import INCARNATION_KEY, SESSION_KEY
 from tests.support.cluster.bits import regression_config, write_config
 
 LIMIT_SECONDS = 60

@@ -27,8 +27,9 @@ from services.transport.http2.frames import (
 )
 from services.transport.http2.messages import PREFIX_BYTES
 from services.transport.http2.server import ServerStream
-from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
-from services.transport.streams import LinkClosed
+from services.transport.http2.stream import WINDOW_BYTES
+from services.transport.limits import MESSAGE_LIMIT_BYTES
+from services.transport.links import LinkClosed
 from tests.support.raw_http2 import (
     OPENING,
     PATH,

@@ -15,7 +15,7 @@ import pytest
 from services.transport.http2.client import ClientStream, open_stream
 from services.transport.http2.frames import DEFAULT_WINDOW_BYTES
 from services.transport.http2.server import ServerStream
-from services.transport.http2.stream import MESSAGE_LIMIT_BYTES
+from services.transport.limits import MESSAGE_LIMIT_BYTES
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.raw_http2 import PATH, PLAIN, echo, serving, within

@@ -26,7 +26,8 @@ from services.transport.http2.frames import (
 from services.transport.http2.headers import response_headers
 from services.transport.http2.parser import FrameParser
 from services.transport.http2.server import ServerConnection, ServerStream
-from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
+from services.transport.http2.stream import WINDOW_BYTES
+from services.transport.limits import MESSAGE_LIMIT_BYTES
 from tests.support.raw_http2 import (
     OPENING,
     PATH,

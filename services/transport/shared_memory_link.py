@@ -26,15 +26,15 @@ from services.tensors import chunk_messages
 from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import MappedArray, NotShared, SharedArray, make_memory, open_memory
-from services.transport.streams import LinkClosed
+from services.transport.links import LinkClosed
 
 log = logging.getLogger("tiermesh")
 
 SHARED_MEMORY_KEY = "tiermesh-shared-memory"
 """gRPC metadata of a data stream: the caller's offer, and in the initial metadata the answer to it."""
-MOST_PLACES = 64
+MAX_PLACES = 64
 """Chunks that one message may refer to."""
-MAPPED_ARRAYS = 16
+MAX_MAPPED_ARRAYS = 16
 """Of a peer, the newest ones stay mapped."""
 
 _PAGE_BYTES = 4096
@@ -114,9 +114,9 @@ class TensorLink:
     def _find(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
         if not self._process:
             raise Refused(f"chunk {first.index}: shared memory: none was agreed on; send the payload")
-        if not 1 <= len(places.indices) <= MOST_PLACES:
+        if not 1 <= len(places.indices) <= MAX_PLACES:
             raise Refused(
-                f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MOST_PLACES}"
+                f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MAX_PLACES}"
             )
         array = self._array(places)
         size = bytes_per_element(first.dtype)
@@ -140,7 +140,7 @@ class TensorLink:
             array = MappedArray(self._process, places.descriptor, places.identity)
         except (OSError, NotShared) as error:
             log.warning("tensors of %s: an array of its memory can't be seen here (%s)", self._peer, error)
-        if len(self._arrays) == MAPPED_ARRAYS:
+        if len(self._arrays) == MAX_MAPPED_ARRAYS:
             del self._arrays[next(iter(self._arrays))]
         self._arrays[places.identity] = array
         return array
@@ -162,7 +162,7 @@ class TensorLink:
         self._arrays.clear()
 
 
-class OfferedLink(TensorLink):
+class ClientTensorLink(TensorLink):
     """The caller's end. It shows its memory, and says so in `metadata`.
 
     Args:
@@ -236,7 +236,7 @@ class OfferedLink(TensorLink):
         self._seen_by_peer = False
 
 
-class AcceptedLink(TensorLink):
+class ServerTensorLink(TensorLink):
     """The server's end. It opens the page that the call's metadata offers, if it may; `metadata` is the answer.
 
     Args:

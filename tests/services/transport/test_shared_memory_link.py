@@ -27,15 +27,15 @@ from services.tensors.chunk_messages import (
 )
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
-from services.transport.same_host import (
-    MAPPED_ARRAYS,
-    MOST_PLACES,
+from services.transport.links import LinkClosed
+from services.transport.shared_memory_link import (
+    MAX_MAPPED_ARRAYS,
+    MAX_PLACES,
     SHARED_MEMORY_KEY,
-    AcceptedLink,
-    OfferedLink,
+    ClientTensorLink,
+    ServerTensorLink,
     TensorLink,
 )
-from services.transport.streams import LinkClosed
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -60,7 +60,7 @@ class Counted:
         self.links += change
 
 
-def confirm(link: OfferedLink, answer: Metadata) -> None:
+def confirm(link: ClientTensorLink, answer: Metadata) -> None:
     """Take the server's answer."""
     asyncio.run(link.confirm(Call(answer)))
 
@@ -74,19 +74,21 @@ def links() -> Iterator[list[TensorLink]]:
         link.close()
 
 
-def offered(links: list[TensorLink], count: Any = lambda _: None, *, enabled: bool = True) -> OfferedLink:
-    links.append(OfferedLink("peer", enabled=enabled, count=count))
+def offered(
+    links: list[TensorLink], count: Any = lambda _: None, *, enabled: bool = True
+) -> ClientTensorLink:
+    links.append(ClientTensorLink("peer", enabled=enabled, count=count))
     return links[-1]  # type: ignore[return-value]
 
 
 def accepted(
     links: list[TensorLink], metadata: Metadata, count: Any = lambda _: None, *, enabled: bool = True
-) -> AcceptedLink:
-    links.append(AcceptedLink("peer", metadata, enabled=enabled, count=count))
+) -> ServerTensorLink:
+    links.append(ServerTensorLink("peer", metadata, enabled=enabled, count=count))
     return links[-1]  # type: ignore[return-value]
 
 
-def both(links: list[TensorLink]) -> tuple[OfferedLink, AcceptedLink]:
+def both(links: list[TensorLink]) -> tuple[ClientTensorLink, ServerTensorLink]:
     """Two ends that see each other."""
     caller = offered(links)
     server = accepted(links, caller.metadata)
@@ -201,7 +203,7 @@ def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[Tensor
         server.deserialize(bare.SerializeToString())
 
 
-@pytest.mark.parametrize("indices", [(), range(MOST_PLACES + 1)])
+@pytest.mark.parametrize("indices", [(), range(MAX_PLACES + 1)])
 def test_no_message_refers_to_nothing_or_to_everything(links: list[TensorLink], indices: Any) -> None:
     caller, server = both(links)
     message = caller.refer(ChunkHeader(dtype=FLOAT32, index=5), array_of(1), 9, indices)
@@ -211,12 +213,12 @@ def test_no_message_refers_to_nothing_or_to_everything(links: list[TensorLink], 
 
 def test_only_the_newest_arrays_of_a_peer_stay_mapped(links: list[TensorLink]) -> None:
     caller, server = both(links)
-    arrays = [array_of(1) for _ in range(MAPPED_ARRAYS + 5)]
+    arrays = [array_of(1) for _ in range(MAX_MAPPED_ARRAYS + 5)]
     before = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
     for array in arrays:
         server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
     gc.collect()
-    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before + MAPPED_ARRAYS
+    assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before + MAX_MAPPED_ARRAYS
 
 
 @pytest.mark.parametrize("switched_off", ["caller", "server"])
@@ -301,7 +303,7 @@ def test_an_offer_that_does_not_hold_is_declined(links: list[TensorLink], tmp_pa
 @pytest.mark.parametrize("offer", ["", "x", "1 2", "1 2 zz", "1 -2 " + "00" * 32, "1 2 3 " + "00" * 32])
 def test_an_offer_that_is_none_is_refused(offer: str) -> None:
     with pytest.raises(Refused, match=r"metadata tiermesh-shared-memory: .*, expected a process id"):
-        AcceptedLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
+        ServerTensorLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
 
 
 def test_a_reference_on_a_link_that_shares_nothing_is_refused(links: list[TensorLink]) -> None:

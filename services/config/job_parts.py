@@ -7,40 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from services.config.messages import shown
-
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""A number of things of which there is at least one."""
-Natural = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""A number of things of which there may be none."""
-Probability = Annotated[float, Field(ge=0, lt=1)]
-"""A share below one: a dropout probability, a momentum."""
-Share = Annotated[float, Field(ge=0, le=1)]
-"""A share, up to the whole."""
-Positive = Annotated[float, Field(gt=0)]
-"""A finite number above zero."""
-NotNegative = Annotated[float, Field(ge=0)]
-"""A finite number, zero or above."""
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""sha256 of a file's bytes, in hexadecimal."""
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("training_config.project_name: holds unprintable characters; write plain text")
-    return text
-
-
-Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
-"""One line that a person reads in a list."""
-
-
-class ConfigRecord(BaseModel):
-    """Base of the records: frozen, no keys beyond those named, no silent conversions, finite numbers only."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from services.config.field_types import (
+    ConfigRecord,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    Sha256,
+)
+from services.config.refusals import format_value
 
 
 class OptimizerConfig(ConfigRecord):
@@ -60,14 +39,14 @@ class OptimizerConfig(ConfigRecord):
     """
 
     type: Literal["adamw", "sgd"] = "adamw"
-    lr: NotNegative = 3e-4
-    weight_decay: NotNegative = 0.01
+    lr: NonNegativeFloat = 3e-4
+    weight_decay: NonNegativeFloat = 0.01
     weight_decay_on: Literal["all", "matrices"] = "all"
     beta1: Probability = 0.9
     beta2: Probability = 0.999
-    epsilon: Positive = 1e-8
+    epsilon: PositiveFloat = 1e-8
     momentum: Probability = 0.0
-    dampening: Share = 0.0
+    dampening: Fraction = 0.0
     nesterov: bool = False
 
     @model_validator(mode="after")
@@ -92,9 +71,9 @@ class ScheduleConfig(ConfigRecord):
     """
 
     type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
-    total_steps: Count = 1000
-    warmup_steps: Natural = 0
-    min_lr: NotNegative = 0.0
+    total_steps: PositiveInt = 1000
+    warmup_steps: NonNegativeInt = 0
+    min_lr: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> ScheduleConfig:
@@ -147,7 +126,7 @@ class PretrainedConfig(ConfigRecord):
     files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")], Sha256]
 
 
-WIRE_SPELLINGS = {
+WIRE_TYPE_NAMES = {
     "float32": "float32",
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -159,7 +138,7 @@ WIRE_SPELLINGS = {
 
 
 def _spelled_out(value: Any) -> Any:
-    return WIRE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+    return WIRE_TYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 WireType = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(_spelled_out)]
@@ -181,17 +160,17 @@ class WireConfig(ConfigRecord):
 
 def _of_both(value: Any) -> Any:
     """One word is meant for both directions."""
-    if isinstance(value, str) and value in WIRE_SPELLINGS:
+    if isinstance(value, str) and value in WIRE_TYPE_NAMES:
         return {"gradients": value, "weights": value}
     if not isinstance(value, dict | WireConfig):
         raise ValueError(
-            f"training_config.wire_dtype: {shown(value)} given, expected float32, bfloat16, float16 or one for each "
-            "direction; write for example wire_dtype: {gradients: bfloat16, weights: bfloat16}"
+            f"training_config.wire_dtype: {format_value(value)} given, expected float32, bfloat16, float16 or one "
+            "for each direction; write for example wire_dtype: {gradients: bfloat16, weights: bfloat16}"
         )
     return value
 
 
-EitherWireConfig = Annotated[WireConfig, BeforeValidator(_of_both)]
+WireConfigField = Annotated[WireConfig, BeforeValidator(_of_both)]
 """`WireConfig` as people write it: a mapping, or one word for both directions."""
 
 
@@ -205,9 +184,9 @@ class CheckpointConfig(ConfigRecord):
         on_error: whether the job goes on where one can't be written. Without its first and last one no job does.
     """
 
-    every_minutes: NotNegative = 0.0
-    keep_last: Natural = 0
-    keep_every: Natural = 0
+    every_minutes: NonNegativeFloat = 0.0
+    keep_last: NonNegativeInt = 0
+    keep_every: NonNegativeInt = 0
     on_error: Literal["continue", "stop"] = "continue"
 
     @model_validator(mode="after")
@@ -230,7 +209,7 @@ class SamplingConfig(ConfigRecord):
         top_p: only the likeliest tokens that make up this probability; 1 for all.
     """
 
-    repetition_penalty: Positive = 1.0
-    temperature: NotNegative = 1.0
-    top_k: Natural = 0
+    repetition_penalty: PositiveFloat = 1.0
+    temperature: NonNegativeFloat = 1.0
+    top_k: NonNegativeInt = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -6,23 +6,24 @@ not built yet, are typed too: `support` says so when they are used.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.config.models import RunnerType
-from services.config.records import (
-    CheckpointConfig,
-    Count,
-    EitherWireConfig,
-    Name,
-    Natural,
-    NotNegative,
-    Positive,
+from services.config.field_types import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PrintableName,
     Probability,
-    Share,
-    WireConfig,
 )
+from services.config.job_parts import CheckpointConfig, WireConfig, WireConfigField
+from services.config.models import RunnerType
+from services.config.refusals import format_value, validation_refused
+from services.errors import Refused
 
 
 class Section(BaseModel):
@@ -34,19 +35,19 @@ class Section(BaseModel):
 class TrainingSection(Section):
     """`training_config`: old (flat) and new (`optimizer:`) spelling of the optimizer's settings."""
 
-    project_name: Name = "tt_train_nano_gpt"
+    project_name: PrintableName = "tt_train_nano_gpt"
     model_type: str | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
-    model_save_interval: Natural = 500
+    model_save_interval: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
-    batch_size: Count = 4
-    validation_batch_size: Count | None = None
-    num_epochs: Count | None = None
-    max_steps: Count = 1000
-    steps: Count | None = None
-    total_steps: Count | None = None
-    eval_every: Natural = 200
-    gradient_accumulation_steps: Count = 1
+    batch_size: PositiveInt = 4
+    validation_batch_size: PositiveInt | None = None
+    num_epochs: PositiveInt | None = None
+    max_steps: PositiveInt = 1000
+    steps: PositiveInt | None = None
+    total_steps: PositiveInt | None = None
+    eval_every: NonNegativeInt = 200
+    gradient_accumulation_steps: PositiveInt = 1
     model_config_path: str | None = Field(None, alias="model_config")
     multihost_config: Any = None
     transformer_config: dict[Any, Any] | None = None
@@ -55,24 +56,24 @@ class TrainingSection(Section):
     tokenizer_path: str | None = None
     scheduler_type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
     use_clip_grad_norm: bool = False
-    clip_grad_norm_max_norm: Positive = 1.0
+    clip_grad_norm_max_norm: PositiveFloat = 1.0
     checkpoint_dir: str | None = None
     optimizer: dict[Any, Any] | None = None
-    learning_rate: NotNegative | None = None
+    learning_rate: NonNegativeFloat | None = None
     beta1: Probability | None = None
     beta2: Probability | None = None
-    eps: Positive | None = None
-    weight_decay: NotNegative | None = None
+    eps: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat | None = None
     weight_decay_on: Literal["all", "matrices"] | None = None
     use_moreh_adamw: bool = False
     use_kahan_summation: bool = False
     use_no_op: bool = False
-    wire_dtype: EitherWireConfig = WireConfig()
+    wire_dtype: WireConfigField = WireConfig()
     accumulation: Literal["host"] = "host"
     exact: bool = True
-    min_workers: Count = 1
+    min_workers: PositiveInt = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
-    verify_fraction: Share = 0.0
+    verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
 
 
@@ -82,11 +83,11 @@ class AdamWSection(Section):
     type: Literal["AdamW", "AdamWFullPrecision", "MorehAdamW", "AdamWComposite", "SGD", "SGDComposite"] = (
         "AdamW"
     )
-    lr: NotNegative = 1e-3
+    lr: NonNegativeFloat = 1e-3
     beta1: Probability = 0.9
     beta2: Probability = 0.999
-    epsilon: Positive = 1e-8
-    weight_decay: NotNegative = 0.01
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.01
     weight_decay_on: Literal["all", "matrices"] = "all"
     amsgrad: bool = False
     stochastic_rounding: bool = False
@@ -97,10 +98,10 @@ class SGDSection(Section):
     """`training_config.optimizer` of type SGD or SGDComposite."""
 
     type: Literal["SGD", "SGDComposite"] = "SGD"
-    lr: NotNegative = 1e-3
+    lr: NonNegativeFloat = 1e-3
     momentum: Probability = 0.0
-    dampening: Share = 0.0
-    weight_decay: NotNegative = 0.0
+    dampening: Fraction = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     weight_decay_on: Literal["all", "matrices"] = "all"
     nesterov: bool = False
 
@@ -109,7 +110,7 @@ class DeviceSection(Section):
     """`device_config`; a mesh is `[rows, columns]`, or with names `[[rows, columns], ["fsdp", "tp"]]`."""
 
     mesh_shape: list[Any] = Field(default_factory=lambda: [1, 1])
-    device_ids: list[Natural] = Field(default_factory=list)
+    device_ids: list[NonNegativeInt] = Field(default_factory=list)
     enable_ddp: bool = False
     enable_tp: bool = False
     enable_pp: bool = False
@@ -117,7 +118,7 @@ class DeviceSection(Section):
     enable_fsdp: bool = False
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
-    threads: Count = 1
+    threads: PositiveInt = 1
     trace: bool = False
 
 
@@ -125,7 +126,7 @@ class MultihostSection(Section):
     """`multihost_config`; `grpc` is what Tiermesh speaks, whatever is written."""
 
     enabled: bool = False
-    num_workers: Natural | None = None
+    num_workers: NonNegativeInt | None = None
     socket_type: Literal["mpi", "fabric", "grpc"] = "grpc"
     pipeline_parallel_config: dict[Any, Any] | None = None
 
@@ -142,31 +143,31 @@ class TransformerSection(Section):
     model_type: str | None = None
     model_path: str | None = None
     runner_type: RunnerType = "default"
-    num_heads: Count = 6
-    embedding_dim: Count = 384
+    num_heads: PositiveInt = 6
+    embedding_dim: PositiveInt = 384
     dropout_prob: Probability = 0.2
-    num_blocks: Count = 6
-    vocab_size: Count | None = None
-    max_sequence_length: Count = 128
+    num_blocks: PositiveInt = 6
+    vocab_size: PositiveInt | None = None
+    max_sequence_length: PositiveInt = 128
     weight_tying: Literal["enabled", "disabled", True, False] | None = None
     positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
     bias: bool = True
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     experimental: ExperimentalSection = ExperimentalSection()
     embedding_placement: Literal["replicated", "vocab_parallel", "feature_parallel"] = "replicated"
-    intermediate_dim: Count | None = None
-    theta: Positive | None = None
-    num_groups: Count | None = None
+    intermediate_dim: PositiveInt | None = None
+    theta: PositiveFloat | None = None
+    num_groups: PositiveInt | None = None
     rope_scaling: dict[Any, Any] | None = None
 
 
 class RopeScalingSection(Section):
     """`transformer_config.rope_scaling`; where the first or the last is null or 0, positions aren't scaled."""
 
-    scaling_factor: NotNegative | None = None
-    high_freq_factor: Positive | None = None
-    low_freq_factor: Positive | None = None
-    original_context_length: Natural | None = None
+    scaling_factor: NonNegativeFloat | None = None
+    high_freq_factor: PositiveFloat | None = None
+    low_freq_factor: PositiveFloat | None = None
+    original_context_length: NonNegativeInt | None = None
 
 
 class CustomSection(Section):
@@ -177,48 +178,48 @@ class CustomSection(Section):
     model_type: str
     model_path: str | None = None
     runner_type: RunnerType = "default"
-    max_sequence_length: Count = 128
+    max_sequence_length: PositiveInt = 128
 
 
 class LinearRegressionSection(Section):
     """`linear_regression_config`, of our own: tt-train's example has these as arguments."""
 
-    num_features: Count = 64
-    num_targets: Count = 32
+    num_features: PositiveInt = 64
+    num_targets: PositiveInt = 32
     bias: bool = True
-    training_samples: Count = 100_000
-    noise: NotNegative = 0.0
+    training_samples: PositiveInt = 100_000
+    noise: NonNegativeFloat = 0.0
 
 
 class MLPSection(Section):
     """`mlp_config`: tt-train's keys, and those of its data as linear regression has them."""
 
-    input_features: Count = 784
-    hidden_features: list[Count] = Field(default_factory=lambda: [128, 128], max_length=1000)
-    output_features: Count = 10
+    input_features: PositiveInt = 784
+    hidden_features: list[PositiveInt] = Field(default_factory=lambda: [128, 128], max_length=1000)
+    output_features: PositiveInt = 10
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     bias: bool = True
-    training_samples: Count = 100_000
-    noise: NotNegative = 0.0
+    training_samples: PositiveInt = 100_000
+    noise: NonNegativeFloat = 0.0
 
 
 class SchedulerSection(Section):
     """`scheduler_config`: settings of `training_config.scheduler_type`, and those of tt-train's SpeedrunScheduler."""
 
-    warmup_steps: Natural | None = None
-    min_lr: NotNegative | None = None
-    max_lr: NotNegative | None = None
-    hold_steps: Natural = 0
+    warmup_steps: NonNegativeInt | None = None
+    min_lr: NonNegativeFloat | None = None
+    max_lr: NonNegativeFloat | None = None
+    hold_steps: NonNegativeInt = 0
     beta1_start: Probability | None = None
     beta1_end: Probability | None = None
-    beta1_warmup_steps: Natural = 0
+    beta1_warmup_steps: NonNegativeInt = 0
 
 
 class EvalSection(Section):
     """`eval_config`: how text is drawn; `top_k` of -1 is tt-train's word for all."""
 
-    repetition_penalty: Positive = 1.0
-    temperature: NotNegative = 1.0
+    repetition_penalty: PositiveFloat = 1.0
+    temperature: NonNegativeFloat = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = -1
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
 
@@ -237,3 +238,29 @@ SECTIONS: dict[str, type[Section]] = {
 
 MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config")
 """Those that describe a model; a job has one of them."""
+
+
+_SomeSection = TypeVar("_SomeSection", bound=Section)
+
+
+def parse_section(value: Any, where: str, schema: type[_SomeSection]) -> _SomeSection:
+    """A section from what stands under its key; nothing there is a section of defaults.
+
+    Args:
+        value: as read from YAML.
+        where: dotted name of the section.
+        schema: what to hold it against.
+
+    Raises:
+        Refused: naming the first key that is unknown, of the wrong type or out of range.
+    """
+    if value is None:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise Refused(
+            f"{where}: {format_value(value)} given, expected a mapping of keys to values; indent its keys under it"
+        )
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        raise validation_refused(error, where, schema) from None

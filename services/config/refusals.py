@@ -48,7 +48,7 @@ class _Short(reprlib.Repr):
         return super().repr_int(x, level) if x.bit_length() < 1024 else f"(a number of {x.bit_length()} bits)"
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as it would stand in YAML, on one line of printable characters, cut where it is long."""
     if value is None or isinstance(value, (bool, str)):
         text = json.dumps(value, ensure_ascii=False)
@@ -58,23 +58,23 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
-def dotted(*parts: object) -> str:
+def dotted_name(*parts: object) -> str:
     """A field's name as people write it in `--set`: `training_config.optimizer.lr`."""
     return ".".join(
-        part if isinstance(part, str) and part.isidentifier() and part.isascii() else shown(part)
+        part if isinstance(part, str) and part.isidentifier() and part.isascii() else format_value(part)
         for part in parts
         if part != ""
     )
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest_name(word: str, known: Iterable[str]) -> str | None:
     """The known word that is spelled most like this one, if any is."""
     by_folded = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word[:100].lower(), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
 
 
-def unknown_key(field: str, key: object, value: object, known: Iterable[str]) -> Refused:
+def unknown_key_error(field: str, key: object, value: object, known: Iterable[str]) -> Refused:
     """The refusal of a key that nobody reads, naming the nearest known one.
 
     Args:
@@ -84,13 +84,15 @@ def unknown_key(field: str, key: object, value: object, known: Iterable[str]) ->
         known: keys of that mapping that are read.
     """
     names = sorted(known)
-    near = nearest(key, names) if isinstance(key, str) else None
+    near = nearest_name(key, names) if isinstance(key, str) else None
     known_here = f", expected one of: {', '.join(names)}; rename" if names else "; rename"
     hint = f", did you mean {near}? Rename" if near else known_here
-    return Refused(f"{_join(field, (dotted(key),))}: unknown key (value {shown(value)}){hint} or remove it")
+    return Refused(
+        f"{_join(field, (dotted_name(key),))}: unknown key (value {format_value(value)}){hint} or remove it"
+    )
 
 
-def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
+def validation_refused(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
     """The first of pydantic's complaints about a mapping, as one line.
 
     Args:
@@ -106,40 +108,40 @@ def refusal(error: ValidationError, where: str, schema: type[BaseModel]) -> Refu
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     if kind in ("extra_forbidden", "invalid_key"):
         inner = _schema_at(schema, location[:-1])
-        known = keys_of(inner) if inner else []
-        return Refused(str(unknown_key(_join(where, location[:-1]), location[-1], value, known)) + more)
+        known = yaml_keys(inner) if inner else []
+        return Refused(str(unknown_key_error(_join(where, location[:-1]), location[-1], value, known)) + more)
     if kind == "missing":
         return Refused(f"{field}: missing, expected a value; add it{more}")
     if kind == "union_tag_invalid":
         return Refused(
-            f"{field}.model_type: {shown(context['tag'])} given, expected "
+            f"{field}.model_type: {format_value(context['tag'])} given, expected "
             f"{_expected(kind, context, '')}; correct it{more}"
         )
     if kind == "value_error":  # a rule across fields, worded where it is written
-        return Refused(one_line(str(context["error"])) + more)
+        return Refused(to_one_line(str(context["error"])) + more)
     if kind == "json_invalid":
         return Refused(
-            f"{field}: not JSON ({one_line(str(context['error']))}); send what JobConfig.to_json gives"
+            f"{field}: not JSON ({to_one_line(str(context['error']))}); send what JobConfig.to_json gives"
         )
     mend = _mend(location, schema, value, context if kind == "literal_error" else {})
     return Refused(
-        f"{field}: {shown(value)} given, expected {_expected(kind, context, first['msg'])}; {mend}{more}"
+        f"{field}: {format_value(value)} given, expected {_expected(kind, context, first['msg'])}; {mend}{more}"
     )
 
 
-def shown_path(path: str | Path) -> str:
+def format_path(path: str | Path) -> str:
     """A path on one line: as it is, but escaped where it is unprintable, and cut where it is very long."""
     text = str(path)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= _LONGEST_PATH else text[: _LONGEST_PATH - 3] + "..."
 
 
-def keys_of(schema: type[BaseModel]) -> list[str]:
+def yaml_keys(schema: type[BaseModel]) -> list[str]:
     """The keys of a schema as people write them."""
     return [field.alias or name for name, field in schema.model_fields.items()]
 
 
-def one_line(text: str) -> str:
+def to_one_line(text: str) -> str:
     """Text with every run of white space (line breaks too) made one space, and nothing unprintable."""
     flat = " ".join(text.split())
     return flat if flat.isprintable() else ascii(flat)[1:-1]
@@ -190,7 +192,7 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
         return f"at most {context['max_length']} characters"
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
-    return _EXPECTED.get(kind, one_line(message))
+    return _EXPECTED.get(kind, to_one_line(message))
 
 
 def _choices(listed: str) -> list[str]:
@@ -204,13 +206,13 @@ def _mend(
 ) -> str:
     """How to put it right: the choice spelled most alike, else the default as an example."""
     if isinstance(value, str) and context:
-        near = nearest(value, _choices(str(context["expected"])))
+        near = nearest_name(value, _choices(str(context["expected"])))
         if near:
             return f"did you mean {near}?"
     name = location[0] if location else ""
     if len(location) == 1 and isinstance(name, str) and name in schema.model_fields:
         default = schema.model_fields[name].default
         if isinstance(default, (bool, int, float, str)) and default != "":
-            example = default if isinstance(default, str) else shown(default)
+            example = default if isinstance(default, str) else format_value(default)
             return f"write for example {name}: {example}"
     return "correct it or remove it"

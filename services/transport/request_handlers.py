@@ -1,0 +1,77 @@
+"""Methods that take one request: from a .proto service and the object that serves it to handlers for a gRPC server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+    """Return a handler that serves each method by the method of `servicer` with the same name.
+
+    Args:
+        service: descriptor of a service whose methods take one request each.
+        servicer: object whose methods take request and context. Those that answer with several messages are
+            async generators.
+
+    Raises:
+        AttributeError: `servicer` lacks a method.
+    """
+    handlers = {}
+    for method in service.methods:
+        stream, unary = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+        make_handler = stream if method.server_streaming else unary
+        request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        handlers[method.name] = make_handler(
+            getattr(servicer, method.name), request.FromString, response.SerializeToString
+        )
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+
+class RequestParsingHandler:
+    """A `grpc.GenericRpcHandler` that refuses requests that can't be parsed, and passes the others on.
+
+    grpcio itself would answer such a request with the name of one of its own exceptions.
+
+    Args:
+        inner: handler that serves the parsed requests. Methods that answer with several messages are async
+            generators.
+    """
+
+    def __init__(self, inner: grpc.GenericRpcHandler) -> None:
+        self._inner = inner
+
+    def service(self, details: Any) -> Any:
+        """Return the handler of a call, as `grpc.GenericRpcHandler.service` does."""
+        handler = self._inner.service(details)
+        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+            return handler
+        parse, serialize = handler.request_deserializer, handler.response_serializer
+
+        async def parse_or_abort(content: bytes, context: Context) -> Any:
+            try:
+                return parse(content)
+            except DecodeError:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{details.method}: {len(content)} bytes received, expected its request message; check the "
+                    "connection for damage, and that both ends run the same version",
+                )
+
+        async def unary(content: bytes, context: Context) -> Any:
+            return await handler.unary_unary(await parse_or_abort(content, context), context)
+
+        async def stream(content: bytes, context: Context) -> AsyncIterator[Any]:
+            async for message in handler.unary_stream(await parse_or_abort(content, context), context):
+                yield message
+
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serialize)
+        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serialize)
