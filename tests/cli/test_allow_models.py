@@ -32,7 +32,7 @@ def test_the_worker_is_told(
 ):
     told: list[Any] = []
 
-    def run(options: Any) -> int:
+    def run(options: Any, **parts: Any) -> int:
         told.append(options)
         return 0
 
