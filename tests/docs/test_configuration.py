@@ -1,4 +1,4 @@
-"""docs/configuration.md names the keys that there are, and its examples are taken."""
+"""Check the keys and examples of docs/configuration.md against the schema."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SECTIONS: dict[str, type[Section]] = {
     "transformer_config": TransformerSection,
 }
 CHOICES = {"gelu", "gelu_tanh", "relu", "silu"}
-"""Values, in the table of models."""
+"""Values, not keys, in the table of models."""
 
 
 def table(first: str) -> list[list[str]]:
-    """The rows of the table whose first column has this title."""
+    """Return the rows of the table whose first column has this title."""
     lines = PAGE.partition(f"\n| {first} |")[2].splitlines()[2:]
     rows = lines[: next(number for number, line in enumerate(lines) if not line.startswith("|"))]
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
@@ -48,19 +48,19 @@ def keys_of(*kinds: type[BaseModel]) -> set[str]:
     return {name for kind in kinds for name in kind.model_fields}
 
 
-def test_every_key_of_checkpoints_is_told() -> None:
+def test_every_key_of_checkpoints_is_listed() -> None:
     assert {name for row in table("key of `checkpoint`") for name in names(row[0])} == keys_of(
         CheckpointConfig
     )
 
 
-def test_keys_of_devices_are_there() -> None:
+def test_keys_of_devices_exist() -> None:
     assert {name for row in table("key of `device_config`") for name in names(row[0])} <= keys_of(
         DeviceSection
     )
 
 
-def test_keys_of_training_are_there() -> None:
+def test_keys_of_training_exist() -> None:
     assert {name for row in table("key of `training_config`") for name in names(row[0])} <= keys_of(
         TrainingSection
     )
@@ -75,7 +75,7 @@ def test_keys_of_training_are_there() -> None:
         ("linear regression", (LinearRegressionSection,)),
     ],
 )
-def test_keys_of_models_are_there(model: str, kinds: tuple[type[BaseModel], ...]) -> None:
+def test_keys_of_models_exist(model: str, kinds: tuple[type[BaseModel], ...]) -> None:
     (row,) = [row for row in table("model") if row[0].startswith(model)]
     assert names(row[2]) - CHOICES <= keys_of(*kinds)
 
@@ -85,14 +85,14 @@ def examples() -> list[dict[str, Any]]:
     return [yaml.safe_load(block) for block in blocks]
 
 
-def test_examples_are_taken() -> None:
+def test_examples_are_valid() -> None:
     assert len(examples()) >= 5
     for example in examples():
         for name, section in example.items():
             parse_section(section, name, SECTIONS[name])
 
 
-def test_meshes_are_taken() -> None:
+def test_meshes_are_valid() -> None:
     rows = table("host")
     assert len(rows) >= 5
     for _, _, cell in rows:

@@ -1,4 +1,4 @@
-"""What the pages name is there: other pages, files, commands with their flags, metrics, variables, targets of make."""
+"""Check that what the pages name exists: pages, files, commands with their flags, metrics, variables, make targets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "README.md", ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md"))
+    for path in (*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md"))
 )
-FOLDERS = "protos|services|mesh|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
+FOLDERS = "protos|services|mesh|training|worker|aggregator|optimizer|cli|configs|deploy|benchmarks|docs|tests"
 
-OF_OTHERS = {"--pid"}
-"""Flags of other programs."""
+OTHER_PROGRAMS_FLAGS = {"--pid"}
+MOST_WORDS = 1300
+LONG_PAGES = {"docs/configuration.md", "docs/contract.md", "benchmarks/README.md"}
+"""Reference tables, which are looked up rather than read."""
 PARTS = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-"""What a family of metrics has behind its name, where that is not the metric's itself."""
+"""Suffixes of the series of a metric family."""
 
 
 def text_of(page: str) -> str:
@@ -32,12 +34,12 @@ def text_of(page: str) -> str:
 
 
 def quoted(page: str) -> list[str]:
-    """What stands between backticks."""
+    """Return every text between backticks."""
     return re.findall(r"`([^`\n]+)`", text_of(page))
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of each `tiermesh` command that a page gives as an example."""
+    """Yield the words of each `tiermesh` command that a page gives as an example."""
     blocks = "\n".join(line[4:] for line in text_of(page).splitlines() if line.startswith("    "))
     for line in blocks.replace("\\\n", " ").splitlines():
         if found := re.match(
@@ -47,7 +49,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What links can lead to within a page: its headings, as GitHub names them."""
+    """Return the anchors of a page: its headings, as GitHub names them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -92,11 +94,11 @@ def test_commands_in_a_sentence_have_the_flags_that_it_names(page: str) -> None:
         if first == "tiermesh" and words:
             assert {word for word in words if word.startswith("--")} <= flags[words[0]], text
         elif first.startswith("--"):
-            assert first in OF_OTHERS.union(*flags.values()), text
+            assert first in OTHER_PROGRAMS_FLAGS.union(*flags.values()), text
 
 
 def metrics() -> set[str]:
-    """Names of what the roles serve at `/metrics`, beside those of every process."""
+    """Return the names of the series that the roles serve at `/metrics`."""
     aggregator = AggregatorMetrics()
     roles = WorkerMetrics(), aggregator, aggregator.optimizer
     families = [family for role in roles for family in role.registry.collect()]
@@ -117,7 +119,7 @@ def test_variables_are_read(page: str) -> None:
 
 
 def figures() -> set[str]:
-    """What `make bench` measures."""
+    """Return the names of the figures that `make bench` measures."""
     return {*re.findall(r'^    "(\w+)": ', text_of("benchmarks/__main__.py"), re.MULTILINE)}
 
 
@@ -140,7 +142,7 @@ def test_every_figure_is_in_the_table_of_benchmarks() -> None:
 
 
 def test_failpoints_are_there() -> None:
-    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)`", text_of("docs/concepts.md"))
+    (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/recovery.md"))
     assert failpoints.parse(plan) == {
         "checkpoint.mid-file": ("kill", 1),
         "aggregator.save.before": ("error", 3),
@@ -148,11 +150,13 @@ def test_failpoints_are_there() -> None:
 
 
 def test_threads_are_in_the_table_of_who_touches_what() -> None:
-    section = (
-        text_of("docs/concepts.md").partition("### Which thread touches which state")[2].partition("\n#")[0]
-    )
-    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", section, re.MULTILINE)
-    told = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
+    rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/threads.md"), re.MULTILINE)
+    listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
     sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]
     made = re.findall(r"ThreadPoolExecutor\(1, \"(.+?)\"\)", "".join(path.read_text() for path in sources))
-    assert told == {*made}
+    assert listed == {*made}
+
+
+def test_pages_are_short() -> None:
+    words = {page: len(text_of(page).split()) for page in PAGES if page not in LONG_PAGES}
+    assert {page: count for page, count in words.items() if count > MOST_WORDS} == {}

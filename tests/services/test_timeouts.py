@@ -58,8 +58,8 @@ def test_an_order_that_is_broken_is_refused(overrides: dict[str, float], reason:
 
 
 def test_the_table_for_people_is_the_code_s() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
-    section = page.partition("## Timeouts")[2].partition("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "timeouts.md").read_text()
+    section = page.partition("# Timeouts")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| `" in line
     ]
