@@ -10,6 +10,7 @@
 # make fuzz           fuzz what parses bytes from outside, guided by coverage; SECONDS=60 for each target
 # make lock           renew constraints.txt (needs uv)
 # make protos         renew the modules generated from .proto files
+# make help           print this list
 # make clean          remove everything that make has made
 SHELL := /bin/sh
 PYTHON ?=
@@ -28,7 +29,10 @@ pytest := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --
 packages := .venv/.packages-$(shell cksum < constraints.txt | tr ' ' -)
 installed := .venv/.installed-$(shell cat constraints.txt pyproject.toml | cksum | tr ' ' -)
 
-.PHONY: install demo test test-all test-slow test-hardware simulate fuzz lint bench lock protos clean
+.PHONY: help install demo test test-all test-slow test-hardware simulate fuzz lint bench lock protos clean
+
+help:
+	@sed -n "s/^# \(make [a-z-]* .*\)/\1/p" Makefile
 
 install: $(installed)
 

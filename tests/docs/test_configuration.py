@@ -24,7 +24,9 @@ from services.config.sections import (
     parse_section,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "configuration.md").read_text()
+EXAMPLES = PAGE + (DOCS / "faulty-hardware.md").read_text()
 SECTIONS: dict[str, type[Section]] = {
     "training_config": TrainingSection,
     "transformer_config": TransformerSection,
@@ -81,7 +83,7 @@ def test_keys_of_models_exist(model: str, kinds: tuple[type[BaseModel], ...]) ->
 
 
 def examples() -> list[dict[str, Any]]:
-    blocks = re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)
+    blocks = re.findall(r"(?:^    .*\n)+", EXAMPLES, re.MULTILINE)
     return [yaml.safe_load(block) for block in blocks]
 
 

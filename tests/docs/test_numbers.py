@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from services.transport.same_host import MOST_PLACES
 
 from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.daemon import OWN_RUNGS
@@ -18,9 +17,11 @@ from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDO
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.data_streams import REACH_SECONDS
+from services.transport.data_streams import CONNECT_SECONDS
 from services.transport.http2.headers import HEADER_LIST_BYTES
-from services.transport.http2.stream import MESSAGE_LIMIT_BYTES, WINDOW_BYTES
+from services.transport.http2.stream import WINDOW_BYTES
+from services.transport.limits import MESSAGE_LIMIT_BYTES
+from services.transport.shared_memory_link import MAX_PLACES
 from worker.core.worker import LONGEST_RETRY_SECONDS, MOST_LEASES, RETRY_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -42,11 +43,11 @@ FACTS = {
         f"| message | {MESSAGE_LIMIT_BYTES // MI} MiB |",
     ),
     "docs/threads.md": (f"Above {WINDOW_CHUNKS} chunks",),
-    "docs/shared-memory.md": (f"up to {MOST_PLACES} chunks",),
+    "docs/shared-memory.md": (f"up to {MAX_PLACES} chunks",),
     "docs/shards.md": (f"At most {WAITING_IN_A_SHARD} arrived payloads",),
     "docs/operations.md": (
         f"after {STANDARD_TIMEOUTS.stop:g} s",
-        f"within {REACH_SECONDS:g} s",
+        f"within {CONNECT_SECONDS:g} s",
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
     ),
     "docs/devices.md": (f"after {RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
@@ -60,7 +61,7 @@ FACTS = {
     "docs/decisions/0011-http2-for-tensors.md": (
         f"{WINDOW_BYTES // MI} MiB that nobody has read",
         f"Messages end at {MESSAGE_LIMIT_BYTES // MI} MiB, headers at {HEADER_LIST_BYTES // KI} KiB",
-        f"within {REACH_SECONDS:g} s",
+        f"within {CONNECT_SECONDS:g} s",
     ),
     "benchmarks/README.md": (f"{CHUNK_MI} MiB",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),
