@@ -13,7 +13,7 @@ from benchmarks.harness.held_cluster import HeldCluster
 from benchmarks.harness.hosts import GIGABIT, Host, Hosts
 from benchmarks.harness.report import Skipped, report
 from benchmarks.harness.setting import BUILD
-from cli.step_picture import write
+from cli.timeline.picture import write
 
 NAME = "timeline"
 WORKERS = 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.step_picture import write
+from cli.timeline.picture import write
 from services.instrumentation.timeline import TimelineOptions
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.harness import Cluster, eventually

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli.step_picture import draw, write
-from cli.step_trace import StepTrace, length, side_by_side, union, without
+from cli.timeline.picture import draw, write
+from cli.timeline.trace import StepTrace, length, side_by_side, union, without
 from services.errors import Refused
 
 MILLION = 1e6

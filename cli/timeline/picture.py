@@ -1,6 +1,6 @@
 """Draws a step of a timeline as SVG: a row for each activity of each daemon, a bar for as long as it lasted.
 
-python -m cli.step_picture FOLDER     merges the files that daemons wrote to --timeline FOLDER into
+python -m cli.timeline.picture FOLDER     merges the files that daemons wrote to --timeline FOLDER into
                                              FOLDER/merged/timeline.json, and draws a step as FOLDER/merged/step.svg
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from cli.step_trace import WAITS, StepTrace, side_by_side
+from cli.timeline.trace import WAITS, StepTrace, side_by_side
 from services.errors import Refused
 
 LEFT, RIGHT, TOP, ROW, BAR, WIDTH = 210, 20, 58, 20, 13, 1200
