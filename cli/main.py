@@ -14,7 +14,7 @@ import click
 
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
-from cli.model_commands import check, generate, validate
+from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from services.errors import Refused, TiermeshError
 
@@ -53,6 +53,7 @@ for command in (
     validate,
     check,
     chaos,
+    timeline,
 ):
     tiermesh.add_command(command)
 

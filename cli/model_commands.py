@@ -1,4 +1,4 @@
-"""`tiermesh generate`, `tiermesh validate` and `tiermesh check`: what needs no cluster."""
+"""`tiermesh generate`, `validate`, `check` and `timeline`: the commands that need no cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from cli.job_commands import job_config
-from cli.options import option, output_options
+from cli.options import option, output_options, path_option
 from cli.output import Output
 from services.errors import Refused
 
@@ -98,3 +98,17 @@ def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output
     from cli.check import run
 
     run(mesh_shape, backend, output)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@path_option("--output", "into", help="Folder for the results.  [default: FOLDER/merged]")
+@output_options
+def timeline(*, folder: Path, into: Path | None, output: Output) -> None:
+    """Merge the timelines that daemons wrote to FOLDER, and draw a step of them.
+
+    The results are timeline.json for a trace viewer and step.svg, a picture of one step.
+    """
+    from cli.timeline.command import run
+
+    run(folder, into, output)

@@ -14,6 +14,7 @@ from benchmarks.harness.hosts import GIGABIT, Host, Hosts
 from benchmarks.harness.report import Skipped, report
 from benchmarks.harness.setting import BUILD
 from cli.timeline.picture import write
+from cli.timeline.trace import Payload
 
 NAME = "timeline"
 WORKERS = 2
@@ -41,16 +42,17 @@ def run() -> bool:
         for name in cluster.processes:  # what is in its file is over
             cluster.wait_written(name, folder / f"{name}.json", WRITTEN_SECONDS)
     trace = write(folder, BUILD / NAME)
-    up, down = trace.hidden(up=True), trace.hidden(up=False)
+    up, down = trace.overlap(Payload.GRADIENTS), trace.overlap(Payload.WEIGHTS)
     per_step = 1e3 / len(trace.steps) / WORKERS
     reached = report(
         "timeline_gradients_hidden",
         up.share,
         LEAST_UP,
         f"{WORKERS} workers, {link}; steps {trace.steps[0]} to {trace.steps[-1]} of {1e3 * seconds:.0f} ms each",
-        f"of a worker's step gradients are on their way for {up.transfer * per_step:.0f} ms, "
-        f"{up.overlap * per_step:.0f} of them under its backward pass; weights for {down.transfer * per_step:.0f} ms, "
-        f"{down.overlap * per_step:.0f} of them under its next forward pass",
+        f"of a worker's step gradients are on their way for {up.transfer_seconds * per_step:.0f} ms, "
+        f"{up.hidden_seconds * per_step:.0f} of them under its backward pass; "
+        f"weights for {down.transfer_seconds * per_step:.0f} ms, "
+        f"{down.hidden_seconds * per_step:.0f} of them under its next forward pass",
         f"drawn: {BUILD / NAME / 'step.svg'}; for a trace viewer: {BUILD / NAME / 'timeline.json'}",
         at_least=True,
     )

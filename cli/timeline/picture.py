@@ -1,21 +1,17 @@
-"""Draws a step of a timeline as SVG: a row for each activity of each daemon, a bar for as long as it lasted.
-
-python -m cli.timeline.picture FOLDER     merges the files that daemons wrote to --timeline FOLDER into
-                                             FOLDER/merged/timeline.json, and draws a step as FOLDER/merged/step.svg
-"""
+"""Draws one step of a timeline as SVG: a row for each activity of each daemon, a bar for each event."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from cli.timeline.trace import WAITS, StepTrace, side_by_side
+from cli.timeline.trace import WAITS, Payload, StepTrace, side_by_side
 from services.errors import Refused
 
+TRACE_FILE, PICTURE_FILE = "timeline.json", "step.svg"
 LEFT, RIGHT, TOP, ROW, BAR, WIDTH = 210, 20, 58, 20, 13, 1200
 COLOURS = {
     "forward": "#4c78a8",
@@ -38,24 +34,24 @@ class Row:
     """A row of the picture.
 
     Attributes:
-        title: beside it.
-        bars: what, begin, end and a word for whoever points at it.
-        heads: whether it is the first of its daemon.
+        title: text left of the row.
+        bars: for each bar the activity, begin, end, and a text shown under the mouse pointer.
+        is_first: whether it is the first row of its daemon.
     """
 
     title: str
     bars: list[tuple[str, float, float, str]] = field(default_factory=list)
-    heads: bool = False
+    is_first: bool = False
 
 
 def draw(trace: StepTrace, step: int) -> str:
-    """The picture of a step: from its first forward pass to the end of the next step's.
+    """Return the picture of a step as SVG: from its first forward pass to the end of the next step's.
 
     Args:
-        trace: that has all of the step.
-        step: one of `trace.steps`.
+        trace: timelines of all daemons.
+        step: number of a complete step, one of `trace.steps`.
     """
-    begin = min(_starts(trace, step, "forward"))
+    begin = min(start for worker in trace.workers for start, _ in trace.passes(worker, "forward", step))
     end = max(stop for worker in trace.workers for _, stop in trace.passes(worker, "forward", step + 1))
     rows = list(_rows(trace, begin, end))
     height = TOP + ROW * len(rows) + 30
@@ -73,7 +69,7 @@ def draw(trace: StepTrace, step: int) -> str:
         picture.append(f'<text x="{x:.1f}" y="{height - 12}" text-anchor="middle">{1e3 * tick:g} ms</text>')
     for number, row in enumerate(rows):
         y = TOP + ROW * number
-        if row.heads:
+        if row.is_first:
             picture.append(f'<line x1="0" y1="{y}" x2="{WIDTH}" y2="{y}" stroke="#999999"/>')
         picture.append(f'<text x="{LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(row.title)}</text>')
         for name, start, stop, word in row.bars:
@@ -97,26 +93,35 @@ def draw(trace: StepTrace, step: int) -> str:
 
 
 def write(folder: Path, into: Path) -> StepTrace:
-    """Merge a folder's timelines and draw the step in their middle, as `timeline.json` and `step.svg` of `into`.
+    """Merge the timelines of a folder and draw the step in the middle of them.
+
+    Args:
+        folder: folder of the timeline files.
+        into: folder for `timeline.json` and `step.svg`, created if missing.
 
     Raises:
-        Refused: the folder has no timelines, or none of a whole step.
+        Refused: the folder has no timelines or no complete step, or `into` can't be written.
     """
     trace = StepTrace(folder)
-    if not trace.steps:
-        raise Refused(f"{folder}: no whole step in the timelines; record more (--timeline-steps)")
-    into.mkdir(parents=True, exist_ok=True)
-    (into / "timeline.json").write_text(json.dumps(trace.merged(), separators=(",", ":")))
-    (into / "step.svg").write_text(draw(trace, trace.steps[len(trace.steps) // 2]))
+    steps = trace.steps
+    if not steps:
+        raise Refused(
+            f"{folder}: no complete step in the timelines; record more steps with --timeline-steps, on every daemon"
+        )
+    middle = steps[len(steps) // 2]
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        (into / TRACE_FILE).write_text(json.dumps(trace.merged(), separators=(",", ":")))
+        (into / PICTURE_FILE).write_text(draw(trace, middle))
+    except OSError as error:
+        raise Refused(
+            f"{into}: can't be written ({error.strerror}); give another folder with --output"
+        ) from None
     return trace
 
 
-def _starts(trace: StepTrace, step: int, name: str) -> list[float]:
-    return [start for worker in trace.workers for start, _ in trace.passes(worker, name, step)]
-
-
 def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
-    """The rows, without those that would be empty."""
+    """Yield the rows that have bars, workers first."""
     rows: dict[tuple[str, str], Row] = {}
 
     def put(daemon: str, title: str, name: str, start: float, stop: float, word: str) -> None:
@@ -134,17 +139,17 @@ def _rows(trace: StepTrace, begin: float, end: float) -> Iterator[Row]:
             put(event.process, "computing", event.name, event.start, event.stop, word)
         elif event.name in COLOURS:
             put(event.process, event.name, event.name, event.start, event.stop, word)
-        elif (event.lane, event.name) == ("to optimizer", "send"):
+        elif (event.row, event.name) == ("to optimizer", "send"):
             title = "sums to the optimizer"
             put(event.process, title, title, event.start, event.stop, word)
     for each in side_by_side(trace.transfers):
-        title = "gradients up" if each.up else "weights down"
+        title = "gradients up" if each.payload is Payload.GRADIENTS else "weights down"
         put(each.worker, title, title, each.start, each.stop, f"chunk {each.chunk} of step {each.step}")
     for daemon in (*trace.workers, *others):
         first = True
         for (of, _), row in rows.items():
             if of == daemon and row.bars:
-                row.heads, first = first, False
+                row.is_first, first = first, False
                 yield row
 
 
@@ -157,30 +162,8 @@ def _legend() -> Iterator[str]:
 
 
 def _ticks(seconds: float) -> list[float]:
-    """Round moments, ten at the most."""
+    """Return at most eleven round times from 0 to `seconds`."""
     step = next(
         unit * 10**power for power in range(-5, 5) for unit in (1, 2, 5) if seconds / (unit * 10**power) <= 10
     )
     return [step * number for number in range(int(seconds / step) + 1)]
-
-
-def main(arguments: list[str]) -> int:
-    """The command line."""
-    if len(arguments) != 1:
-        print(__doc__, file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
-    try:
-        trace = write(folder, folder / "merged")
-    except Refused as refused:
-        print(f"error: {refused}", file=sys.stderr)
-        return 2
-    for name, up in (("gradients, by the backward pass", True), ("weights, by the next forward pass", False)):
-        hidden = trace.hidden(up=up)
-        print(f"hidden of {name}: {hidden.share:.0%} of {1e3 * hidden.transfer:.1f} ms")
-    print(f"steps {trace.steps[0]} to {trace.steps[-1]}; {folder / 'merged' / 'timeline.json'}, step.svg")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,10 +1,14 @@
-"""Steps as daemons recorded them (`--timeline`): their files read together, and what of the exchange is hidden."""
+"""Reads the timeline files of several daemons together, and measures how much communication computing hides.
+
+A timeline file is what a daemon writes with `--timeline FOLDER`, in Chrome's trace event format.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +16,38 @@ from services.errors import Refused
 
 Interval = tuple[float, float]
 """Begin and end, in seconds."""
+
 WAITS = "wait for weights"
+"""Name of the event in which a forward pass waits for a chunk of weights."""
+
+
+class Payload(str, Enum):
+    """What a transfer carries, and so what hides it."""
+
+    GRADIENTS = "gradients"
+    WEIGHTS = "weights"
+
+    @property
+    def hidden_by(self) -> str:
+        """Name of the events that run while the payload is on its way."""
+        return "backward" if self is Payload.GRADIENTS else "forward"
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a lane of a process did.
+    """One event of a process.
 
     Attributes:
         process: title of the daemon.
-        lane: a thread, or one direction of a link.
-        name: what it did.
-        start: in seconds, on a clock that all processes share.
-        stop: the same as `start` for a mark.
-        args: step, chunk and what else tells it from others.
+        row: name of a thread, or of one direction of a link.
+        name: name of the activity.
+        start: begin in seconds, on a clock that all processes share.
+        stop: end in seconds; equal to `start` for a mark.
+        args: step, chunk and other values that describe the event.
     """
 
     process: str
-    lane: str
+    row: str
     name: str
     start: float
     stop: float
@@ -37,25 +55,25 @@ class Event:
 
     @property
     def step(self) -> int | None:
-        """The step that it is of, if it says so."""
+        """Step that the event belongs to; None if it names none."""
         return self.args.get("step")
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A chunk on its way.
+    """A chunk on its way between a worker and the aggregator.
 
     Attributes:
-        worker: at one end.
-        up: whether it is of a gradient, else of weights.
-        step: of its header: weights of step s + 1 are what step s gave.
-        chunk: its index.
-        start: when its sender began with it, maybe while chunks before it were still on their way.
-        stop: when it had arrived.
+        worker: title of the worker.
+        payload: whether the chunk holds gradients or weights.
+        step: step in the chunk's header; step s produces the weights of step s + 1.
+        chunk: index of the chunk.
+        start: begin of sending, possibly while earlier chunks were still on their way.
+        stop: time of arrival.
     """
 
     worker: str
-    up: bool
+    payload: Payload
     step: int
     chunk: int
     start: float
@@ -63,74 +81,76 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Hidden:
-    """Of transfers: seconds in which something was on its way, and those of them in which the worker computed."""
+class Overlap:
+    """How much of the time on the wire computing hides.
 
-    transfer: float
-    overlap: float
+    Attributes:
+        transfer_seconds: time in which at least one chunk was on its way, summed over workers and steps.
+        hidden_seconds: part of it in which the worker computed.
+    """
+
+    transfer_seconds: float
+    hidden_seconds: float
 
     @property
     def share(self) -> float:
-        """The part of the transfer that computing hides."""
-        return self.overlap / self.transfer
+        """Hidden part of the transfer, between 0 and 1."""
+        return self.hidden_seconds / self.transfer_seconds
 
 
 class StepTrace:
-    """All that daemons recorded of the same steps.
+    """Timelines that several daemons recorded of the same steps.
 
     Args:
-        folder: with the files that they wrote.
+        folder: folder of the timeline files.
 
     Raises:
-        Refused: there is none, or one that is something else.
+        Refused: there is no file, or a file is not a timeline.
 
     Attributes:
-        files: as they were read, by title of the daemon.
-        events: of all of them, in order of their starts.
-        workers: their titles.
-        transfers: of chunks between workers and aggregators.
+        files: content of each file, by the title of its daemon.
+        events: events of all files, in order of their starts.
+        workers: titles of the workers, sorted.
+        transfers: transfers of chunks between workers and the aggregator.
     """
 
     def __init__(self, folder: Path) -> None:
         paths = sorted(folder.glob("*.json"))
         if not paths:
-            raise Refused(f"{folder}: no timeline's file; expected the folder of daemons' --timeline")
-        self.files: dict[str, dict[str, Any]] = {}
-        for path in paths:
+            raise Refused(f"{folder}: no timeline files; give the folder that daemons got as --timeline")
+        contents = [_read_file(path) for path in paths]
+        self.files = {str(each["otherData"]["process"]): each for each in contents}
+        self._one_clock = len({each["otherData"]["boot_id"] for each in contents}) == 1
+        events: list[Event] = []
+        for path, content in zip(paths, contents, strict=True):
             try:
-                content = json.loads(path.read_text())
-                self.files[content["otherData"]["process"]] = content
-            except (ValueError, TypeError, KeyError):
-                raise Refused(f"{path}: no timeline; expected a file that a daemon wrote") from None
-        clocks = {each["otherData"]["boot_id"] for each in self.files.values()}
-        self._one_clock = len(clocks) == 1
-        self.events = sorted(
-            (event for name in self.files for event in self._events(name)), key=lambda event: event.start
-        )
-        self._workers = {  # by the name that others know them by
-            content["otherData"]["name"]: title
-            for title, content in self.files.items()
-            if content["otherData"]["role"] == "worker"
+                events += self._events(content)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise _not_a_timeline(path) from None
+        self.events = sorted(events, key=lambda event: event.start)
+        self._titles = {  # by the names that other daemons use
+            each["otherData"]["name"]: title
+            for title, each in self.files.items()
+            if each["otherData"]["role"] == "worker"
         }
-        self.workers = sorted(self._workers.values())
-        self.transfers = [*self._up(), *self._down()]
+        self.workers = sorted(self._titles.values())
+        self.transfers = [*self._gradient_transfers(), *self._weight_transfers()]
 
     def _offset(self, content: dict[str, Any]) -> float:
-        """Seconds to add to a file's times: hosts have no clock in common but that of the calendar."""
+        """Return the seconds to add to a file's times: between hosts only the calendar's clock is common."""
         return 0.0 if self._one_clock else float(content["otherData"]["unix_seconds_at_zero"])
 
-    def _events(self, name: str) -> Iterable[Event]:
-        content = self.files[name]
-        raw, offset = content["traceEvents"], self._offset(content)
-        lanes = {each["tid"]: each["args"]["name"] for each in raw if each["name"] == "thread_name"}
+    def _events(self, content: dict[str, Any]) -> Iterator[Event]:
+        process, raw, offset = content["otherData"]["process"], content["traceEvents"], self._offset(content)
+        rows = {each["tid"]: each["args"]["name"] for each in raw if each["name"] == "thread_name"}
         for each in raw:
             if each["ph"] != "M":
                 start = each["ts"] / 1e6 + offset
                 stop = start + each.get("dur", 0.0) / 1e6
-                yield Event(name, lanes[each["tid"]], each["name"], start, stop, each["args"])
+                yield Event(process, rows[each["tid"]], each["name"], start, stop, dict(each["args"]))
 
     def merged(self) -> dict[str, Any]:
-        """One file of all, for a trace viewer."""
+        """Return all files as one, for a trace viewer."""
         events = []
         for number, content in enumerate(self.files.values(), 1):
             offset = 1e6 * self._offset(content)
@@ -139,94 +159,119 @@ class StepTrace:
                 events.append({**each, "pid": number, **moved})
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
-    # ---- what was on its way ----
+    # ---- transfers ----
 
-    def _up(self) -> list[Transfer]:
-        begun = {
-            (event.process, event.args["lease"], event.args["chunk"]): event.start
+    def _gradient_transfers(self) -> Iterator[Transfer]:
+        sent = {
+            (event.process, event.args.get("lease"), event.args.get("chunk")): event.start
             for event in self.events
-            if (event.lane, event.name) == ("send", "send")
+            if (event.row, event.name) == ("send", "send")
         }
-        found = []
         for event in self.events:
-            if event.name == "gradient":
-                worker = self._workers.get(event.lane.removeprefix("from "), "")
-                start = begun.get((worker, event.args["lease"], event.args["chunk"]))
-                if start is not None and event.step is not None:
-                    found.append(Transfer(worker, True, event.step, event.args["chunk"], start, event.stop))
-        return found
+            if event.name == "gradient" and event.step is not None:
+                worker = self._titles.get(event.row.removeprefix("from "), "")
+                chunk = event.args.get("chunk", 0)
+                start = sent.get((worker, event.args.get("lease"), chunk))
+                if start is not None:
+                    yield Transfer(worker, Payload.GRADIENTS, event.step, chunk, start, event.stop)
 
-    def _down(self) -> list[Transfer]:
-        begun = {
-            (self._workers.get(event.args["worker"]), event.step, event.args["chunk"]): event.start
+    def _weight_transfers(self) -> Iterator[Transfer]:
+        sent = {
+            (self._titles.get(event.args["worker"]), event.step, event.args.get("chunk")): event.start
             for event in self.events
             if event.name == "send" and "worker" in event.args
         }
-        found = []
         for event in self.events:
-            if (event.lane, event.name) == ("receive", "weights"):
-                start = begun.get((event.process, event.step, event.args["chunk"]))
-                if start is not None and event.step is not None:
-                    found.append(
-                        Transfer(event.process, False, event.step, event.args["chunk"], start, event.stop)
-                    )
-        return found
+            if (event.row, event.name) == ("receive", "weights") and event.step is not None:
+                chunk = event.args.get("chunk", 0)
+                start = sent.get((event.process, event.step, chunk))
+                if start is not None:
+                    yield Transfer(event.process, Payload.WEIGHTS, event.step, chunk, start, event.stop)
 
     # ---- steps ----
 
     @property
     def steps(self) -> list[int]:
-        """The steps of which all is there: every worker's passes, from the first to the next step's, and the COMMIT."""
-        commits = {event.step for event in self.events if event.name == "COMMIT"}
+        """Complete steps: those with a COMMIT and with every worker's passes of this step and the next."""
+        commits = {event.step for event in self.events if event.name == "COMMIT" and event.step is not None}
         passes = [
             {event.step for event in self.events if event.process == worker and event.name == "micro-batch"}
             for worker in self.workers
         ]
         return [
-            step
-            for step in sorted(_known(commits))
-            if all({step, step + 1} <= of_worker for of_worker in passes)
+            step for step in sorted(commits) if all({step, step + 1} <= of_worker for of_worker in passes)
         ]
 
     def passes(self, worker: str, name: str, step: int) -> list[Interval]:
-        """A worker's forward or backward passes of a step, without the time in which they waited for weights."""
-        whole = [
-            (event.start, event.stop)
-            for event in self.events
-            if (event.process, event.name, event.step) == (worker, "micro-batch", step)
-        ]
-        computing = [
-            (event.start, event.stop)
-            for event in self.events
-            if (event.process, event.name) == (worker, name) and _inside(event, whole)
-        ]
-        waits = [
-            (event.start, event.stop)
-            for event in self.events
-            if (event.process, event.name) == (worker, WAITS) and _inside(event, whole)
-        ]
-        return without(computing, waits)
+        """Return the times of a worker's passes of a step, without those in which it waited for weights.
 
-    def hidden(self, *, up: bool) -> Hidden:
-        """Of gradients, what the worker's backward pass hides; of weights, what its next forward pass does."""
-        transfer = overlap = 0.0
+        Args:
+            worker: title of the worker.
+            name: forward or backward.
+            step: number of the step.
+        """
+        own = [event for event in self.events if event.process == worker]
+        whole = [
+            (event.start, event.stop) for event in own if (event.name, event.step) == ("micro-batch", step)
+        ]
+        computing, waiting = (
+            [(event.start, event.stop) for event in own if event.name == wanted and _is_inside(event, whole)]
+            for wanted in (name, WAITS)
+        )
+        return without(computing, waiting)
+
+    def overlap(self, payload: Payload) -> Overlap:
+        """Return how much of a payload's transfers the pass that goes on meanwhile hides.
+
+        The backward pass hides gradients. The forward pass of the next step hides weights.
+
+        Raises:
+            Refused: no complete step has such a transfer.
+        """
+        transfer = hidden = 0.0
         for step in self.steps:
-            of, name = (step, "backward") if up else (step + 1, "forward")
+            of_step = step if payload is Payload.GRADIENTS else step + 1
             for worker in self.workers:
                 moving = union(
                     (each.start, each.stop)
                     for each in self.transfers
-                    if (each.worker, each.up, each.step) == (worker, up, of)
+                    if (each.worker, each.payload, each.step) == (worker, payload, of_step)
                 )
+                exposed = without(moving, self.passes(worker, payload.hidden_by, of_step))
                 transfer += length(moving)
-                overlap += length(moving) - length(without(moving, self.passes(worker, name, of)))
+                hidden += length(moving) - length(exposed)
         if not transfer:
-            raise Refused("the timelines have no complete step; record more (--timeline-steps)")
-        return Hidden(transfer, overlap)
+            raise Refused(
+                f"the timelines have no complete step with {payload.value} on their way; record more steps with "
+                "--timeline-steps, on every daemon"
+            )
+        return Overlap(transfer, hidden)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+        origin = content["otherData"]
+        for key in ("process", "name", "role", "boot_id"):
+            if not isinstance(origin[key], str):
+                raise _not_a_timeline(path)
+    except OSError as error:
+        raise Refused(
+            f"{path}: can't be read ({error.strerror}); make it readable, or remove it from the folder"
+        ) from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _not_a_timeline(path) from None
+    return dict(content)
+
+
+def _not_a_timeline(path: Path) -> Refused:
+    return Refused(
+        f"{path}: not a timeline; expected a file that a daemon wrote to --timeline, remove it from the folder"
+    )
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time, in intervals that are apart from each other, in order."""
+    """Return the same time as disjoint intervals, in order."""
     found: list[Interval] = []
     for start, stop in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -237,7 +282,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """What of the intervals is in none of the others."""
+    """Return the time that is in `intervals` and in none of `others`."""
     left = union(intervals)
     for start, stop in union(others):
         cut = [(begin, end) for begin, end in left if end <= start or begin >= stop]
@@ -248,24 +293,23 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Seconds, of intervals that are apart."""
+    """Return the seconds that disjoint intervals last."""
     return sum(stop - start for start, stop in intervals)
 
 
-def _inside(event: Event, intervals: Sequence[Interval]) -> bool:
+def _is_inside(event: Event, intervals: Sequence[Interval]) -> bool:
     return any(start <= event.start and event.stop <= stop for start, stop in intervals)
 
 
-def _known(steps: Iterable[int | None]) -> list[int]:
-    return [step for step in steps if step is not None]
-
-
 def side_by_side(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Each from when the one before it had arrived, if it began earlier: none over another in a row of a picture."""
+    """Return the transfers, each starting at the earliest when the one before it arrived.
+
+    In a picture, bars of one row then don't cover each other.
+    """
     found = []
-    free_at: dict[tuple[str, bool], float] = {}
+    free_at: dict[tuple[str, Payload], float] = {}
     for each in sorted(transfers, key=lambda each: each.stop):
-        row = each.worker, each.up
+        row = each.worker, each.payload
         found.append(replace(each, start=max(each.start, free_at.get(row, each.start))))
         free_at[row] = each.stop
     return found

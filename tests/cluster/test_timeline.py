@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cli.timeline.picture import write
+from cli.timeline.trace import Payload
 from services.instrumentation.timeline import TimelineOptions
 from tests.support.cluster.bits import Bits, bits
 from tests.support.cluster.harness import Cluster, eventually
@@ -73,6 +74,7 @@ def test_every_activity_of_a_step_is_recorded(
     assert down.keys() == there.keys() == CHUNKS
     trace = write(folder, tmp_path / "merged")
     assert trace.workers == ["worker-1"] and 5 in trace.steps
-    assert 0 < trace.hidden(up=True).share <= 1 and 0 <= trace.hidden(up=False).share <= 1
+    assert 0 < trace.overlap(Payload.GRADIENTS).share <= 1
+    assert 0 <= trace.overlap(Payload.WEIGHTS).share <= 1
     assert (tmp_path / "merged" / "step.svg").exists()
     assert all(arrived[chunk] <= commit <= down[chunk] <= there[chunk] for chunk in CHUNKS), "weights go down"

@@ -1,4 +1,4 @@
-"""What is read out of daemons' timelines: transfers, what computing hides of them, one file and one picture of all."""
+"""Timelines of several daemons: transfers, what computing hides of them, the merged file, the picture."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from cli.main import main
 from cli.timeline.picture import draw, write
-from cli.timeline.trace import StepTrace, length, side_by_side, union, without
+from cli.timeline.trace import Payload, StepTrace, length, side_by_side, union, without
 from services.errors import Refused
 
 MILLION = 1e6
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-class File:
-    """A daemon's timeline; times are in seconds."""
+class TimelineFile:
+    """Timeline of one daemon; times are in seconds."""
 
     def __init__(self, role: str, name: str, *, boot: str = "a", zero: float = 0.0) -> None:
         self.events: list[dict[str, Any]] = []
@@ -29,14 +30,14 @@ class File:
             "boot_id": boot,
             "unix_seconds_at_zero": zero,
         }
-        self._lanes: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
 
-    def add(self, lane: str, name: str, start: float, stop: float | None = None, **args: Any) -> None:
-        """A span, or a mark."""
+    def add(self, row: str, name: str, start: float, stop: float | None = None, **args: Any) -> None:
+        """Add a span or, without `stop`, a mark."""
         event = {
             "name": name,
             "pid": 7,
-            "tid": self._lanes.setdefault(lane, len(self._lanes)),
+            "tid": self._rows.setdefault(row, len(self._rows)),
             "ts": MILLION * start,
             "args": args,
         }
@@ -46,20 +47,23 @@ class File:
 
     def write(self, folder: Path) -> None:
         names = [
-            {"ph": "M", "name": "thread_name", "pid": 7, "tid": tid, "args": {"name": lane}}
-            for lane, tid in self._lanes.items()
+            {"ph": "M", "name": "thread_name", "pid": 7, "tid": tid, "args": {"name": row}}
+            for row, tid in self._rows.items()
         ]
         content = {"traceEvents": names + self.events, "otherData": self._other}
         (folder / f"{self._other['process']}.json").write_text(json.dumps(content))
 
 
 def record(folder: Path, *, boot: str = "a", shift: float = 0.0) -> None:
-    """Step 4 of one worker and an aggregator, and the pass of step 5; another host's clock is `shift` behind.
+    """Write step 4 of a worker and an aggregator, and the passes of step 5.
 
     Forward 0 to 2, backward 2 to 6; two chunks up, 3 to 5 and 4 to 7; COMMIT at 8; two chunks down, 8 to 10 and 9 to
-    12; the next forward pass from 9 to 14 waits from 11 to 12.
+    12; the next forward pass from 9 to 14 waits from 11 to 12. The aggregator's clock is `shift` seconds behind.
     """
-    worker, aggregator = File("worker", "box"), File("aggregator", "box", boot=boot, zero=shift)
+    worker, aggregator = (
+        TimelineFile("worker", "box"),
+        TimelineFile("aggregator", "box", boot=boot, zero=shift),
+    )
     for step, begin, middle, end in ((4, 0.0, 2.0, 6.0), (5, 9.0, 14.0, 16.0)):
         worker.add("device", "forward", begin, middle)
         worker.add("device", "backward", middle, end)
@@ -78,49 +82,51 @@ def record(folder: Path, *, boot: str = "a", shift: float = 0.0) -> None:
     aggregator.write(folder)
 
 
-def test_how_much_of_the_exchange_computing_hides(tmp_path: Path) -> None:
+def test_overlap_of_transfers_and_computing(tmp_path: Path) -> None:
     record(tmp_path)
     trace = StepTrace(tmp_path)
     assert (trace.workers, trace.steps) == (["worker box"], [4])
-    up, down = trace.hidden(up=True), trace.hidden(up=False)
-    assert (up.transfer, up.overlap) == pytest.approx((4.0, 3.0)), "3 to 7, of which 3 to 6 is computed"
-    assert (down.transfer, down.overlap) == pytest.approx((4.0, 2.0)), (
-        "8 to 12, of which 9 to 11: then it waits"
+    up, down = trace.overlap(Payload.GRADIENTS), trace.overlap(Payload.WEIGHTS)
+    assert (up.transfer_seconds, up.hidden_seconds) == pytest.approx((4.0, 3.0)), (
+        "3 to 7, of which 3 to 6 is computed"
+    )
+    assert (down.transfer_seconds, down.hidden_seconds) == pytest.approx((4.0, 2.0)), (
+        "8 to 12, of which 9 to 11 is computed, then the worker waits"
     )
     assert (up.share, down.share) == pytest.approx((0.75, 0.5))
 
 
-def test_hosts_with_clocks_of_their_own_meet_on_the_calendar(tmp_path: Path) -> None:
+def test_hosts_with_clocks_of_their_own_are_aligned_by_calendar_time(tmp_path: Path) -> None:
     record(tmp_path, boot="b", shift=100.0)
     trace = StepTrace(tmp_path)
-    assert trace.hidden(up=True).share == pytest.approx(0.75)
+    assert trace.overlap(Payload.GRADIENTS).share == pytest.approx(0.75)
     starts = {each["name"]: each["ts"] / MILLION for each in trace.merged()["traceEvents"] if "ts" in each}
     assert starts["COMMIT"] == pytest.approx(8.0)
 
 
-def test_one_host_has_one_clock_whatever_the_calendar_says(tmp_path: Path) -> None:
+def test_calendar_time_is_ignored_on_one_host(tmp_path: Path) -> None:
     record(tmp_path)
     content = json.loads((tmp_path / "aggregator box.json").read_text())
     content["otherData"]["unix_seconds_at_zero"] = 5.0
     (tmp_path / "aggregator box.json").write_text(json.dumps(content))
-    assert StepTrace(tmp_path).hidden(up=True).share == pytest.approx(0.75)
+    assert StepTrace(tmp_path).overlap(Payload.GRADIENTS).share == pytest.approx(0.75)
 
 
-def test_a_merged_file_tells_processes_apart(tmp_path: Path) -> None:
+def test_a_merged_file_keeps_processes_apart(tmp_path: Path) -> None:
     record(tmp_path)
     merged = StepTrace(tmp_path).merged()["traceEvents"]
-    lanes = {(each["pid"], each["args"]["name"]) for each in merged if each["name"] == "thread_name"}
-    assert lanes == {
-        *((1, lane) for lane in ("from box", "kernel", "to box")),
-        *((2, lane) for lane in ("device", "send", "receive")),
-    }, "two processes of one id, as containers have them"
+    rows = {(each["pid"], each["args"]["name"]) for each in merged if each["name"] == "thread_name"}
+    assert rows == {
+        *((1, row) for row in ("from box", "kernel", "to box")),
+        *((2, row) for row in ("device", "send", "receive")),
+    }, "the files name the same process id, as in containers"
 
 
-def test_a_picture_has_a_bar_for_everything(tmp_path: Path) -> None:
+def test_a_picture_has_a_bar_for_every_activity(tmp_path: Path) -> None:
     record(tmp_path)
     picture = xml.etree.ElementTree.fromstring(draw(StepTrace(tmp_path), 4))
-    words = {each.text for each in picture.iter(f"{SVG}text")}
-    assert words >= {
+    texts = {each.text for each in picture.iter(f"{SVG}text")}
+    assert texts >= {
         "Step 4, and the forward pass of step 5",
         "worker box: computing",
         "worker box: gradients up",
@@ -137,7 +143,7 @@ def test_a_picture_has_a_bar_for_everything(tmp_path: Path) -> None:
     }
 
 
-def test_both_are_written_for_the_step_in_the_middle(tmp_path: Path) -> None:
+def test_the_step_in_the_middle_is_drawn(tmp_path: Path) -> None:
     record(tmp_path)
     write(tmp_path, tmp_path / "merged")
     assert "Step 4" in (tmp_path / "merged" / "step.svg").read_text()
@@ -146,26 +152,56 @@ def test_both_are_written_for_the_step_in_the_middle(tmp_path: Path) -> None:
 
 def test_bars_of_a_row_do_not_lie_over_each_other(tmp_path: Path) -> None:
     record(tmp_path)
-    bars = [(each.start, each.stop) for each in side_by_side(StepTrace(tmp_path).transfers) if each.up]
+    bars = [
+        (each.start, each.stop)
+        for each in side_by_side(StepTrace(tmp_path).transfers)
+        if each.payload is Payload.GRADIENTS
+    ]
     assert bars == [(3.0, 5.0), (5.0, 7.0)]
 
 
-def test_a_folder_without_timelines(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no timeline's file; expected the folder"):
+def test_files_that_are_no_timelines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"no timeline files.*--timeline"):
         StepTrace(tmp_path)
-    (tmp_path / "other.json").write_text("[1]")
-    with pytest.raises(Refused, match=r"other\.json: no timeline; expected a file that a daemon wrote"):
-        StepTrace(tmp_path)
+    other = tmp_path / "other.json"
+    head = '"otherData": {"process": "a", "role": "worker", "name": "a", "boot_id": "b"}'
+    for text in ("[1]", "{", "{}", f"{{{head}}}", f'{{{head}, "traceEvents": [{{"name": 1}}]}}'):
+        other.write_text(text)
+        with pytest.raises(Refused, match=r"other\.json"):
+            StepTrace(tmp_path)
 
 
-def test_timelines_without_a_whole_step(tmp_path: Path) -> None:
-    worker = File("worker", "box")
+def test_timelines_without_a_complete_step_are_refused(tmp_path: Path) -> None:
+    worker = TimelineFile("worker", "box")
     worker.add("device", "forward", 1.0, 2.0)
     worker.write(tmp_path)
-    with pytest.raises(Refused, match="no whole step"):
+    with pytest.raises(Refused, match=r"no complete step.*--timeline-steps"):
         write(tmp_path, tmp_path / "merged")
     with pytest.raises(Refused, match="no complete step"):
-        StepTrace(tmp_path).hidden(up=True)
+        StepTrace(tmp_path).overlap(Payload.GRADIENTS)
+
+
+def test_the_command_writes_both_files_and_prints_the_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path)
+    assert main(["timeline", str(tmp_path), "--output", str(tmp_path / "out"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (result["steps"], result["trace"]) == ([4], str(tmp_path / "out" / "timeline.json"))
+    assert (result["gradients"]["hidden_share"], result["weights"]["hidden_share"]) == (0.75, 0.5)
+    assert Path(result["picture"]).read_text().startswith("<svg")
+    assert main(["timeline", str(tmp_path)]) == 0
+    assert "75%" in capsys.readouterr().out
+    assert (tmp_path / "merged" / "step.svg").exists()
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], ["."], []])
+def test_the_command_refuses_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["timeline", *arguments]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_time_is_counted_once() -> None:
