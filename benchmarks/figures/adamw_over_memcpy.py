@@ -16,8 +16,8 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.harness.job_settings import ROOT, load_setting
 from benchmarks.harness.report import median, report
-from benchmarks.harness.setting import ROOT, load_setting
 from optimizer import update_rules as rules
 from optimizer.master_tensors import MasterTensors
 from services.errors import Failed

@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 
+from benchmarks.harness.job_settings import load_nanollama, load_setting, mesh_of, peer_model
 from benchmarks.harness.peer import peer_command
 from benchmarks.harness.report import median, milliseconds, report
-from benchmarks.harness.setting import load_nanollama, load_setting, mesh_of, peer_model
 from services.config.job import JobConfig
 from training.step import TrainingStep
 

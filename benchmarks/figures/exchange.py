@@ -1,8 +1,8 @@
-"""exchange: gradients up and weights down, of 4 workers and an aggregator with the optimizer in it, 32 Mi parameters.
+"""exchange: time to send gradients up and weights down, with 4 workers, a 2-tier aggregator and 32 Mi parameters.
 
-Ours are real daemons whose workers' meshes cost nothing (peers/idle_worker.py): a round is from the moment at which
-all gradients are ready to that at which the last worker has its last new weights in its own array; sums, update and
-checksums are part of it. Beside them, in turns: the floor (the same bytes over plain sockets), and the peers.
+The daemons are real, and their workers compute nothing (peers/no_compute_worker.py). A round starts when all gradients
+are ready. It ends when the last worker has its last new weights in its own array, so it includes sums, update and
+checksums. The floor (the same bytes over plain sockets) and the peers are measured in turns with it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.idle_cluster import IdleCluster
+from benchmarks.harness.job_settings import BUILD
+from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.peer import PYTHON, peer_python
 from benchmarks.harness.report import Skipped, median, milliseconds, report
-from benchmarks.harness.setting import BUILD
 from services.errors import Failed
 
 WORKERS = 4
 ELEMENTS = 32 * 1024 * 1024
 TENSORS = 64
 BLOCKS, ROUNDS = 3, 3
-"""Everything is measured so many rounds at a time, in turns, so often."""
+"""Number of blocks, and of rounds in each. The clusters and peers take turns, one block at a time."""
 WARM_UP_STEPS = 4
 SCRIPTS = Path(__file__).parents[1] / "peers"
 PEER_SECONDS = 120.0
@@ -49,11 +49,11 @@ CLUSTERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     GRPC_BF16: (("wire_dtype.gradients=bf16", "wire_dtype.weights=bf16"), ("--no-shared-memory",)),
     SHARED: ((), ()),
 }
-"""Settings of the job and options of the daemons."""
+"""Job settings and daemon options of each cluster, by name."""
 
 
 def run() -> bool:
-    """Measure all in turns; report each figure whose peer is there."""
+    """Measure everything in turns, and report each figure whose peer is installed."""
     peers = _peers()
     seconds: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
@@ -62,7 +62,7 @@ def run() -> bool:
         for name, (settings, options) in CLUSTERS.items():
             folder = f"exchange_{name.replace(' ', '_')}"
             clusters[name] = stack.enter_context(
-                IdleCluster(
+                NoComputeCluster(
                     folder,
                     workers=WORKERS,
                     elements=ELEMENTS,
@@ -92,19 +92,19 @@ def run() -> bool:
             continue
         ratio = median(seconds[ours]) / median(seconds[theirs])
         reached &= report(figure, ratio, bound, *details, decimals=2)
-        details = []  # once
+        details = []  # printed under the first figure only
     return reached
 
 
 def _peers() -> dict[str, Callable[[], list[float]]]:
-    """What is there to compare with: a call each that measures `ROUNDS` rounds."""
+    """Return a function for each installed peer. It measures `ROUNDS` rounds and returns their seconds."""
     size_bytes = 4 * ELEMENTS
     floor = [sys.executable, str(SCRIPTS / "raw_exchange.py"), WORKERS, size_bytes, ROUNDS]
     peers: dict[str, Callable[[], list[float]]] = {FLOOR: partial(_measured, floor)}
     try:
         folder = _mpi()
         for name, transport in ((MPI_TCP, "tcp"), (MPI_SHARED, "sm")):
-            # Five ranks on few cores: without yielding they would take them from each other while they wait.
+            # Five ranks share few cores. A rank that waits without yielding would keep its core from the others.
             command = [
                 folder / "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1",
                 "--mca", "btl", f"{transport},self", "--mca", "mpi_yield_when_idle", "1", "-n", WORKERS + 1,
@@ -122,7 +122,7 @@ def _peers() -> dict[str, Callable[[], list[float]]]:
 
 
 def _measured(command: list[object]) -> list[float]:
-    """The JSON list of seconds that a peer prints last."""
+    """Run a peer, and return the JSON list of seconds on its last line of output."""
     try:
         done = subprocess.run(
             [str(each) for each in command], capture_output=True, text=True, check=True, timeout=PEER_SECONDS
@@ -137,13 +137,18 @@ def _measured(command: list[object]) -> list[float]:
 
 
 def _mpi() -> Path:
-    """The folder of mpirun and a Python with mpi4py: `TIERMESH_MPI_BIN`, or an environment under build/, made once."""
+    """Return the folder that has mpirun and a Python with mpi4py.
+
+    It is `TIERMESH_MPI_BIN` if that is set, else an environment under build/, which the first call creates.
+    """
     given = os.environ.get("TIERMESH_MPI_BIN")
     folder = Path(given) if given else BUILD / "mpi" / "bin"
     if not given and not (folder / "mpirun").exists():
         creator = shutil.which(PYTHON)
         if creator is None:
-            raise Skipped(f"absent: no {PYTHON} to install it for; or set TIERMESH_MPI_BIN")
+            raise Skipped(
+                f"absent: no {PYTHON} on the PATH to install it for; install that, or set TIERMESH_MPI_BIN"
+            )
         commands = (
             [creator, "-m", "venv", "--clear", str(folder.parent)],
             [
@@ -163,5 +168,5 @@ def _mpi() -> Path:
             except (OSError, subprocess.SubprocessError) as error:
                 raise Skipped(f"absent: {' '.join(command[1:3])} failed: {error}") from None
     if not (folder / "mpirun").exists():
-        raise Skipped(f"absent: {folder} has no mpirun")
+        raise Skipped(f"absent: {folder} has no mpirun; set TIERMESH_MPI_BIN to a folder that has")
     return folder

@@ -1,6 +1,6 @@
 """exposed: what a step of two workers on a real model takes beyond their computing, as a share of it.
 
-A GPT of 10.7 M parameters (held_cluster.py), 4 sequences of 256 tokens a worker, bfloat16 on the wire both ways,
+A GPT of 10.7 M parameters (stepped_cluster.py), 4 sequences of 256 tokens a worker, bfloat16 on the wire both ways,
 gradients clipped, 2 tiers on loopback: over gRPC (`exposed`), and through shared memory as roles on one host do by
 themselves (`exposed_same_host`). Computing is forward and backward passes that the same workers make side by side
 while nothing is exchanged, by turns with steps; so two workers compute on two cores all the time, and whatever CPU time
@@ -13,8 +13,8 @@ import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from benchmarks.harness.held_cluster import HeldCluster
 from benchmarks.harness.report import median, milliseconds, report
+from benchmarks.harness.stepped_cluster import SteppedCluster
 
 WORKERS = 2
 BLOCKS = 9
@@ -35,10 +35,10 @@ class Measured:
     cores: list[float] = field(default_factory=list)
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
-    def block(self, cluster: HeldCluster) -> None:
+    def block(self, cluster: SteppedCluster) -> None:
         """Measure one."""
         before = cluster.cpu_seconds()
-        passes = [each.seconds for worker in cluster.gate.lone_passes(PASSES) for each in worker]
+        passes = [each.seconds for worker in cluster.gate.compute_passes(PASSES) for each in worker]
         between = cluster.cpu_seconds()
         self.steps.append(cluster.gate.step_seconds(STEPS))
         after = cluster.cpu_seconds()
@@ -59,7 +59,9 @@ def run() -> bool:
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         clusters = {
-            name: stack.enter_context(HeldCluster(name, workers=WORKERS, settings=SETTINGS, options=options))
+            name: stack.enter_context(
+                SteppedCluster(name, workers=WORKERS, settings=SETTINGS, options=options)
+            )
             for name, options in CLUSTERS.items()
         }
         measured = {name: Measured() for name in clusters}

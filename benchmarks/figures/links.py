@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from benchmarks.figures import links_sharded, links_step
 from benchmarks.harness.hosts import GIGABIT, Hosts
-from benchmarks.harness.idle_cluster import IdleCluster
 from benchmarks.harness.link_meter import LinkMeter, phase_of, raw_share
+from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.report import median, milliseconds, report
 
 WORKERS = 4
@@ -38,7 +38,7 @@ def aggregator_link() -> bool:
         hosts = network.by_name
         raw = raw_share([(hosts[name], hosts["aggregator"]) for name in names[1:]], GIGABIT)
         cluster = stack.enter_context(
-            IdleCluster(
+            NoComputeCluster(
                 "links",
                 workers=WORKERS,
                 elements=ELEMENTS,

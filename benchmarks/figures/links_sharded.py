@@ -6,8 +6,8 @@ import os
 from contextlib import ExitStack
 
 from benchmarks.harness.hosts import GIGABIT, Hosts, congestion_control
-from benchmarks.harness.idle_cluster import IdleCluster
 from benchmarks.harness.link_meter import raw_share
+from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.report import median, milliseconds, report
 
 NAME = "links_sharded_over_least"
@@ -35,7 +35,7 @@ def run() -> bool:
         hosts["aggregator"] = hosts["worker-1"]
         hosts.update({f"shard-{number}": hosts[name] for number, name in enumerate(names, 1)})
         cluster = stack.enter_context(
-            IdleCluster(
+            NoComputeCluster(
                 "links_sharded",
                 workers=WORKERS,
                 elements=ELEMENTS,

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 from benchmarks.figures import adamw_over_memcpy
 from benchmarks.harness.critical_path import Parts, critical_path
-from benchmarks.harness.held_cluster import HeldCluster, LonePass, median_pass
 from benchmarks.harness.hosts import GIGABIT, Hosts
 from benchmarks.harness.link_meter import raw_share
 from benchmarks.harness.report import median, milliseconds, report
+from benchmarks.harness.stepped_cluster import ComputePass, SteppedCluster, median_pass
 
 NAME = "links_step_over_critical_path"
 BOUND = 1.15
@@ -39,7 +39,7 @@ def run() -> bool:
         network = stack.enter_context(Hosts(names, GIGABIT))
         hosts = network.by_name
         cluster = stack.enter_context(
-            HeldCluster("links_step", workers=WORKERS, settings=SETTINGS, hosts=hosts)
+            SteppedCluster("links_step", workers=WORKERS, settings=SETTINGS, hosts=hosts)
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
         computing = _lone_pass(cluster).seconds
@@ -86,6 +86,6 @@ def run() -> bool:
     )
 
 
-def _lone_pass(cluster: HeldCluster) -> LonePass:
+def _lone_pass(cluster: SteppedCluster) -> ComputePass:
     """What a pass is like, of all workers side by side."""
-    return median_pass([each for worker in cluster.gate.lone_passes(PASSES) for each in worker])
+    return median_pass([each for worker in cluster.gate.compute_passes(PASSES) for each in worker])

@@ -11,8 +11,8 @@ import tracemalloc
 
 import numpy as np
 
+from benchmarks.harness.job_settings import load_setting, mesh_of
 from benchmarks.harness.report import median, milliseconds, report
-from benchmarks.harness.setting import load_setting, mesh_of
 from services.config.job import JobConfig
 from training.step import TrainingStep
 

@@ -1,18 +1,18 @@
-"""What deaths cost: how soon they are noticed, what of a step they take, when who comes back takes part.
+"""recovery: what the death of a daemon costs: detection time, repeated work and the time to rejoin.
 
-One cluster of real daemons (paced_cluster.py: 3 tiers, 3 workers, a heartbeat of 1 s), one job without an end. A worker
-is killed (-9), or frozen (SIGSTOP), which is all that others see of one that is cut off, too: at random moments of what
-it computes in a step, and, when it computes most of it, just before the end of that: there most is lost.
+One cluster of real daemons (slowed_cluster.py: 3 tiers, 3 workers, a heartbeat of 1 s) runs one endless job. Workers
+are killed (SIGKILL) or frozen (SIGSTOP); to the others a frozen worker looks like one that is cut off. Deaths happen at
+a random moment of a worker's lease, or just before the end of the largest lease, where most work is lost.
 
-* Detection: from the death to the line in the job's log that names it, in heartbeats; the most of all.
-* A worker's death: the time of the step in which it fell, from COMMIT to COMMIT, less the detection, over the median
-  step of the two that remain. So all is in it: what was done before, what is done again, and the sharing out. Only of
-  workers that are killed: while a frozen one is not noticed, the others go on, which would flatter the figure.
-* A rejoin: the worker is ready when it has built the job and says so. Counted are the steps from the one that is under
-  way then to the first of which it computes a part; the most of all.
-* The aggregator's death: micro-batches that were begun more often than once, in steps; the most of all.
+* Detection: heartbeats from the death to the line in the job's log that names the worker. The figure is the maximum.
+* A worker's death: duration of the step in which it died, from COMMIT to COMMIT, minus the detection, over the median
+  step of the two remaining workers. So it includes lost work, repeated work and new leases. Frozen workers don't
+  count: the others go on until the freeze is detected, which would make the figure look better.
+* A rejoin: steps from the one under way when the worker reports that it is ready to the first one in which it computes.
+  The figure is the maximum.
+* The aggregator's death: micro-batches that were started more than once, in steps. The figure is the maximum.
 
-Under them, unbounded: from an optimizer's readiness after its death to the news that it went back to a checkpoint.
+The time from an optimizer's restart until it reports its checkpoint is printed too, without a bound.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ import random
 import time
 from dataclasses import dataclass
 
-from benchmarks.harness.paced_cluster import (
+from benchmarks.harness.report import median, report
+from benchmarks.harness.slowed_cluster import (
     HEARTBEAT_SECONDS,
     MICRO_BATCHES,
     WORKERS,
-    PacedCluster,
+    SlowedCluster,
     committed,
     steps_around,
 )
-from benchmarks.harness.report import median, report
 
 KILLS, FREEZES, RESTARTS = 10, 4, 4
-"""Of workers, of workers, and of the aggregator; the optimizer dies half as often."""
+"""Numbers of worker kills, worker freezes and aggregator kills. The optimizer is killed half as often."""
 STEADY_STEPS = 4
 LATEST = 0.94
-"""Part of a worker's computing in a step: it still has its last micro-batch to end."""
+"""Latest moment of a death, as a fraction of a worker's lease. Its last micro-batch has not ended by then."""
 SEED = 5
 
 
 @dataclass(frozen=True)
 class Death:
-    """Of a worker.
+    """Measurements of one death of a worker.
 
     Attributes:
-        detected_seconds: until it was noticed.
-        step_seconds: of the step in which it fell.
-        before_seconds, after_seconds: of the median step before and after it.
-        rejoin_steps: from its readiness to its first part of a step.
-        again: micro-batches of the step that were begun a second time.
+        detected_seconds: Time until the aggregator noticed it.
+        step_seconds: Duration of the step in which it happened.
+        before_seconds: Median duration of the steps before.
+        after_seconds: Median duration of the steps after.
+        rejoin_steps: Steps from the worker's return to its first micro-batch.
+        repeated: Micro-batches of the step that were started a second time.
     """
 
     detected_seconds: float
@@ -56,19 +57,19 @@ class Death:
     before_seconds: float
     after_seconds: float
     rejoin_steps: int
-    again: int
+    repeated: int
 
     @property
     def cost(self) -> float:
-        """The step in which it fell, in steps of those that remained."""
+        """Duration of the step, minus the detection, in steps of the remaining workers."""
         return (self.step_seconds - self.detected_seconds) / self.after_seconds
 
 
 def run(kills: int = KILLS, freezes: int = FREEZES, restarts: int = RESTARTS) -> bool:
-    """Kill and freeze; report each figure."""
+    """Kill and freeze daemons, and report each figure."""
     draw = random.Random(SEED)
     names = [f"worker-{number + 1}" for number in range(WORKERS)]
-    with PacedCluster("recovery") as cluster:
+    with SlowedCluster("recovery") as cluster:
         for name in names:
             cluster.until_takes_part(name)
         cluster.until_more_steps(STEADY_STEPS)
@@ -106,10 +107,10 @@ def _report(
         "recovery_worker_death_steps",
         max(costs),
         1.2,
-        f"median {median(costs):.2f}; each, and micro-batches begun again: "
-        + ", ".join(f"{each.cost:.2f} ({each.again})" for each in killed),
-        f"step with all {_milliseconds([each.before_seconds for each in killed])}; without it "
-        f"{_milliseconds([each.after_seconds for each in killed])}; the step in which it fell, less the detection, "
+        f"median {median(costs):.2f}; each, and its repeated micro-batches: "
+        + ", ".join(f"{each.cost:.2f} ({each.repeated})" for each in killed),
+        f"step with all workers {_milliseconds([each.before_seconds for each in killed])}; without the dead one "
+        f"{_milliseconds([each.after_seconds for each in killed])}; step of the death, minus the detection, "
         f"{_milliseconds([each.step_seconds - each.detected_seconds for each in killed])}",
     )
     rejoins = [each.rejoin_steps for each in (*killed, *frozen)]
@@ -122,9 +123,9 @@ def _report(
             max(recomputed),
             1.0,
             f"median {median(recomputed):.2f} of {len(recomputed)}",
-            f"from its readiness to the next COMMIT {_milliseconds(back)}",
+            f"from its restart to the next COMMIT {_milliseconds(back)}",
             *(
-                [f"from the optimizer's readiness to its going back {_milliseconds(went_back)}"]
+                [f"from the optimizer's restart to its report of a checkpoint {_milliseconds(went_back)}"]
                 if went_back
                 else []
             ),
@@ -137,40 +138,47 @@ def _milliseconds(seconds: list[float]) -> str:
 
 
 def _drawn(
-    cluster: PacedCluster, draw: random.Random, names: list[str], *, latest: bool
+    cluster: SlowedCluster, draw: random.Random, names: list[str], *, latest: bool
 ) -> tuple[str, float]:
-    """After some steps of all workers, one, and the part of its computing in a step after which it dies; the latest, of
-    who has most to lose."""
+    """Wait for some steps of all workers, then return the next victim and the fraction of its lease it completes.
+
+    Args:
+        latest: Choose the worker with the largest lease, and the latest moment.
+    """
     cluster.until_more_steps(STEADY_STEPS + 1)
     return (cluster.busiest(names), LATEST) if latest else (draw.choice(names), draw.uniform(0.05, LATEST))
 
 
-def _death(cluster: PacedCluster, name: str, part: float, *, frozen: bool) -> Death:
-    """Have a worker die when it has done a part of what it computes in a step, and come back."""
+def _death(cluster: SlowedCluster, name: str, part: float, *, frozen: bool) -> Death:
+    """Kill or freeze a worker when it has completed this fraction of its lease, then bring it back."""
     cluster.await_moment(name, part)
     at_seconds = cluster.freeze(name) if frozen else cluster.kill(name)
     gone = cluster.until_told(f"worker {name} is gone", at_seconds)
     cluster.until_more_steps(STEADY_STEPS + 1)
     before, during, after = steps_around(cluster.events(), at_seconds, STEADY_STEPS)
     step = committed(each for each in cluster.events() if each.seconds < at_seconds)
-    again = sum(each.step == step for each in cluster.begun()) - MICRO_BATCHES
-    came_seconds = time.time()
+    repeated = sum(each.step == step for each in cluster.begun()) - MICRO_BATCHES
+    returned_seconds = time.time()
     if frozen:
         cluster.thaw(name)
     else:
         cluster.restart(name)
-    ready = cluster.until_told(f"worker {name} is ready", came_seconds)
+    ready = cluster.until_told(f"worker {name} is ready", returned_seconds)
     under_way = committed(each for each in cluster.events() if each.seconds <= ready.seconds)
     first = cluster.until_takes_part(name, under_way)
     return Death(
-        gone.seconds - at_seconds, during, median(before), median(after), first.step - under_way, again
+        gone.seconds - at_seconds, during, median(before), median(after), first.step - under_way, repeated
     )
 
 
 def _aggregator_deaths(
-    cluster: PacedCluster, draw: random.Random, names: list[str], count: int
+    cluster: SlowedCluster, draw: random.Random, names: list[str], count: int
 ) -> tuple[list[float], list[float]]:
-    """Steps that were computed again, and seconds from the aggregator's readiness to the next COMMIT, of each death."""
+    """Kill the aggregator this many times.
+
+    Returns:
+        For each death: how many steps were repeated, and the seconds from its restart to the next COMMIT.
+    """
     recomputed, back = [], []
     for _ in range(count):
         cluster.until_more_steps(STEADY_STEPS)
@@ -190,12 +198,12 @@ def _aggregator_deaths(
     return recomputed, back
 
 
-def _optimizer_death(cluster: PacedCluster) -> float:
-    """Seconds from the optimizer's readiness after a death until people are told that it went back."""
+def _optimizer_death(cluster: SlowedCluster) -> float:
+    """Kill the optimizer, and return the seconds from its restart to its report that it loaded a checkpoint."""
     at_seconds = cluster.kill("optimizer")
     cluster.restart("optimizer")
     cluster.address("optimizer")
     ready_seconds = time.time()
-    told = cluster.until_told("the optimizer went back", at_seconds)
-    cluster.until_told("Step:", told.seconds)
-    return max(0.0, told.seconds - ready_seconds)
+    report_event = cluster.until_told("the optimizer went back", at_seconds)
+    cluster.until_told("Step:", report_event.seconds)
+    return max(0.0, report_event.seconds - ready_seconds)

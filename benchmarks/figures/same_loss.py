@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness.job_settings import BUILD, language_model, load_setting, peer_model
 from benchmarks.harness.local_cluster import result_of, start_local, state_dir, step_losses
 from benchmarks.harness.peer import peer_command, peer_python
 from benchmarks.harness.report import report
-from benchmarks.harness.setting import BUILD, language_model, load_setting, peer_model
 from services.config.job import JobConfig
 from services.errors import Failed
 from training.data import TokenDataset, load_tokens

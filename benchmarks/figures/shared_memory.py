@@ -12,7 +12,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.harness.idle_cluster import IdleCluster
+from benchmarks.harness.no_compute_cluster import NoComputeCluster
 from benchmarks.harness.report import median, milliseconds, report
 from services.errors import Failed
 
@@ -30,7 +30,7 @@ def run() -> bool:
     with ExitStack() as stack:
         clusters = {
             name: stack.enter_context(
-                IdleCluster(
+                NoComputeCluster(
                     f"shared_memory_{len(options)}",
                     workers=WORKERS,
                     elements=ELEMENTS,

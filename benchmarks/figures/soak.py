@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.harness.job_settings import BUILD, ROOT
 from benchmarks.harness.report import report
-from benchmarks.harness.setting import BUILD, ROOT
 from services.errors import Failed
 
 WORKERS = 3

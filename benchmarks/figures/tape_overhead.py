@@ -27,7 +27,9 @@ def run() -> bool:
 
 
 def _measure(name: str, devices: int) -> bool:
-    done = mocked_board.run_on(name, "-m", "benchmarks.figures.tape_on_board", str(devices), str(ROUNDS))
+    done = mocked_board.run_on(
+        name, "-m", "benchmarks.figures.tape_on_mocked_board", str(devices), str(ROUNDS)
+    )
     if done.returncode:
         raise Failed(f"the mocked board ended with {done.returncode}: {done.stderr.strip()[-500:]}")
     measured = json.loads(done.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """timeline: steps of a real job as its daemons recorded them, drawn; how much of the exchange computing hides.
 
-Two workers on a GPT of 10.7 M parameters (held_cluster.py), 3 sequences of 256 tokens each a step, bfloat16 on the
+Two workers on a GPT of 10.7 M parameters (stepped_cluster.py), 3 sequences of 256 tokens each a step, bfloat16 on the
 wire, 2 tiers, every role on a host of its own on links of 1 Gbit/s (hosts.py), where that can be had, else on loopback.
 From their `--timeline` files come `build/bench/timeline/timeline.json`, for a trace viewer, and `step.svg`.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from benchmarks.harness.held_cluster import HeldCluster
 from benchmarks.harness.hosts import GIGABIT, Host, Hosts
+from benchmarks.harness.job_settings import BUILD
 from benchmarks.harness.report import Skipped, report
-from benchmarks.harness.setting import BUILD
+from benchmarks.harness.stepped_cluster import SteppedCluster
 from cli.timeline.picture import write
 from cli.timeline.trace import Payload
 
@@ -33,7 +33,7 @@ def run() -> bool:
     with ExitStack() as stack:
         hosts, link = _hosts(stack)
         cluster = stack.enter_context(
-            HeldCluster(
+            SteppedCluster(
                 NAME, workers=WORKERS, settings=SETTINGS, options=("--no-shared-memory", *flags), hosts=hosts
             )
         )

@@ -21,7 +21,7 @@ from typing import TypeVar
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.hosts import LOOPBACK, Host, inner_process
-from benchmarks.harness.setting import BUILD, ROOT
+from benchmarks.harness.job_settings import BUILD, ROOT
 from services.errors import Failed
 from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
 

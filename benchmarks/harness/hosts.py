@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal, TypeAlias
 
+from benchmarks.harness.job_settings import ROOT
 from benchmarks.harness.report import Skipped
-from benchmarks.harness.setting import ROOT
 from services.errors import Failed
 from services.runtime.launcher import Spawn, spawn_subprocess
 
@@ -84,7 +84,7 @@ class Host:
         """Return what starts a daemon's process there, for `DaemonProcess`."""
 
         def spawn(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-            kind = NamespaceProcess if self.first_process else subprocess.Popen
+            kind: type[subprocess.Popen[bytes]] = NamespaceProcess if self.first_process else subprocess.Popen
             return spawn_subprocess(
                 self.command(command), log, environment=environment, folder=ROOT, process_class=kind
             )

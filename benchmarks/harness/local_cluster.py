@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.setting import BUILD, CONFIG, data_dir
+from benchmarks.harness.job_settings import BUILD, CONFIG, data_dir
 from services.errors import Failed
 
 

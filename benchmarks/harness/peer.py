@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.job_settings import BUILD
 from benchmarks.harness.report import Skipped
-from benchmarks.harness.setting import BUILD
 
 PACKAGES = ("torch==2.13.0", "numpy", "safetensors")
 PYTHON = "python3.11"

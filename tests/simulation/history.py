@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
-class HistoryWrong(AssertionError):
+class InvalidHistory(AssertionError):
     """Something that must hold did not."""
 
 
@@ -48,7 +48,7 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """The aggregator told people of the weights after `step` updates."""
 
     job: str
@@ -71,7 +71,7 @@ class Ticked:
     tick: float
 
 
-Event = Planned | Covered | Committed | Told | FaultsEnded | Ticked
+Event = Planned | Covered | Committed | Reported | FaultsEnded | Ticked
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _JobHistory:
     told: set[tuple[int, int]] = field(default_factory=set)
 
 
-class Checker:
+class HistoryChecker:
     """Holds events, one after the other, against what must hold."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Checker:
         """Take the next event.
 
         Raises:
-            HistoryWrong: it can't follow what came before.
+            InvalidHistory: it can't follow what came before.
         """
         match event:
             case Planned():
@@ -105,7 +105,7 @@ class Checker:
                 self._covered(self._jobs[event.job], event)
             case Committed():
                 self._committed(self._jobs[event.job], event)
-            case Told():
+            case Reported():
                 job, version = self._jobs[event.job], (event.generation, event.step)
                 _must(version not in job.told, event, "it was told of before")
                 job.told.add(version)
@@ -144,9 +144,9 @@ def check(events: Iterable[Event]) -> int:
     """Hold a whole history against what must hold; returns how many steps were committed.
 
     Raises:
-        HistoryWrong: an event can't follow what came before.
+        InvalidHistory: an event can't follow what came before.
     """
-    checker, commits = Checker(), 0
+    checker, commits = HistoryChecker(), 0
     for event in events:
         checker.add(event)
         commits += isinstance(event, Committed)
@@ -155,4 +155,4 @@ def check(events: Iterable[Event]) -> int:
 
 def _must(condition: bool, event: Event, text: str) -> None:
     if not condition:
-        raise HistoryWrong(f"{event}: {text}")
+        raise InvalidHistory(f"{event}: {text}")

@@ -14,7 +14,7 @@ from tests.simulation.network import Pipe
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
-    from tests.simulation.world import World
+    from tests.simulation.simulated_cluster import SimulatedCluster
 
 
 class Link:
@@ -30,13 +30,15 @@ class Link:
         pinged: each end gives it up when its pings stay unanswered; else the ends see to silence themselves.
     """
 
-    def __init__(self, world: World, session: int, *, local: bool = False, pinged: bool = False) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, session: int, *, local: bool = False, pinged: bool = False
+    ) -> None:
         self.session = session
         self.ends: tuple[Any, Any] = (None, None)
         self.up = True
         self.local = local
         self.pinged = pinged
-        self._world = world
+        self._cluster = cluster
         self._lost: list[Callable[[str], None]] = []
         self.up_control: Pipe
         self.up_data: Pipe
@@ -65,35 +67,35 @@ class Link:
         self._lost = [lost_above, lost_below]
 
     def _control(self, deliver: Callable[..., None], receiver: Process) -> Pipe:
-        scenario = self._world.scenario
+        scenario = self._cluster.scenario
         return Pipe(
-            self._world.loop,
-            self._world.rng,
+            self._cluster.loop,
+            self._cluster.rng,
             deliver,
             receiver=receiver,
             seconds=self._seconds(scenario.control_seconds),
             repeat=scenario.repeat_control,
             copy=scenario.copies_messages,
-            injected=self._world.injected,
+            injected=self._cluster.injected,
         )
 
     def _data(self, deliver: Callable[..., None], receiver: Process) -> Pipe:
-        scenario = self._world.scenario
+        scenario = self._cluster.scenario
         return Pipe(
-            self._world.loop,
-            self._world.rng,
+            self._cluster.loop,
+            self._cluster.rng,
             deliver,
             receiver=receiver,
             seconds=self._seconds(scenario.data_seconds),
             repeat=scenario.repeat_chunks,
             repeat_late=True,
             copy=scenario.copies_messages,
-            injected=self._world.injected,
+            injected=self._cluster.injected,
         )
 
     def _seconds(self, usual: float) -> float:
         """Some streams are much slower than the others of the same connection."""
-        return 0.0 if self.local else usual * self._world.rng.choice(self._world.scenario.skews)
+        return 0.0 if self.local else usual * self._cluster.rng.choice(self._cluster.scenario.skews)
 
     def cut(self) -> None:
         """Break: messages in flight are lost, each end notices in its own time, maybe long after the other."""
@@ -103,7 +105,7 @@ class Link:
         for pipe in (self.up_control, self.up_data, self.down_control, self.down_data):
             pipe.cut()
         for end, lost in zip(self.ends, self._lost, strict=True):
-            chance = self._world.rng.random()
+            chance = self._cluster.rng.random()
             end.later(40.0 if chance > 0.95 else 4 * chance**3, lost, "the link broke")
 
     def close(self, reason: str) -> None:
@@ -139,7 +141,7 @@ class Link:
 
     def hold(self, seconds: float, *, up: bool, down: bool) -> None:
         """Let nothing through in these directions for so long."""
-        until = self._world.loop.now + seconds
+        until = self._cluster.loop.now + seconds
         for held, pipes in (
             (up, (self.up_control, self.up_data)),
             (down, (self.down_control, self.down_data)),
@@ -152,7 +154,7 @@ class Link:
         """Pings stay unanswered until then."""
         if self.pinged:
             for end, give_up in zip(self.ends, (self._close_and_tell, self.abandon), strict=True):
-                patience = STANDARD_TIMEOUTS.ping * (1 + self._world.rng.random())
+                patience = STANDARD_TIMEOUTS.ping * (1 + self._cluster.rng.random())
                 end.later(patience, self._unanswered, until, give_up)
 
     def _close_and_tell(self, reason: str) -> None:
@@ -161,7 +163,7 @@ class Link:
             self._lost[0](reason)
 
     def _unanswered(self, until: float, give_up: Callable[[str], None]) -> None:
-        if self._world.loop.now < until:
+        if self._cluster.loop.now < until:
             give_up("pings stay unanswered")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.simulated_cluster import SimulatedCluster
 
 Core = TypeVar("Core")
 
@@ -22,8 +22,8 @@ class Process:
         clock_rate: how fast that clock goes.
     """
 
-    def __init__(self, world: World, title: str) -> None:
-        self.world = world
+    def __init__(self, cluster: SimulatedCluster, title: str) -> None:
+        self.cluster = cluster
         self.title = title
         self.alive = True
         self.doomed_after: int | None = None
@@ -33,46 +33,46 @@ class Process:
 
     def effects(self, handle: Callable[..., list[Any]], *inputs: Any) -> Iterator[Any]:
         """The core's effects of an input, one by one, as long as the process lives."""
-        if self.world.tracing:
-            self.world.trace(self.title, "<-", inputs[0])
+        if self.cluster.tracing:
+            self.cluster.trace(self.title, "<-", inputs[0])
         for effect in handle(*inputs):
             if self.doomed_after is not None:
                 self.doomed_after -= 1
                 if self.doomed_after < 0:
-                    self.world.trace(self.title, "!!", "dies")
+                    self.cluster.trace(self.title, "!!", "dies")
                     self.die()
             if not self.alive:
                 return
-            if self.world.tracing:
-                self.world.trace(self.title, "->", effect)
+            if self.cluster.tracing:
+                self.cluster.trace(self.title, "->", effect)
             yield effect
 
     def die(self) -> None:
         """End at once."""
         self.alive = False
-        self.world.died(self)
+        self.cluster.died(self)
 
     @property
     def running(self) -> bool:
         """Whether it lives and is not frozen."""
-        return self.alive and self.world.loop.now >= self.frozen_until
+        return self.alive and self.cluster.loop.now >= self.frozen_until
 
     @property
     def now(self) -> float:
         """Its monotonic clock, in seconds."""
-        return self.world.loop.now * self.clock_rate + self.clock_ahead_seconds
+        return self.cluster.loop.now * self.clock_rate + self.clock_ahead_seconds
 
     def thawed(self) -> None:
         """It goes on after a freeze: send what may be sent."""
 
     def freeze(self, seconds: float) -> None:
         """Do nothing for so long, as after SIGSTOP."""
-        self.frozen_until = max(self.frozen_until, self.world.loop.now + seconds)
+        self.frozen_until = max(self.frozen_until, self.cluster.loop.now + seconds)
         self.later(0.0, self.thawed)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call so much later, if the process still lives."""
-        self.world.loop.after(seconds, self._if_alive, call, arguments)
+        self.cluster.loop.after(seconds, self._if_alive, call, arguments)
 
     def _if_alive(self, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if not self.alive:
@@ -80,7 +80,7 @@ class Process:
         if self.running:
             call(*arguments)
         else:
-            self.world.loop.at(self.frozen_until, self._if_alive, call, arguments)
+            self.cluster.loop.at(self.frozen_until, self._if_alive, call, arguments)
 
 
 class Queue:
@@ -92,6 +92,6 @@ class Queue:
 
     def submit(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
         """Call when what was submitted before and `seconds` of work are done."""
-        now = self._process.world.loop.now
+        now = self._process.cluster.loop.now
         self._free_at = max(self._free_at, now) + seconds
         self._process.later(self._free_at - now, call, *arguments)

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, replace
 
 from services.protocol.plan import JobPlan
-from tests.simulation.truth import SimulatedJob
+from tests.simulation.job_model import SimulatedJob
 
 CHUNKS_IN_FLIGHT = 6
 """Chunks that a data stream takes before it slows its writer."""

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.simulation.scenario import Scenario
-from tests.simulation.world import World
+from tests.simulation.simulated_cluster import SimulatedCluster
 
 PROGRESS_SECONDS = 10.0
 """Between two lines of progress."""
@@ -36,16 +36,16 @@ class Outcome(NamedTuple):
 
 def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outcome:
     """Run one seed to its end, or to what went wrong."""
-    world = World(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
+    cluster = SimulatedCluster(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
     try:
-        world.run()
+        cluster.run()
     except Exception as error:
         if tracing:
             traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]
         problem = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
-        return Outcome(seed, world.commits, problem, world.injected)
-    return Outcome(seed, world.commits, "", world.injected)
+        return Outcome(seed, cluster.commits, problem, cluster.injected)
+    return Outcome(seed, cluster.commits, "", cluster.injected)
 
 
 def report_failure(seed: int, problem: str, hostile: bool = False) -> None:

@@ -9,10 +9,10 @@ from tests.simulation.history import (
     Covered,
     Event,
     FaultsEnded,
-    HistoryWrong,
+    InvalidHistory,
     Planned,
+    Reported,
     Ticked,
-    Told,
     check,
 )
 
@@ -22,7 +22,7 @@ PLANNED = Planned("job", micro_batches=3, chunks=2)
 def step(generation: int, number: int) -> list[Event]:
     """A step as it should be."""
     covered = [Covered("job", generation, number, chunk, (0, 1, 2)) for chunk in (1, 0)]
-    return [*covered, Committed("job", generation, number), Told("job", generation, number + 1)]
+    return [*covered, Committed("job", generation, number), Reported("job", generation, number + 1)]
 
 
 def test_a_history_that_goes_back_once_is_right() -> None:
@@ -42,11 +42,11 @@ def test_a_history_that_goes_back_once_is_right() -> None:
         ([Covered("job", 1, 0, 0, (0, 1, 1, 2))], r"\[1\] counted more than once"),
         ([Covered("job", 1, 0, 0, (0, 1, 2, 3))], r"micro-batches \[3\] are none of this step"),
         ([Covered("job", 1, 0, 2, (0, 1, 2))], "the layout has 2 chunks"),
-        ([Told("job", 1, 1), Told("job", 1, 1)], "it was told of before"),
+        ([Reported("job", 1, 1), Reported("job", 1, 1)], "it was told of before"),
         ([Planned("job", 4, 2)], "the same job was planned as"),
         ([FaultsEnded(5, 10), Ticked(15.5)], "after FaultsEnded"),
     ],
 )
 def test_a_wrong_history_is_refused(events: list[Event], problem: str) -> None:
-    with pytest.raises(HistoryWrong, match=problem):
+    with pytest.raises(InvalidHistory, match=problem):
         check([PLANNED, *events])

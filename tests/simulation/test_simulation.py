@@ -19,13 +19,13 @@ import pytest
 from protos.tensors_pb2 import ChunkHeader, ChunkKind
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from tests.simulation import seeds
-from tests.simulation.history import HistoryWrong
-from tests.simulation.mistakes import forgets_orphans
+from tests.simulation.history import InvalidHistory
+from tests.simulation.mutations import forgets_orphans
 from tests.simulation.network import Pipe
-from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.scenario import Scenario
-from tests.simulation.worker_shell import WAITS, HeldSum, WorkerShell
-from tests.simulation.world import World
+from tests.simulation.simulated_cluster import SimulatedCluster
+from tests.simulation.simulated_optimizer import SimulatedOptimizer
+from tests.simulation.simulated_worker import WAIT, LeaseState, SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_SEEDS, SEEDS = 100, 500
@@ -85,52 +85,52 @@ def test_leases_are_begun_and_dropped_before_all_their_weights_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited = []
-    await_weights = WorkerShell._await_weights
+    await_weights = SimulatedWorker._await_weights
 
-    def watched(self: WorkerShell, held: HeldSum) -> Iterator[float]:
+    def watched(self: SimulatedWorker, held: LeaseState) -> Iterator[float]:
         waits = 0
         for seconds in await_weights(self, held):
-            waits += seconds == WAITS
+            waits += seconds == WAIT
             yield seconds
         waited.append((waits > 0, held.dropped))
 
-    monkeypatch.setattr(WorkerShell, "_await_weights", watched)
+    monkeypatch.setattr(SimulatedWorker, "_await_weights", watched)
     for seed in range(20):
-        World(seed, scenario=Scenario.hostile(seed)).run()
+        SimulatedCluster(seed, scenario=Scenario.hostile(seed)).run()
     assert {(False, False), (True, False), (True, True)} <= set(waited)
 
 
 # ---- two aggregators on one state dir ----
 
-USURPERS = 8
-USURPED_SEEDS = 20
+TAKEOVERS = 8
+TAKEOVER_SEEDS = 20
 
 
-def run_usurped(seed: int) -> None:
+def run_takeovers(seed: int) -> None:
     """A hostile run in 2 tiers, in which another aggregator takes over again and again; half of the former ones are
     frozen meanwhile, and wake up late."""
-    world = World(seed, scenario=replace(Scenario.hostile(seed), tiers=2))
+    cluster = SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), tiers=2))
 
-    def usurp() -> None:
-        if world.aggregator is not None and world.aggregator.alive and world.disk.epoch < USURPERS:
-            world.faults.usurp(world.aggregator)
-        world.loop.after(7.0, usurp)
+    def take_over() -> None:
+        if cluster.aggregator is not None and cluster.aggregator.alive and cluster.disk.epoch < TAKEOVERS:
+            cluster.faults.take_over(cluster.aggregator)
+        cluster.loop.after(7.0, take_over)
 
-    world.loop.at(7.0, usurp)
-    world.run()
-    assert world.disk.epoch >= USURPERS
+    cluster.loop.at(7.0, take_over)
+    cluster.run()
+    assert cluster.disk.epoch >= TAKEOVERS
 
 
 def test_of_two_aggregators_one_acts() -> None:
-    for seed in range(USURPED_SEEDS):
-        run_usurped(seed)
+    for seed in range(TAKEOVER_SEEDS):
+        run_takeovers(seed)
 
 
 def test_without_the_fence_both_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OptimizerShell, "fenced", False)
-    with pytest.raises(HistoryWrong, match="it comes after"):
-        for seed in range(USURPED_SEEDS):
-            run_usurped(seed)
+    monkeypatch.setattr(SimulatedOptimizer, "fenced", False)
+    with pytest.raises(InvalidHistory, match="it comes after"):
+        for seed in range(TAKEOVER_SEEDS):
+            run_takeovers(seed)
 
 
 def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Pipe, "_put", watched)
     for seed in range(8):
-        World(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
+        SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), repeat_control=0.5)).run()
     bodies = {
         body for words in (WorkerBody, WorkerOrder, OptimizerBody, OptimizerOrder) for body in get_args(words)
     }
@@ -157,7 +157,7 @@ def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> N
 def test_liars_are_found() -> None:
     found = 0
     for seed in range(10):
-        world = World(seed, scenario=Scenario.lying(seed))
-        world.run()
-        found += sum(bool(saved.job.excluded) for saved in world.disk.jobs.values())
+        cluster = SimulatedCluster(seed, scenario=Scenario.lying(seed))
+        cluster.run()
+        found += sum(bool(saved.job.excluded) for saved in cluster.disk.jobs.values())
     assert found >= 5, "the others were over before the first lie"

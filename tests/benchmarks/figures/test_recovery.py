@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.figures import recovery
-from benchmarks.harness.paced_cluster import Begun, Event, committed, lease_seconds, steps_around
+from benchmarks.harness.slowed_cluster import Begun, Event, committed, lease_seconds, steps_around
 from services.errors import Failed
 
 
@@ -39,7 +39,12 @@ def test_the_last_micro_batch_is_counted_whole() -> None:
 
 def test_the_cost_is_of_the_step_without_the_detection() -> None:
     death = recovery.Death(
-        detected_seconds=2.5, step_seconds=4.0, before_seconds=0.7, after_seconds=1.0, rejoin_steps=1, again=3
+        detected_seconds=2.5,
+        step_seconds=4.0,
+        before_seconds=0.7,
+        after_seconds=1.0,
+        rejoin_steps=1,
+        repeated=3,
     )
     assert death.cost == 1.5
 

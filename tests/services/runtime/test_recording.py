@@ -22,7 +22,7 @@ from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.recording import CallRecorder, ReplayDiffers, decode, encode, make_core, replay
 from services.tensors.reduction_tree import Node
-from tests.simulation.world import World
+from tests.simulation.simulated_cluster import SimulatedCluster
 
 KINDS = {"AggregatorCore": AggregatorCore, "OptimizerCore": OptimizerCore}
 
@@ -90,7 +90,7 @@ def record_world(folder: Path, seed: int) -> list[Path]:
         paths.append(folder / f"{len(paths)}-{kind.__name__}.jsonl")
         return make_core(kind, paths[-1], **arguments)
 
-    World(seed, make_core=make).run()
+    SimulatedCluster(seed, make_core=make).run()
     return paths
 
 

@@ -11,18 +11,18 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_TIMEOUTS
+from tests.simulation.job_model import PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
-from tests.simulation.truth import PARAMETER, POISON, SICK, SimulatedJob, key_of, must, node_sum
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.simulated_cluster import SimulatedCluster
 
-MAD_SECONDS = (math.nan, math.inf, -1.0, 0.0, 1e300)
+INVALID_SECONDS = (math.nan, math.inf, -1.0, 0.0, 1e300)
 """What clocks of some workers say that a lease took."""
 REFUSED_SECONDS = 20.0
 """After so long a person starts a worker again that was refused."""
@@ -31,12 +31,12 @@ UNFIT = 0.1
 LIE = 0.2
 """How likely it is that a liar spoils a micro-batch that it computes."""
 Task = Iterator[float]
-"""Work of the device: yields how long each piece takes, or WAITS."""
-WAITS = -1.0
+"""Work of the device: yields how long each piece takes, or WAIT."""
+WAIT = -1.0
 """The device does nothing until a chunk arrives or a lease is dropped."""
 
 
-class HeldSum:
+class LeaseState:
     """What the shell keeps of a lease.
 
     Attributes:
@@ -52,27 +52,27 @@ class HeldSum:
         self.dropped = False
 
 
-class WorkerShell(Process):
+class SimulatedWorker(Process):
     """One life of a worker's process."""
 
-    def __init__(self, world: World, name: str, incarnation: int, fingerprint: str) -> None:
-        super().__init__(world, f"{name}.{incarnation}")
+    def __init__(self, cluster: SimulatedCluster, name: str, incarnation: int, fingerprint: str) -> None:
+        super().__init__(cluster, f"{name}.{incarnation}")
         self.name = name
         self.core = WorkerCore(name=name)
         self.hang_seconds = 0.0
         self.lies = LIE * (name == LIAR)
         self.sick_leases = 0
         self.failed_in_a_row = 0
-        self.clock_rate = world.rng.choice((1.0, 1.0, 0.9, 1.5))
+        self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
         self.fingerprint = fingerprint
         self._incarnation = f"{name}-{incarnation}"
         self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
-        self._seconds = 0.01 * 2 ** world.rng.randint(0, 3)
-        self._told_seconds = world.rng.choice((None, None, None, *MAD_SECONDS))
+        self._seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
+        self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
         self._job: SimulatedJob | None = None
         self._mesh: dict[int, tuple[tuple[int, int], int]] = {}
-        self._sums: dict[int, HeldSum] = {}
+        self._sums: dict[int, LeaseState] = {}
         self._arrived: deque[tuple[ChunkHeader, int]] = deque()
         self._loaded: tuple[int, int] = (0, -1)
         self._waiting = False  # the device, in a lease, for weights
@@ -80,7 +80,12 @@ class WorkerShell(Process):
         self._busy = False
         self._heard_seconds = 0.0
         self._events = Pipe(
-            world.loop, world.rng, self._from_device, receiver=self, seconds=0.001, injected=world.injected
+            cluster.loop,
+            cluster.rng,
+            self._from_device,
+            receiver=self,
+            seconds=0.001,
+            injected=cluster.injected,
         )
         self.dial()
         self._beat()
@@ -89,11 +94,11 @@ class WorkerShell(Process):
 
     def dial(self) -> None:
         """Connect to the aggregator, again and again."""
-        aggregator = self.world.aggregator
+        aggregator = self.cluster.aggregator
         if aggregator is None or not aggregator.alive:
-            self.later(0.01 + self.world.rng.random() ** 4, self.dial)
+            self.later(0.01 + self.cluster.rng.random() ** 4, self.dial)
             return
-        link = self._link = Link(self.world, aggregator.new_session())
+        link = self._link = Link(self.cluster, aggregator.new_session())
         self._heard_seconds = self.now
         link.connect(
             up_control=lambda epoch, body: aggregator.worker_said(link, epoch, body),
@@ -104,7 +109,7 @@ class WorkerShell(Process):
             lost_below=lambda reason: self.link_lost(link, reason),
             ends=(aggregator, self),
         )
-        self.world.links.append(link)
+        self.cluster.links.append(link)
         self.feed(ev.Connected())
         hello = self.core.hello(self._incarnation)
         link.up_control.send(0, hello)
@@ -120,7 +125,7 @@ class WorkerShell(Process):
         self.feed(ev.Ordered(epoch, body))
         if isinstance(body, pb.Welcome) and self.alive:
             link.up_data.send(None, None)
-        if isinstance(body, pb.Leave) and self.is_sound and self.world.disk.is_running(body.job):
+        if isinstance(body, pb.Leave) and self.is_sound and self.cluster.disk.is_running(body.job):
             self.later(REFUSED_SECONDS, self.die)
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
@@ -139,7 +144,7 @@ class WorkerShell(Process):
         if self.alive and link is self._link:
             self._link = None
             self.feed(ev.Disconnected())
-            self.later(0.01 + self.world.rng.random() ** 4 * 3, self.dial)
+            self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)
 
     def _beat(self) -> None:
         if self._link is not None:
@@ -163,13 +168,13 @@ class WorkerShell(Process):
             if header is None:
                 return
             held = self._sums.get(header.lease)
-            must(held is not None, f"{header} of a lease that is not kept")
+            require(held is not None, f"{header} of a lease that is not kept")
             assert held is not None and self._job is not None
             if header.kind == INITIAL_WEIGHTS:
                 link.up_data.send(header, self._job.weights[0][header.index])
                 continue
             assert held.key is not None
-            must(header.index >= held.ready_from, f"chunk {header.index} is sent before it is computed")
+            require(header.index >= held.ready_from, f"chunk {header.index} is sent before it is computed")
             node = Node(held.lease.first, held.lease.count)
             link.up_data.send(header, node_sum(node, header.index, held.key))
 
@@ -188,14 +193,14 @@ class WorkerShell(Process):
             case ev.Load():
                 self._arrived.append((effect.header, payload))
                 self._do(self._load())
-                self._look_again()
+                self._wake_device()
             case ev.Perform():
-                held = self._sums[effect.lease.lease] = HeldSum(effect.lease)
-                self._hold_bound(effect.lease)
+                held = self._sums[effect.lease.lease] = LeaseState(effect.lease)
+                self._check_bound(effect.lease)
                 self._do(self._perform(held))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
-                self._look_again()
+                self._wake_device()
             case ev.Say():
                 if self._link is not None:
                     self._link.up_control.send(self.core.epoch, effect.body)
@@ -206,11 +211,11 @@ class WorkerShell(Process):
             case ev.DropJob():
                 self._do(self._drop())
 
-    def _hold_bound(self, lease: pb.Lease) -> None:
+    def _check_bound(self, lease: pb.Lease) -> None:
         """Sums of one version are kept at a time (and initial weights, until there are newer ones)."""
         version = (lease.generation, lease.step)
         for other in self._sums.values():
-            must(
+            require(
                 other.lease.phase != pb.TRAIN or (other.lease.generation, other.lease.step) == version,
                 f"{self.title} still keeps lease {other.lease.lease} when it is to compute {version}",
             )
@@ -228,7 +233,7 @@ class WorkerShell(Process):
             seconds = next(self._tasks[0], None)
             if seconds is None:
                 self._tasks.popleft()
-            elif seconds == WAITS:
+            elif seconds == WAIT:
                 return
             elif seconds or self.hang_seconds:
                 seconds, self.hang_seconds = seconds + self.hang_seconds, 0.0
@@ -242,11 +247,11 @@ class WorkerShell(Process):
         self.feed(event)
 
     def _build(self, effect: ev.Build) -> Task:
-        yield self.world.rng.random()
-        if self.world.faults.active and self.world.rng.random() < UNFIT:
+        yield self.cluster.rng.random()
+        if self.cluster.faults.active and self.cluster.rng.random() < UNFIT:
             self._events.send(ev.BuildFailed(effect.job, "the mesh can't be opened", unfit=True))
             return
-        self._job = job = self.world.jobs[effect.job]
+        self._job = job = self.cluster.jobs[effect.job]
         self._mesh.clear()
         self._loaded = (0, -1)
         self._events.send(
@@ -277,7 +282,7 @@ class WorkerShell(Process):
             self._mesh[header.index] = (version, content)
             job = self._job
             if job is not None and {self._on_mesh(chunk) for chunk in range(job.chunks)} == {version}:
-                must(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
+                require(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
                 self._loaded = version
                 self._events.send(ev.Loaded(header.job, *version))
 
@@ -285,12 +290,12 @@ class WorkerShell(Process):
         """The version of a chunk on the mesh."""
         return self._mesh.get(chunk, (None, 0))[0]
 
-    def _await_weights(self, held: HeldSum) -> Task:
+    def _await_weights(self, held: LeaseState) -> Task:
         """A pass goes through the layout: it waits for each chunk, and may be dropped while it does."""
         lease = held.lease
         version = (lease.generation, lease.step)
-        chunks = range(self.world.jobs[lease.job].chunks)
-        must(
+        chunks = range(self.cluster.jobs[lease.job].chunks)
+        require(
             any(self._on_mesh(chunk) == version for chunk in chunks),
             f"{self.title} begins lease {lease.lease} of {version} on weights of other versions",
         )
@@ -300,12 +305,12 @@ class WorkerShell(Process):
                 if held.dropped or self._on_mesh(chunk) == version:
                     break
                 self._waiting = True
-                yield WAITS
+                yield WAIT
             if held.dropped:
                 return
-            yield self._seconds * self.world.rng.random() * 0.1
+            yield self._seconds * self.cluster.rng.random() * 0.1
 
-    def _look_again(self) -> None:
+    def _wake_device(self) -> None:
         """Something happened that the device may wait for."""
         if self._waiting:
             self._waiting = False
@@ -313,22 +318,22 @@ class WorkerShell(Process):
 
     def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
         """What is on the mesh, held to be all of the lease's version."""
-        job = self.world.jobs[lease.job]
-        must(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
+        job = self.cluster.jobs[lease.job]
+        require(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
         version = (lease.generation, lease.step)
         versions = {self._mesh.get(chunk, (None, 0))[0] for chunk in range(job.chunks)}
-        must(
+        require(
             versions == {version},
             f"{self.title} computes lease {lease.lease} of {version} on weights {versions}",
         )
         return tuple(self._mesh[chunk][1] for chunk in range(job.chunks))
 
-    def _perform(self, held: HeldSum) -> Task:
+    def _perform(self, held: LeaseState) -> Task:
         lease = held.lease
-        random = self.world.rng.random
+        random = self.cluster.rng.random
         if held.dropped:
             return
-        job = self.world.jobs[lease.job]
+        job = self.cluster.jobs[lease.job]
         if random() < 0.5 and self._is_sick():
             yield self._seconds
             self._fail(lease, SICK)
@@ -361,7 +366,7 @@ class WorkerShell(Process):
         losses = tuple(job.loss(lease.step, index) for index in indices)
         cut = int(random() * 2 * job.chunks)
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
-            must(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
+            require(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
             held.ready_from = ready_from
             if ready_from:
                 told = ev.NodeReady(lease.lease, ready_from)
@@ -372,8 +377,8 @@ class WorkerShell(Process):
             if ready_from and self._is_sick():
                 self._fail(lease, SICK)
                 return
-        if self._told_seconds is not None:
-            seconds = self._told_seconds
+        if self._reported_seconds is not None:
+            seconds = self._reported_seconds
         self.failed_in_a_row = 0
         self._events.send(
             ev.LeaseComputed(lease.lease, seconds * self.clock_rate, 100 * lease.count, checksums)
@@ -381,7 +386,7 @@ class WorkerShell(Process):
 
     def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
         """The key of a node's sum, and the checksums that a lease asks for; a lie has none that any other has."""
-        draw = self.world.rng
+        draw = self.cluster.rng
         spoilt = set()
         if self.lies:
             indices = range(lease.first, lease.first + lease.count)
@@ -415,6 +420,6 @@ class WorkerShell(Process):
 
     def _fail(self, lease: pb.Lease, reason: str) -> None:
         self.failed_in_a_row += 1
-        self.world.injected["lease fails"] += 1
-        self.world.verdict.lease_failed(self.name, lease)
+        self.cluster.injected["lease fails"] += 1
+        self.cluster.checks.lease_failed(self.name, lease)
         self._events.send(ev.LeaseFailed(lease.lease, reason))

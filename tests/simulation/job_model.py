@@ -25,7 +25,7 @@ class SimulationFailed(AssertionError):
     """Something that must hold did not."""
 
 
-def must(condition: object, text: str) -> None:
+def require(condition: object, text: str) -> None:
     """Fail with `text` unless the condition holds (where it happens often, spare the making of the text)."""
     if not condition:
         raise SimulationFailed(text)
@@ -119,7 +119,7 @@ class SimulatedJob:
         )
 
     @property
-    def why_it_fails(self) -> str:
+    def expected_failure(self) -> str:
         """Some of what is said when the job fails, as it must; empty if it needn't."""
         stops = [step for step, applied in enumerate(self.applied) if not applied]
         stops_at = stops[0] if stops and self.plan.on_non_finite == "stop" else None

@@ -33,7 +33,7 @@ from training.step import TrainingStep
 Float32Array = npt.NDArray[np.float32]
 
 
-class HeldStep(TrainingStep):
+class SteppedStep(TrainingStep):
     """See `TrainingStep`."""
 
     def __init__(
@@ -103,4 +103,4 @@ class HeldStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    sys.exit(main(worker_command=make_worker_command(HeldStep)))
+    sys.exit(main(worker_command=make_worker_command(SteppedStep)))

@@ -1,4 +1,4 @@
-"""Lets the idle workers (peers/idle_worker.py) begin a step together, and sees when each has its new weights."""
+"""Lets the idle workers (peers/no_compute_worker.py) begin a step together, and sees when each has its new weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_SECONDS = 120.0
 """Longest wait for the workers; building the job is part of the first."""
 
 
-class Gate:
+class StepGate:
     """A Unix socket that all workers connect to.
 
     Args:
@@ -33,7 +33,7 @@ class Gate:
         self._free_steps = 0
         self._ready = 0
 
-    def __enter__(self) -> Gate:
+    def __enter__(self) -> StepGate:
         return self
 
     def __exit__(

@@ -26,7 +26,7 @@ from training.step import TrainingStep
 Float32Array = npt.NDArray[np.float32]
 
 
-class PacedStep(TrainingStep):
+class SlowedStep(TrainingStep):
     """See `TrainingStep`."""
 
     def __init__(
@@ -55,4 +55,4 @@ class PacedStep(TrainingStep):
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    sys.exit(main(worker_command=make_worker_command(PacedStep)))
+    sys.exit(main(worker_command=make_worker_command(SlowedStep)))

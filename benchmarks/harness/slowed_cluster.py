@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.daemons import Daemons, Job
-from benchmarks.harness.setting import BUILD, ROOT
+from benchmarks.harness.job_settings import BUILD, ROOT
 from services.errors import Failed
 
 WORKERS = 3
@@ -21,7 +21,7 @@ MICRO_BATCHES = 10
 PAUSE_SECONDS = 0.2
 HEARTBEAT_SECONDS = 1.0
 CONFIG = ROOT / "configs" / "training_configs" / "demo.yaml"
-PACED_WORKER = Path(__file__).parents[1] / "peers" / "paced_worker.py"
+SLOWED_WORKER = Path(__file__).parents[1] / "peers" / "slowed_worker.py"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Begun:
     seconds: float
 
 
-class PacedCluster(Daemons):
+class SlowedCluster(Daemons):
     """See `Daemons`; 3 tiers, a GPT of 0.8 M parameters, and a pause before each micro-batch.
 
     Args:
@@ -66,7 +66,7 @@ class PacedCluster(Daemons):
             f"training_config.gradient_accumulation_steps={MICRO_BATCHES}",
             "batch_size=2",
         )
-        job = Job(CONFIG, PACED_WORKER, settings, environment)
+        job = Job(CONFIG, SLOWED_WORKER, settings, environment)
         heartbeat = ("--heartbeat-seconds", str(HEARTBEAT_SECONDS))
         super().__init__(name, job, workers=WORKERS, tiers=3, aggregator_options=heartbeat)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks.harness.daemons import Daemons, Job
 from benchmarks.harness.hosts import Host
+from benchmarks.harness.job_settings import CONFIG, data_dir
 from benchmarks.harness.report import median
-from benchmarks.harness.setting import CONFIG, data_dir
 from services.errors import Failed
 
-HELD_WORKER = Path(__file__).parents[1] / "peers" / "held_worker.py"
+STEPPED_WORKER = Path(__file__).parents[1] / "peers" / "stepped_worker.py"
 LIMIT_SECONDS = 120.0
 
 GPT_SETTINGS = (
@@ -31,7 +31,7 @@ GPT_SETTINGS = (
 
 
 @dataclass(frozen=True)
-class LonePass:
+class ComputePass:
     """A forward and backward pass that nothing was exchanged in; seconds count from its begin.
 
     Attributes:
@@ -45,7 +45,7 @@ class LonePass:
     ready: tuple[tuple[int, float], ...]
 
 
-def median_pass(passes: Sequence[LonePass]) -> LonePass:
+def median_pass(passes: Sequence[ComputePass]) -> ComputePass:
     """The pass whose every moment is the median of these passes', all of one model."""
 
     def medians(of: Sequence[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:
@@ -53,15 +53,15 @@ def median_pass(passes: Sequence[LonePass]) -> LonePass:
             (moments[0][0], median([seconds for _, seconds in moments])) for moments in zip(*of, strict=True)
         )
 
-    return LonePass(
+    return ComputePass(
         median([each.seconds for each in passes]),
         medians([each.uses for each in passes]),
         medians([each.ready for each in passes]),
     )
 
 
-class HoldingGate:
-    """A Unix socket that all workers connect to, and say what peers/held_worker.py says.
+class StepController:
+    """A Unix socket that all workers connect to, and say what peers/stepped_worker.py says.
 
     Args:
         path: of the socket.
@@ -82,7 +82,7 @@ class HoldingGate:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._heard: dict[socket.socket, bytes] = {}
 
-    def __enter__(self) -> HoldingGate:
+    def __enter__(self) -> StepController:
         return self
 
     def __exit__(
@@ -100,11 +100,13 @@ class HoldingGate:
         self._step = steps
         self._await()
 
-    def lone_passes(self, count: int) -> list[list[LonePass]]:
+    def compute_passes(self, count: int) -> list[list[ComputePass]]:
         """Have all workers, which are held, make so many passes side by side; those of each."""
         return [
             [
-                LonePass(each["seconds"], tuple(map(tuple, each["uses"])), tuple(map(tuple, each["ready"])))
+                ComputePass(
+                    each["seconds"], tuple(map(tuple, each["uses"])), tuple(map(tuple, each["ready"]))
+                )
                 for each in said["passes"]
             ]
             for said in self._order({"passes": count})
@@ -164,7 +166,7 @@ class HoldingGate:
         return said
 
 
-class HeldCluster(Daemons):
+class SteppedCluster(Daemons):
     """See `Daemons`; a GPT of 10.7 M parameters, every worker a micro-batch a step.
 
     Args:
@@ -174,7 +176,7 @@ class HeldCluster(Daemons):
         gate: that holds the workers.
     """
 
-    gate: HoldingGate
+    gate: StepController
 
     def __init__(
         self,
@@ -186,8 +188,8 @@ class HeldCluster(Daemons):
         hosts: Mapping[str, Host] | None = None,
     ) -> None:
         environment = {"TIERMESH_DATA": str(data_dir())}
-        job = Job(CONFIG, HELD_WORKER, (*GPT_SETTINGS, *settings), environment)
+        job = Job(CONFIG, STEPPED_WORKER, (*GPT_SETTINGS, *settings), environment)
         super().__init__(name, job, workers=workers, options=options, hosts=hosts)
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
-        self.gate = stack.enter_context(HoldingGate(path, self._workers))
+        self.gate = stack.enter_context(StepController(path, self._workers))

@@ -1,4 +1,4 @@
-"""The optimizer's virtual service: tensors are tuples of integers, its disk the world's."""
+"""The optimizer's virtual service: tensors are tuples of integers, its disk the cluster's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from tests.simulation import history
+from tests.simulation.job_model import SimulatedJob, SimulationFailed, require, updated
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
-from tests.simulation.truth import SimulatedJob, SimulationFailed, must, updated
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.simulated_cluster import SimulatedCluster
 
 
 class Tensors:
@@ -27,15 +27,15 @@ class Tensors:
         self.staged: dict[int, Any] = {}
 
 
-class OptimizerShell(Process):
+class SimulatedOptimizer(Process):
     """One life of the optimizer's process."""
 
-    def __init__(self, world: World, number: int) -> None:
-        super().__init__(world, f"optimizer-{number}")
-        self.core: OptimizerCore = world.make_core(
-            OptimizerCore, name="optimizer", epoch=world.disk.obeyed_epoch
+    def __init__(self, cluster: SimulatedCluster, number: int) -> None:
+        super().__init__(cluster, f"optimizer-{number}")
+        self.core: OptimizerCore = cluster.make_core(
+            OptimizerCore, name="optimizer", epoch=cluster.disk.obeyed_epoch
         )
-        self._epoch = world.disk.epoch  # in 2 tiers, of its aggregator
+        self._epoch = cluster.disk.epoch  # in 2 tiers, of its aggregator
         self.tensors: Tensors | None = None
         self._link: Link | None = None
         self._kernel = Queue(self)
@@ -44,7 +44,7 @@ class OptimizerShell(Process):
     @property
     def fenced(self) -> bool:
         """Whether it lives in an aggregator that another one has taken over from: what it writes comes to nothing."""
-        return self.world.scenario.tiers == 2 and self.world.disk.epoch != self._epoch
+        return self.cluster.scenario.tiers == 2 and self.cluster.disk.epoch != self._epoch
 
     # ---- the link ----
 
@@ -111,14 +111,14 @@ class OptimizerShell(Process):
             self.pump(self._link)
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
-        random = self.world.rng.random
-        seconds = self.world.scenario.optimizer_seconds
+        random = self.cluster.rng.random
+        seconds = self.cluster.scenario.optimizer_seconds
         tensors = self.tensors
         match effect:
             case ev.Stage() | ev.StoreInitial():
                 assert tensors is not None
                 staged = tensors.staged
-                must(effect.chunk not in staged, f"chunk {effect.chunk} staged twice")
+                require(effect.chunk not in staged, f"chunk {effect.chunk} staged twice")
                 staged[effect.chunk] = payload
                 if isinstance(effect, ev.StoreInitial):
                     tensors.weights[effect.chunk] = payload
@@ -129,7 +129,7 @@ class OptimizerShell(Process):
                 self._kernel.submit(random() * seconds, self._measure, tensors, effect)
             case ev.Update():
                 if not self.fenced:
-                    self.world.committed(self, effect)
+                    self.cluster.committed(self, effect)
                 assert tensors is not None
                 for chunk in range(tensors.job.chunks):
                     self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
@@ -145,19 +145,19 @@ class OptimizerShell(Process):
             case ev.SaveGeneration() if self.fenced:
                 self.feed(ev.OperationFailed(effect.job, "another aggregator has taken over"))
             case ev.SaveGeneration():
-                must(
-                    effect.generation > self.world.disk.generations.get(effect.job, 0),
+                require(
+                    effect.generation > self.cluster.disk.generations.get(effect.job, 0),
                     f"generation {effect.generation} was given out before",
                 )
-                self.world.disk.generations[effect.job] = effect.generation
+                self.cluster.disk.generations[effect.job] = effect.generation
             case ev.SaveEpoch():
-                must(effect.epoch > self.world.disk.obeyed_epoch, f"{effect} after a later one")
-                if self.world.scenario.tiers == 3:
-                    self.world.disk.obeyed_epoch = effect.epoch
+                require(effect.epoch > self.cluster.disk.obeyed_epoch, f"{effect} after a later one")
+                if self.cluster.scenario.tiers == 3:
+                    self.cluster.disk.obeyed_epoch = effect.epoch
             case ev.Load():
                 self._disk.submit(random() * 0.5, self._load, effect)
             case ev.Allocate():
-                self.tensors = Tensors(self.world.jobs[effect.job])
+                self.tensors = Tensors(self.cluster.jobs[effect.job])
                 elements = self.tensors.job.elements
                 self.feed(ev.Allocated(effect.job, effect.layout_json, elements))
             case ev.DropJob():
@@ -166,9 +166,9 @@ class OptimizerShell(Process):
     # ---- slow work ----
 
     def _load(self, effect: ev.Load) -> None:
-        job = self.world.jobs[effect.job]
-        generation = self.world.disk.generations.get(job.id, 0)
-        found = self.world.disk.newest_checkpoint(job.id, effect.void)
+        job = self.cluster.jobs[effect.job]
+        generation = self.cluster.disk.generations.get(job.id, 0)
+        found = self.cluster.disk.newest_checkpoint(job.id, effect.void)
         if found is None:
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return
@@ -181,21 +181,23 @@ class OptimizerShell(Process):
 
     def _measure(self, tensors: Tensors, effect: ev.Measure) -> None:
         job = tensors.job
-        must(job.id == effect.job, f"{effect} while {job.id} is open")
+        require(job.id == effect.job, f"{effect} while {job.id} is open")
         step, opened = effect.step, self.core.open_job
         for chunk, staged in tensors.staged.items():
             if (staged.chunk, staged.key) != (chunk, job.keys[step]):
                 raise SimulationFailed(f"chunk {chunk} of step {step} is staged as {staged}")
             if opened is not None and opened.job == job.id and not self.fenced:
                 covered = history.Covered(job.id, opened.generation, step, chunk, staged.micro_batches)
-                self.world.history.add(covered)
+                self.cluster.history.add(covered)
         tensors.staged.clear()
         self.feed(ev.Measured(job.id, step, 1.5 + step, job.applied[step], 1.0 / (1 + step), self.now))
 
     def _update(self, tensors: Tensors, effect: ev.Update, chunk: int) -> None:
         before = tensors.weights[chunk]
         job = tensors.job
-        must(before == job.weights[effect.step][chunk], f"{effect} of other weights than those of its step")
+        require(
+            before == job.weights[effect.step][chunk], f"{effect} of other weights than those of its step"
+        )
         if effect.applied:
             tensors.weights[chunk] = updated(before, job.keys[effect.step])
         self.feed(ev.Updated(effect.job, effect.step, chunk))
@@ -203,16 +205,16 @@ class OptimizerShell(Process):
     def _snapshot(self, tensors: Tensors, effect: ev.Snapshot) -> None:
         job = tensors.job
         weights = tuple(tensors.weights)
-        must(weights == job.weights[effect.step], f"{effect} of other weights than those of its step")
+        require(weights == job.weights[effect.step], f"{effect} of other weights than those of its step")
         if not effect.step:
             tensors.staged.clear()
-        chance = self.world.rng.random()
+        chance = self.cluster.rng.random()
         self._disk.submit(
             3.0 if chance > 0.97 else chance * 0.3, self._write, effect, weights, 0.9 < chance < 0.95
         )
 
     def _write(self, effect: ev.Snapshot, weights: tuple[int, ...], fails: bool) -> None:
-        job = self.world.jobs[effect.job]
+        job = self.cluster.jobs[effect.job]
         if self.fenced:
             self.feed(
                 ev.SaveFailed(effect.job, effect.generation, effect.step, "another aggregator has taken over")
@@ -228,5 +230,5 @@ class OptimizerShell(Process):
             path=f"{effect.job}/step-{effect.step:08d}",
             model_sha256=f"{hash(weights):x}",
         )
-        self.world.disk.write_checkpoint(written, weights, job.keep_last)
+        self.cluster.disk.write_checkpoint(written, weights, job.keep_last)
         self.feed(ev.Saved(written))

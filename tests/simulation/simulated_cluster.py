@@ -15,17 +15,17 @@ from optimizer.core.events import Update
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
-from tests.simulation.aggregator_shell import AggregatorShell
 from tests.simulation.disk import Disk
 from tests.simulation.faults import HANG_SECONDS, Faults
+from tests.simulation.job_checks import JobChecks
+from tests.simulation.job_model import SimulationFailed, require
 from tests.simulation.links import Link
 from tests.simulation.network import Loop
-from tests.simulation.optimizer_shell import OptimizerShell
 from tests.simulation.process import Process
 from tests.simulation.scenario import LIAR, MOST_SECONDS, Scenario
-from tests.simulation.truth import SimulationFailed, must
-from tests.simulation.verdict import Verdict
-from tests.simulation.worker_shell import WorkerShell
+from tests.simulation.simulated_aggregator import SimulatedAggregator
+from tests.simulation.simulated_optimizer import SimulatedOptimizer
+from tests.simulation.simulated_worker import SimulatedWorker
 
 PATIENCE_SECONDS = 300.0
 """Whatever goes wrong, something gets done at least that often (virtual seconds)."""
@@ -33,7 +33,7 @@ RECOVERY_SECONDS = 120.0
 """How long the last fault may cost, once it is over, beside the steps that are made again."""
 
 
-class World:
+class SimulatedCluster:
     """One run of a seed.
 
     Args:
@@ -62,12 +62,12 @@ class World:
         self.jobs = {job.id: job for job in self.scenario.jobs}
         self.make_core = make_core or (lambda kind, **arguments: kind(**arguments))
         self.links: list[Link] = []
-        self.workers: dict[str, WorkerShell] = {}
-        self.aggregator: AggregatorShell | None = None
-        self.optimizer: OptimizerShell | None = None
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.aggregator: SimulatedAggregator | None = None
+        self.optimizer: SimulatedOptimizer | None = None
         self.commits = 0
-        self.history = history.Checker()
-        self.verdict = Verdict(self.jobs, self.history)
+        self.history = history.HistoryChecker()
+        self.checks = JobChecks(self.jobs, self.history)
         self.faults = Faults(self)
         self._lives = 0
         self._progress_seconds = 0.0
@@ -97,7 +97,7 @@ class World:
         self.faults.advance(self.commits)
         while self.disk.unfinished or len(self.disk.jobs) < len(self.jobs):
             self.loop.step()
-        self.verdict.ended(self.disk)
+        self.checks.ended(self.disk)
 
     def _watch(self) -> None:
         """Something must get done now and then."""
@@ -110,7 +110,7 @@ class World:
                 else "no aggregator"
             )
             raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
-        must(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
+        require(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
         if self.faults.active and self.faults.over and len(self.disk.jobs) == len(self.jobs):
             self._end_faults()
         if not self.faults.active:
@@ -146,7 +146,7 @@ class World:
         self.loop.after(1.0, self._submit, job)
 
     def _cancel(self, job: str) -> None:
-        self.verdict.cancelled(job)
+        self.checks.cancelled(job)
         saved = self.disk.jobs.get(job)
         if saved is not None and saved.job.state not in (QUEUED, RUNNING):
             return
@@ -161,30 +161,30 @@ class World:
         self.disk.epoch += 1
         if self.scenario.tiers == 2:
             self._start_optimizer()
-        self.aggregator = AggregatorShell(self, self.disk.epoch)
+        self.aggregator = SimulatedAggregator(self, self.disk.epoch)
 
     def _start_optimizer(self) -> None:
         self._lives += 1
-        self.optimizer = OptimizerShell(self, self._lives)
+        self.optimizer = SimulatedOptimizer(self, self._lives)
 
     def _start_worker(self, name: str, fingerprint: str = "same") -> None:
         self._lives += 1
-        self.workers[name] = WorkerShell(self, name, self._lives, fingerprint)
+        self.workers[name] = SimulatedWorker(self, name, self._lives, fingerprint)
 
     def died(self, process: Process) -> None:
         """A process is gone: its links break, and it is started again some time."""
         process.alive = False
-        self.injected[f"{type(process).__name__.removesuffix('Shell').lower()} dies"] += 1
+        self.injected[f"{type(process).__name__.removeprefix('Simulated').lower()} dies"] += 1
         self._cut_links_of(process)
         delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
         self.faults.disturb(delay)
-        if isinstance(process, WorkerShell):
+        if isinstance(process, SimulatedWorker):
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
-        elif isinstance(process, AggregatorShell) and process is not self.aggregator:
+        elif isinstance(process, SimulatedAggregator) and process is not self.aggregator:
             return  # one that had been replaced
-        elif isinstance(process, OptimizerShell) and process is not self.optimizer:
+        elif isinstance(process, SimulatedOptimizer) and process is not self.optimizer:
             return  # that one's
         elif self.scenario.tiers == 2:
             for each in (self.optimizer, self.aggregator):
@@ -192,7 +192,7 @@ class World:
                     each.alive = False
                     self._cut_links_of(each)
             self.loop.after(delay, self.start_aggregator)
-        elif isinstance(process, AggregatorShell):
+        elif isinstance(process, SimulatedAggregator):
             self.loop.after(delay, self.start_aggregator)
         else:
             self.loop.after(delay, self._start_optimizer)
@@ -205,18 +205,18 @@ class World:
 
     # ---- what was done ----
 
-    def committed(self, optimizer: OptimizerShell, effect: Update) -> None:
+    def committed(self, optimizer: SimulatedOptimizer, effect: Update) -> None:
         """An optimizer decided a step."""
         opened = optimizer.core.open_job
         assert opened is not None
-        self.verdict.committed(opened.generation, effect)
+        self.checks.committed(opened.generation, effect)
         self.commits += 1
         self.moved()
         self.faults.advance(self.commits)
 
     def noted(self, note: Note) -> None:
         """The aggregator tells people something."""
-        self.verdict.noted(note)
+        self.checks.noted(note)
         if note.kind in ("evaluation", "checkpoint", "state"):
             self.moved()
 

@@ -1,6 +1,6 @@
 """Times the tape beside the bare calls that it makes, on a mocked board. Run by tape_overhead.py, in its own process.
 
-    python -m benchmarks.figures.tape_on_board DEVICES ROUNDS
+    python -m benchmarks.figures.tape_on_mocked_board DEVICES ROUNDS
 
 DEVICES are a row of the board's, over which the batch is split. Prints a JSON object: how many calls of ttnn a pass
 makes, and the seconds of each round's passes.

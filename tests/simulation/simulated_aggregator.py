@@ -12,31 +12,31 @@ from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
+from tests.simulation.job_model import SimulationFailed, merged, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.process import Process, Queue
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT
-from tests.simulation.truth import SimulationFailed, merged, must
 
 if TYPE_CHECKING:
-    from tests.simulation.world import World
+    from tests.simulation.simulated_cluster import SimulatedCluster
 
 
-class AggregatorShell(Process):
+class SimulatedAggregator(Process):
     """One life of the aggregator's process."""
 
-    def __init__(self, world: World, epoch: int) -> None:
-        super().__init__(world, f"aggregator-{epoch}")
+    def __init__(self, cluster: SimulatedCluster, epoch: int) -> None:
+        super().__init__(cluster, f"aggregator-{epoch}")
         self.epoch = epoch
         self._inside = (
-            world.optimizer if world.scenario.tiers == 2 else None
+            cluster.optimizer if cluster.scenario.tiers == 2 else None
         )  # the optimizer of its own process
-        self.core: AggregatorCore = world.make_core(
+        self.core: AggregatorCore = cluster.make_core(
             AggregatorCore,
             name="aggregator",
             epoch=epoch,
-            records=world.disk.records(),
+            records=cluster.disk.records(),
             heartbeat_seconds=STANDARD_HEARTBEAT_SECONDS,
-            tiers=world.scenario.tiers,
+            tiers=cluster.scenario.tiers,
         )
         self.kept: dict[tuple[int, Node], Any] = {}
         self._windows = 1  # that may be full of kept sums
@@ -54,7 +54,7 @@ class AggregatorShell(Process):
     @property
     def replaced(self) -> bool:
         """Whether another aggregator has taken the disk over."""
-        return self.world.disk.epoch != self.epoch
+        return self.cluster.disk.epoch != self.epoch
 
     # ---- the core ----
 
@@ -74,14 +74,14 @@ class AggregatorShell(Process):
         match effect:
             case ev.Keep():
                 kept[effect.chunk, effect.node] = payload
-                self._hold_bound()
+                self._check_bound()
             case ev.Merge():
                 left, right = kept.pop((effect.chunk, effect.left)), kept.pop((effect.chunk, effect.right))
-                must((effect.chunk, effect.parent) not in kept, f"{effect} overwrites a kept sum")
+                require((effect.chunk, effect.parent) not in kept, f"{effect} overwrites a kept sum")
                 kept[effect.chunk, effect.parent] = merged(left, right, effect.parent)
             case ev.Forward():
                 payload = kept.pop((effect.header.index, effect.node))
-                self._kernel.submit(self.world.rng.random() * 0.004, self._forward, effect.header, payload)
+                self._kernel.submit(self.cluster.rng.random() * 0.004, self._forward, effect.header, payload)
             case ev.Drop():
                 kept.pop((effect.chunk, effect.node))
             case ev.DropAll():
@@ -92,7 +92,7 @@ class AggregatorShell(Process):
                 self._weights[header.index] = ((header.generation, header.step), payload)
             case ev.ToWorker():
                 if isinstance(effect.body, pb.Lease):
-                    self._hold_quorum(effect.body)
+                    self._check_quorum(effect.body)
                 link = self._sessions.get(effect.session)
                 if link is not None:
                     link.down_control.send(self.epoch, effect.body)
@@ -104,27 +104,27 @@ class AggregatorShell(Process):
                 if link is not None:
                     link.close(effect.reason)
             case ev.SaveJob() if not self.replaced:
-                self.world.disk.save(effect)
+                self.cluster.disk.save(effect)
             case ev.Note() if not self.replaced:
-                self.world.noted(effect)
+                self.cluster.noted(effect)
 
     def _count_able(self) -> int:
         return sum(member.able for member in self.core.members.values())
 
-    def _hold_quorum(self, lease: pb.Lease) -> None:
+    def _check_quorum(self, lease: pb.Lease) -> None:
         """No work is given out while there are too few workers, be it before or after those that just went."""
-        able, wanted = max(self._able, self._count_able()), self.world.jobs[lease.job].plan.min_workers
-        must(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
+        able, wanted = max(self._able, self._count_able()), self.cluster.jobs[lease.job].plan.min_workers
+        require(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 
-    def _hold_bound(self) -> None:
+    def _check_bound(self) -> None:
         """No more sums than leases times window, which begins anew with each link that lost some of them."""
         run = self.core.run
         assert run is not None
         if run.lease_book.sum is not None:
             bound = len(run.lease_book.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
-            must(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
+            require(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
-    def hold_consistency(self) -> None:
+    def check_consistency(self) -> None:
         """The payloads kept are those that the core believes in."""
         run = self.core.run
         held: set[tuple[int, Node]] = set()
@@ -132,7 +132,7 @@ class AggregatorShell(Process):
             held = {
                 (chunk, node) for chunk, nodes in run.lease_book.sum.coverage._held.items() for node in nodes
             }
-        must(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
+        require(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
         if self._optimizer is not None:
@@ -146,7 +146,7 @@ class AggregatorShell(Process):
             return
         self.feed(ev.Ticked())
         if self.alive:
-            self.hold_consistency()
+            self.check_consistency()
             self.later(self.core.timeouts.tick, self.tick)
 
     def beat(self) -> None:
@@ -216,12 +216,12 @@ class AggregatorShell(Process):
 
     def dial(self) -> None:
         """Connect to the optimizer, again and again."""
-        optimizer = self._inside or self.world.optimizer
-        local = self.world.scenario.tiers == 2
+        optimizer = self._inside or self.cluster.optimizer
+        local = self.cluster.scenario.tiers == 2
         if optimizer is None or not optimizer.alive:
-            self.later(0.01 + self.world.rng.random() ** 4, self.dial)
+            self.later(0.01 + self.cluster.rng.random() ** 4, self.dial)
             return
-        link = Link(self.world, 0, local=local, pinged=not local)
+        link = Link(self.cluster, 0, local=local, pinged=not local)
         link.connect(
             up_control=lambda epoch, body: optimizer.ordered(link, epoch, body),
             up_data=lambda header, payload: optimizer.received(link, header, payload),
@@ -231,7 +231,7 @@ class AggregatorShell(Process):
             lost_below=lambda reason: self.optimizer_lost(link, reason),
             ends=(optimizer, self),
         )
-        self.world.links.append(link)
+        self.cluster.links.append(link)
         hello = pb.Hello(
             protocol=PROTOCOL_VERSION,
             role="aggregator",
@@ -269,4 +269,4 @@ class AggregatorShell(Process):
         if self._optimizer is link:
             self._optimizer = None
             self.feed(ev.OptimizerLost(reason))
-        self.later(0.01 + self.world.rng.random() ** 4 * 3, self.dial)
+        self.later(0.01 + self.cluster.rng.random() ** 4 * 3, self.dial)

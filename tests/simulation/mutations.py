@@ -267,7 +267,7 @@ def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
+MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
     takes_chunks_of_void_leases,
@@ -294,14 +294,14 @@ MISTAKES: list[Callable[[pytest.MonkeyPatch], None]] = [
     does_not_say_whose_gradient_was_not_finite,
 ]
 
-LETTING_LIES_IN: list[Callable[[pytest.MonkeyPatch], None]] = [
+LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     commits_before_all_is_checked,
     keeps_what_a_liar_summed,
     takes_two_lies_for_the_truth,
 ]
 
-SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
+FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
     streams_weights_to_whoever_connects: ("aggregator",),
     leaves_leases_with_silent_workers: ("silence", "worker"),
 }
-"""The faults that show a mistake soon, where it takes a hundred seeds with all of them."""
+"""The faults that show a mutation soon, where it takes a hundred seeds with all of them."""

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.harness.daemons import Daemons, Job
-from benchmarks.harness.gate import Gate
 from benchmarks.harness.hosts import Host
-from benchmarks.harness.setting import ROOT
+from benchmarks.harness.job_settings import ROOT
+from benchmarks.harness.step_gate import StepGate
 
-IDLE_WORKER = Path(__file__).parents[1] / "peers" / "idle_worker.py"
+NO_COMPUTE_WORKER = Path(__file__).parents[1] / "peers" / "no_compute_worker.py"
 CONFIG = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
 
 
-class IdleCluster(Daemons):
+class NoComputeCluster(Daemons):
     """See `Daemons`.
 
     Args:
@@ -27,7 +27,7 @@ class IdleCluster(Daemons):
         gate: that all workers wait at, each step.
     """
 
-    gate: Gate
+    gate: StepGate
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class IdleCluster(Daemons):
         shards: int = 0,
     ) -> None:
         environment = {"TIERMESH_BENCH_ELEMENTS": str(elements), "TIERMESH_BENCH_TENSORS": str(tensors)}
-        job = Job(CONFIG, IDLE_WORKER, settings, environment)
+        job = Job(CONFIG, NO_COMPUTE_WORKER, settings, environment)
         super().__init__(name, job, workers=workers, tiers=tiers, options=options, hosts=hosts, shards=shards)
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
-        self.gate = stack.enter_context(Gate(path, self._workers))
+        self.gate = stack.enter_context(StepGate(path, self._workers))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.held_cluster import HoldingGate, LonePass, median_pass
+from benchmarks.harness.stepped_cluster import ComputePass, StepController, median_pass
 from services.errors import Failed
 
 PASS = {"seconds": 2.0, "uses": [[4, 0.5], [8, 1.0]], "ready": [[4, 1.5], [0, 2.0]]}
@@ -45,12 +45,12 @@ class Worker:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Iterator[HoldingGate]:
-    with HoldingGate(tmp_path / "gate", workers=2) as opened:
+def gate(tmp_path: Path) -> Iterator[StepController]:
+    with StepController(tmp_path / "gate", workers=2) as opened:
         yield opened
 
 
-def test_the_first_step_may_be_one_worker_s_alone(gate: HoldingGate, tmp_path: Path) -> None:
+def test_the_first_step_may_be_one_worker_s_alone(gate: StepController, tmp_path: Path) -> None:
     first = Worker(tmp_path / "gate", [{"step": 0, "ends": []}, {"step": 2, "ends": [1.0, 2.0, 3.0]}])
     second = Worker(tmp_path / "gate", [{"step": 1, "ends": []}, {"step": 2, "ends": [3.0]}])
     gate.warm_up(2)
@@ -62,7 +62,7 @@ def test_the_first_step_may_be_one_worker_s_alone(gate: HoldingGate, tmp_path: P
 
 
 def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
-    gate: HoldingGate, tmp_path: Path
+    gate: StepController, tmp_path: Path
 ) -> None:
     says = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0, 8.0], [2.0, 5.0, 7.0])
@@ -76,7 +76,7 @@ def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
         assert worker.orders == [{"until": 4}]
 
 
-def test_a_worker_that_computed_another_s_part_is_told_of(gate: HoldingGate, tmp_path: Path) -> None:
+def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, tmp_path: Path) -> None:
     says = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0], [2.0, 3.0, 5.0, 7.0])
     ]
@@ -89,12 +89,12 @@ def test_a_worker_that_computed_another_s_part_is_told_of(gate: HoldingGate, tmp
         worker.join()
 
 
-def test_lone_passes_are_those_of_every_worker(gate: HoldingGate, tmp_path: Path) -> None:
+def test_lone_passes_are_those_of_every_worker(gate: StepController, tmp_path: Path) -> None:
     says = [{"step": 1, "ends": []}, {"step": 1, "ends": [], "passes": [PASS]}]
     workers = [Worker(tmp_path / "gate", says) for _ in range(2)]
     gate.warm_up(1)
-    lone = LonePass(2.0, ((4, 0.5), (8, 1.0)), ((4, 1.5), (0, 2.0)))
-    assert gate.lone_passes(1) == [[lone], [lone]]
+    lone = ComputePass(2.0, ((4, 0.5), (8, 1.0)), ((4, 1.5), (0, 2.0)))
+    assert gate.compute_passes(1) == [[lone], [lone]]
     gate.__exit__(None, None, None)
     for worker in workers:
         worker.join()
@@ -102,5 +102,5 @@ def test_lone_passes_are_those_of_every_worker(gate: HoldingGate, tmp_path: Path
 
 
 def test_the_median_pass_is_one_moment_by_moment() -> None:
-    passes = [LonePass(seconds, ((4, seconds / 4),), ((0, seconds),)) for seconds in (4.0, 1.0, 2.0)]
-    assert median_pass(passes) == LonePass(2.0, ((4, 0.5),), ((0, 2.0),))
+    passes = [ComputePass(seconds, ((4, seconds / 4),), ((0, seconds),)) for seconds in (4.0, 1.0, 2.0)]
+    assert median_pass(passes) == ComputePass(2.0, ((4, 0.5),), ((0, 2.0),))

@@ -30,7 +30,7 @@ from services.tensors.layout import Layout
 Float32Array = npt.NDArray[np.float32]
 
 
-class IdleStep:
+class NoComputeStep:
     """Stands in for `training.step.TrainingStep`; see there."""
 
     evaluation_batches = 1
@@ -78,7 +78,7 @@ class IdleStep:
         del step
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        IdleStep.micro_batches += 1
+        NoComputeStep.micro_batches += 1
         out.fill(1e-3 * (index + 1))
         self._gate.sendall(b"r")
         self._gate.recv(1)
@@ -107,5 +107,5 @@ if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
     # By this clock every worker is as fast as the others, wherever it waits.
-    idle_worker = make_worker_command(IdleStep, clock=lambda: float(IdleStep.micro_batches))
-    sys.exit(main(worker_command=idle_worker))
+    no_compute_worker = make_worker_command(NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches))
+    sys.exit(main(worker_command=no_compute_worker))

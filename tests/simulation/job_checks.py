@@ -11,11 +11,11 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
 from tests.simulation import history
 from tests.simulation.disk import Disk
+from tests.simulation.job_model import PARAMETER, SICK, SimulatedJob, require
 from tests.simulation.scenario import LIAR
-from tests.simulation.truth import PARAMETER, SICK, SimulatedJob, must
 
 
-class Verdict:
+class JobChecks:
     """Holds what a run does against its jobs.
 
     Args:
@@ -23,7 +23,7 @@ class Verdict:
         events: take what is held against what came before.
     """
 
-    def __init__(self, jobs: dict[str, SimulatedJob], events: history.Checker) -> None:
+    def __init__(self, jobs: dict[str, SimulatedJob], events: history.HistoryChecker) -> None:
         self._jobs = jobs
         self._history = events
         self._cancelled: set[str] = set()
@@ -40,7 +40,7 @@ class Verdict:
     def committed(self, generation: int, effect: Update) -> None:
         """An optimizer decided a step."""
         self._history.add(history.Committed(effect.job, generation, effect.step))
-        must(
+        require(
             effect.applied or self._jobs[effect.job].plan.on_non_finite == "skip",
             f"{effect} of a job that is to stop",
         )
@@ -65,20 +65,20 @@ class Verdict:
         if note.kind == "step":
             culprit = job.culprit(note.job.step - 1)
             end = "" if culprit is None else f"micro-batch {culprit}, parameter {PARAMETER})"
-            must(
+            require(
                 note.text.endswith(end) and ("skipped" in note.text) == bool(end),
                 f"of a step is said: {note.text}",
             )
-            self._history.add(history.Told(job.id, note.job.generation, note.job.step))
+            self._history.add(history.Reported(job.id, note.job.generation, note.job.step))
 
     def _check_told(self, told: Job) -> None:
         job = self._jobs[told.id]
         if told.HasField("loss"):
             expected = job.step_loss(told.step - 1)
-            must(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
+            require(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
         if told.HasField("validation_loss"):
             expected = job.validation_loss(told.validation_step)
-            must(
+            require(
                 told.validation_loss == expected,
                 f"validation loss {told.validation_loss}, expected {expected}",
             )
@@ -88,31 +88,31 @@ class Verdict:
         for name, saved in disk.jobs.items():
             job, state = self._jobs[name], saved.job.state
             excluded = {each.worker for each in saved.job.excluded}
-            must(excluded <= {LIAR}, f"{name}: {excluded} were found faulty")
+            require(excluded <= {LIAR}, f"{name}: {excluded} were found faulty")
             allowed = {SUCCEEDED}
             if name in self._cancelled:
                 allowed.add(CANCELLED)
-            why, detail = job.why_it_fails, saved.job.detail
+            why, detail = job.expected_failure, saved.job.detail
             sick = SICK in detail and name in self._may_fail
             if job.full_disk_at is not None or sick or (why and why in detail):
                 allowed.add(FAILED)
             if why:
                 allowed.discard(SUCCEEDED)
-            must(state in allowed, f"{name} is {JobState.Name(state)}: {detail}")
+            require(state in allowed, f"{name} is {JobState.Name(state)}: {detail}")
             found = disk.newest_checkpoint(name)
             if "on_non_finite" in detail:
                 newest = found[0].step if found else 0
-                must(
+                require(
                     saved.job.checkpoint_step == newest,
                     f"{name}: told of another checkpoint than that of step {newest}",
                 )
             if state != SUCCEEDED:
                 continue
             assert found is not None
-            must(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
-            must(
+            require(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
+            require(
                 found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run"
             )
-            must(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
+            require(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
             if job.evaluation_batches:
-                must(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")
+                require(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")
