@@ -41,26 +41,28 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
         Failed: it can't be opened, or a sum is wrong.
     """
     limit_blas_to_one_thread()
-    from mesh.device import whole_mesh
-    from mesh.fingerprint import board
-    from mesh.link_check import AXES, check_axis, device_ids, open_to_check, picture
-    from mesh.memory import chip_memory
+    from mesh.device import detect_mesh_shape
+    from mesh.fingerprint import board_type
+    from mesh.link_check import AXIS_NAMES, check_axis, device_ids, draw_mesh, open_mesh_for_check
+    from mesh.memory import read_chip_memory
 
-    shape = parse_shape(mesh_shape) if mesh_shape else whole_mesh(backend)
-    with open_to_check(shape, backend) as mesh:
-        ids, memory = device_ids(mesh), chip_memory(mesh)
+    shape = parse_shape(mesh_shape) if mesh_shape else detect_mesh_shape(backend)
+    with open_mesh_for_check(shape, backend) as mesh:
+        ids, memory = device_ids(mesh), read_chip_memory(mesh)
         dtype = str(mesh.dtype).rpartition(".")[2].lower()
         output.say(
-            f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({board(mesh)}), {dtype}"
+            f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({board_type(mesh)}), {dtype}"
         )
         output.say(
             f"memory of each chip: {memory.total_bytes / 2**30:.1f} GiB, {memory.allocated_bytes / 2**20:.1f} MiB taken"
         )
-        for line in picture(ids):
+        for line in draw_mesh(ids):
             output.say(f"    {line}")
         checks = [check_axis(mesh, axis) for axis, size in enumerate(shape) if size > 1]
         for check in checks:
-            output.say(f"axis {check.axis} ({AXES[check.axis]}, {check.devices} devices): {_outcome(check)}")
+            output.say(
+                f"axis {check.axis} ({AXIS_NAMES[check.axis]}, {check.devices} devices): {_outcome(check)}"
+            )
         if not checks:
             output.say("one device: there are no links to check")
         passed = all(check.passed for check in checks)
@@ -70,7 +72,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
                 "mesh_shape": list(shape),
                 "backend": mesh.backend,
                 "arch": mesh.arch,
-                "board": board(mesh),
+                "board": board_type(mesh),
                 "dtype": dtype,
                 "devices": ids,
                 "memory_bytes": memory.total_bytes,
@@ -78,11 +80,11 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
                 "axes": [
                     {
                         "axis": check.axis,
-                        "name": AXES[check.axis],
+                        "name": AXIS_NAMES[check.axis],
                         "devices": check.devices,
                         "passed": check.passed,
                         "seconds": check.seconds,
-                        "wrong": list(check.wrong),
+                        "wrong": list(check.wrong_sums),
                     }
                     for check in checks
                 ],
@@ -100,5 +102,9 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
 def _outcome(check: AxisCheck) -> str:
     if check.passed:
         return f"all-reduce passed, {check.seconds * 1e3:.1f} ms"
-    more = len(check.wrong) - SHOWN
-    return "all-reduce FAILED: " + "; ".join(check.wrong[:SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    more = len(check.wrong_sums) - SHOWN
+    return (
+        "all-reduce FAILED: "
+        + "; ".join(check.wrong_sums[:SHOWN])
+        + (f"; and {more} more" if more > 0 else "")
+    )

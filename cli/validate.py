@@ -16,11 +16,11 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     Raises:
         Refused: for the first thing that is wrong.
     """
-    from mesh.backend import hold_mesh
+    from mesh.backend import check_mesh_shape
 
     config = read_job(path, overrides, output)
     device = config.device
-    descriptor = hold_mesh(device.mesh_shape, device.backend)
+    descriptor = check_mesh_shape(device.mesh_shape, device.backend)
     fields: dict[str, Any] = {
         "name": config.name,
         "model": config.model.model_type,

@@ -1,7 +1,6 @@
-"""Sums: of tensors, and along an axis of the mesh, where they make a partial tensor whole; and copies along an axis.
+"""Sums of tensors, and collectives along one axis of the mesh.
 
-What goes along an axis takes one that may be None or of one chip (the library refuses those), and gives its operand
-back then.
+Collectives along an axis that is None or has one chip return their operand: ttnn refuses such axes.
 """
 
 from __future__ import annotations
@@ -13,49 +12,50 @@ from mesh.placement import PARTIAL, REPLICATED, Placement, Placements
 
 
 def add(mesh: Mesh, one: Any, other: Any) -> Any:
-    """The sum of two tensors that lie alike."""
+    """Return the sum of two tensors with the same placement."""
     return mesh.tt.add(one, other)
 
 
 def all_reduce(mesh: Mesh, tensor: Any, axis: int | None) -> Any:
-    """The sum over the devices along `axis`, on each of them."""
+    """Return the sum over the devices along `axis`, on each of them."""
     if axis is None or mesh.shape[axis] == 1:
         return tensor
     return mesh.tt.all_reduce(tensor, cluster_axis=axis)
 
 
 def all_gather(mesh: Mesh, tensor: Any, axis: int | None, dim: int) -> Any:
-    """The devices' pieces of `dim` along `axis`, put together on each of them."""
+    """Concatenate the shards of `dim` along `axis`, on each device."""
     if axis is None or mesh.shape[axis] == 1:
         return tensor
     return mesh.tt.all_gather(tensor, dim, cluster_axis=axis)
 
 
 def reduce_scatter(mesh: Mesh, tensor: Any, axis: int | None, dim: int) -> Any:
-    """The sum over the devices along `axis`, of which each keeps its piece of `dim`."""
+    """Sum over the devices along `axis`; each device keeps its shard of `dim`."""
     if axis is None or mesh.shape[axis] == 1:
         return tensor
     return mesh.tt.reduce_scatter(tensor, dim, cluster_axis=axis)
 
 
-def settle(mesh: Mesh, tensor: Any, placements: Placements, target: Placements) -> Any:
-    """The tensor with its partial sums added up, laid out as `target` says.
+def reduce_partial_sums(mesh: Mesh, tensor: Any, placements: Placements, target: Placements) -> Any:
+    """Return the tensor with its partial sums added up, placed as `target`.
 
-    Raises ValueError if that takes more than adding up: a copy where a piece is wanted, or the other way round.
+    Raises:
+        ValueError: the placements differ in more than partial sums, such as replicated against sharded.
     """
-    for axis, now, wanted in (
+    for axis, current, wanted in (
         (mesh.axes.tensor, placements.tensor, target.tensor),
         (mesh.axes.data, placements.data, target.data),
     ):
-        tensor = _settle(mesh, tensor, axis, now, wanted)
+        tensor = _reduce_along(mesh, tensor, axis, current, wanted)
     return tensor
 
 
-def _settle(mesh: Mesh, tensor: Any, axis: int | None, now: Placement, wanted: Placement) -> Any:
-    if now == wanted:
+def _reduce_along(mesh: Mesh, tensor: Any, axis: int | None, current: Placement, wanted: Placement) -> Any:
+    if current == wanted:
         return tensor
-    if now == PARTIAL and wanted == REPLICATED:
+    if current == PARTIAL and wanted == REPLICATED:
         return all_reduce(mesh, tensor, axis)
-    if now == PARTIAL and wanted.dim is not None:
+    if current == PARTIAL and wanted.dim is not None:
         return reduce_scatter(mesh, tensor, axis, wanted.dim)
-    raise ValueError(f"a {now} tensor where a {wanted} one is wanted")
+    raise ValueError(f"tensor is {current}, expected {wanted}; only partial sums can be reduced")

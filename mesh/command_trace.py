@@ -1,4 +1,4 @@
-"""Traces: the commands of a stretch of operations, recorded on the device and repeated by it."""
+"""Command traces: the device records the commands of a sequence of ops and replays them without the host."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from contextlib import contextmanager
 
 from mesh.device import Mesh
 
-_QUEUE = 0
+_COMMAND_QUEUE = 0
 
 
 class Trace:
-    """What `capture` recorded. It repeats the same operations on the same tensors, whatever these hold by then."""
+    """A recorded sequence of ops. A replay reads and writes the same tensors, with their current values."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._id = mesh.tt.begin_trace_capture(mesh.handle, cq_id=_QUEUE)
+        self._id = mesh.tt.begin_trace_capture(mesh.handle, cq_id=_COMMAND_QUEUE)
 
     def _end(self) -> None:
-        self._mesh.tt.end_trace_capture(self._mesh.handle, self._id, cq_id=_QUEUE)
+        self._mesh.tt.end_trace_capture(self._mesh.handle, self._id, cq_id=_COMMAND_QUEUE)
 
     def execute(self) -> None:
-        """Start the operations once more; reading a tensor waits for them."""
-        self._mesh.tt.execute_trace(self._mesh.handle, self._id, cq_id=_QUEUE, blocking=False)
+        """Start a replay without waiting for it; reading a tensor waits."""
+        self._mesh.tt.execute_trace(self._mesh.handle, self._id, cq_id=_COMMAND_QUEUE, blocking=False)
 
     def release(self) -> None:
-        """Give the device its memory back."""
+        """Free the device memory that holds the commands."""
         self._mesh.tt.release_trace(self._mesh.handle, self._id)
 
 
 @contextmanager
-def capture(mesh: Mesh) -> Iterator[Trace]:
-    """Record the operations of the block, without running them: their results are undefined until `execute`.
+def capture_trace(mesh: Mesh) -> Iterator[Trace]:
+    """Record the ops of the block without running them. Their results are undefined until `Trace.execute`.
 
-    Raises RuntimeError where the device can't: slow dispatch, a read or write in the block, no room.
+    Raises:
+        RuntimeError: the device can't record: slow dispatch, a read or write in the block, or too little memory.
     """
     trace = Trace(mesh)
     try:

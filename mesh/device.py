@@ -1,4 +1,4 @@
-"""The mesh that this process drives: opened once, closed in order."""
+"""The one mesh of this process: opened once, closed in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from mesh.axes import Axes
-from mesh.backend import device_module
-from mesh.descriptors.choose import given_shape
+from mesh.backend import load_device_module
+from mesh.descriptors.choose import read_configured_shape
 from mesh.emulator.parallel import use_threads
-from mesh.ttnn_errors import why_not_opened
+from mesh.ttnn_errors import explain_open_failure
 from services.errors import Failed, Refused
 
 DTYPES = ("bfloat16", "float32")
 
-_ONE_CHIP = Axes()
+_NO_PARALLELISM = Axes()
 
 _TRACE_REGION_BYTES = 128 << 20
-"""Device memory kept for commands, of each chip: a few kilobytes for each of a step's thousands of operations."""
+"""Memory of each chip reserved for traces: some kilobytes for each of a step's thousands of ops."""
 
 _open_lock = threading.Lock()
 _open_mesh: Mesh | None = None
@@ -32,12 +32,12 @@ class Mesh:
     """An open mesh.
 
     Attributes:
-        tt: the device module; every op goes through it.
-        shape: (rows, cols).
-        axes: which mesh axis carries which parallelism.
-        dtype: `tt`'s dtype of weights and activations.
+        tt: device module that every op goes through.
+        shape: (rows, columns).
+        axes: mesh axis of each parallel strategy.
+        dtype: dtype of weights and activations, a constant of `tt`.
         backend: name of the device module, `ttnn` or `emulator`.
-        arch: name of the chips' architecture.
+        arch: name of the chips' architecture, such as `wormhole_b0`.
     """
 
     def __init__(self, tt: Any, handle: Any, shape: tuple[int, int], axes: Axes, dtype: Any) -> None:
@@ -52,28 +52,32 @@ class Mesh:
 
     @property
     def handle(self) -> Any:
-        """The mesh device that `tt` opened (Failed once it is closed: ttnn would crash)."""
+        """Mesh device that `tt` opened.
+
+        Raises:
+            Failed: the mesh is closed. ttnn would crash when it uses a closed mesh.
+        """
         if self._closed:
-            raise Failed(f"mesh {list(self.shape)}: is closed; open it with open_mesh before it is used")
+            raise Failed(f"mesh {list(self.shape)}: is closed; open one with mesh.device.open_mesh")
         return self._handle
 
     @property
     def chips(self) -> int:
-        """Number of chips."""
+        """Number of chips in the mesh."""
         return self.shape[0] * self.shape[1]
 
     @property
     def data_size(self) -> int:
-        """Chips along the data axis, 1 without one."""
+        """Number of chips along the data axis; 1 without a data axis."""
         return 1 if self.axes.data is None else self.shape[self.axes.data]
 
     @property
     def tensor_size(self) -> int:
-        """Chips along the tensor axis, 1 without one."""
+        """Number of chips along the tensor axis; 1 without a tensor axis."""
         return 1 if self.axes.tensor is None else self.shape[self.axes.tensor]
 
     def close(self) -> None:
-        """Wait for the device and close it. Closing twice is no error; tensors are useless afterwards."""
+        """Wait for the device and close it. Closing twice is allowed; tensors can't be used afterwards."""
         global _open_mesh
         with _open_lock:
             if self._closed:
@@ -86,7 +90,7 @@ class Mesh:
                 try:
                     self.tt.close_mesh_device(self._handle)
                 finally:
-                    _links_down(self.tt, self.shape)
+                    _disable_fabric(self.tt, self.shape)
 
     def __enter__(self) -> Mesh:
         return self
@@ -102,44 +106,51 @@ def open_mesh(
     *,
     backend: str = "auto",
     dtype: str | None = None,
-    axes: Axes = _ONE_CHIP,
+    axes: Axes = _NO_PARALLELISM,
     trace: bool = False,
     threads: int = 1,
     module: Any = None,
 ) -> Mesh:
-    """Open a mesh of (rows, cols) chips.
+    """Open a mesh of (rows, columns) chips.
 
     Args:
-        mesh_shape: rows and cols.
+        mesh_shape: rows and columns.
         backend: `auto`, `ttnn` or `emulator`.
-        dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn, float32 on the emulator.
-        axes: which axis carries which strategy; chips along an axis without one do the same work twice.
-        trace: whether to keep room for traces of commands.
-        threads: that the emulator computes with; bits do not hang on it, and a device has its own.
-        module: a device module to use instead of the backend's.
+        dtype: `bfloat16` or `float32`; None is bfloat16 on ttnn and float32 on the emulator.
+        axes: mesh axis of each parallel strategy. Chips along an axis without a strategy repeat the same work.
+        trace: whether to reserve device memory for command traces.
+        threads: number of threads of the emulator. Results don't depend on it, and ttnn ignores it.
+        module: device module to use in place of the backend's.
 
-    Raises Refused for values that can't be, Failed if the device refuses, or if this process has a mesh open: a
-    second one crashes ttnn.
+    Raises:
+        Refused: an argument has a value that is not possible.
+        Failed: the device refuses, or this process has a mesh open. A second open mesh would crash ttnn.
     """
     global _open_mesh
     if len(mesh_shape) != 2 or min(mesh_shape) < 1:
-        raise Refused(f"device_config.mesh_shape: {list(mesh_shape)}, expected [rows, cols], both 1 or more")
+        raise Refused(
+            f"device_config.mesh_shape: {list(mesh_shape)}, expected [rows, columns], both 1 or more"
+        )
     shape = (int(mesh_shape[0]), int(mesh_shape[1]))
-    tt = device_module(backend, shape) if module is None else module
+    tt = load_device_module(backend, shape) if module is None else module
     emulated = str(tt.__name__) == "mesh.emulator"
     if dtype is None:
         dtype = "float32" if emulated else "bfloat16"
     if dtype not in DTYPES:
         raise Refused(f"device_config.dtype: {dtype!r}, expected one of {', '.join(DTYPES)}")
     if dtype == "float32" and not emulated:
-        raise Refused("device_config.dtype: 'float32' needs ops that ttnn has in bfloat16 only; use bfloat16")
+        raise Refused(
+            "device_config.dtype: 'float32' needs ops that ttnn has in bfloat16 only; set bfloat16, "
+            "or backend: emulator"
+        )
     with _open_lock:
         if _open_mesh is not None:
             raise Failed(
-                f"mesh {list(shape)}: this process has a mesh of {list(_open_mesh.shape)} open; close it first"
+                f"mesh {list(shape)}: this process has a mesh of {list(_open_mesh.shape)} open and can have "
+                "only one; close it first"
             )
         if emulated:
-            # BLAS splits products as its threads are, so bits would hang on them: the emulator has threads of its own.
+            # BLAS splits products by its number of threads, which changes bits. The emulator has its own threads.
             threadpool_limits(limits=1, user_api="blas")
             use_threads(threads)
         try:
@@ -148,39 +159,41 @@ def open_mesh(
             room = {"trace_region_size": _TRACE_REGION_BYTES} if trace else {}
             handle = tt.open_mesh_device(tt.MeshShape(*shape), **room)
         except RuntimeError as error:
-            with suppress(RuntimeError):  # what is said first matters
-                _links_down(tt, shape)
+            with suppress(RuntimeError):  # Keep the first error.
+                _disable_fabric(tt, shape)
             if emulated:
                 raise Refused(
                     f"device_config.mesh_shape: {list(shape)} can't be emulated: {error}"
                 ) from error
-            reason = why_not_opened(error)
+            reason = explain_open_failure(error)
             raise Failed(f"device_config.mesh_shape: {list(shape)} can't be opened: {reason}") from error
         _open_mesh = Mesh(tt, handle, shape, axes, getattr(tt, dtype))
         return _open_mesh
 
 
-def whole_mesh(backend: str) -> tuple[int, int]:
-    """Rows and columns of all devices of this host: as the given mesh graph descriptor has them, else as ttnn does.
+def detect_mesh_shape(backend: str) -> tuple[int, int]:
+    """Return rows and columns of all devices of this host.
+
+    The descriptor in TT_MESH_GRAPH_DESC_PATH decides if it is set, else ttnn does. The emulator has one chip.
 
     Raises:
         Refused: the backend or the descriptor can't be used.
-        Failed: no devices are found.
+        Failed: ttnn finds no devices.
     """
-    given = given_shape(os.environ)
-    tt = device_module(backend, given or (1, 1))
+    configured = read_configured_shape(os.environ)
+    tt = load_device_module(backend, configured or (1, 1))
     if str(tt.__name__) == "mesh.emulator":
         return (1, 1)
-    if given is not None:
-        return given
+    if configured is not None:
+        return configured
     try:
         rows, columns = tt._ttnn.multi_device.SystemMeshDescriptor().shape()
     except RuntimeError as error:
-        raise Failed(f"the devices of this host can't be found: {why_not_opened(error)}") from error
+        raise Failed(f"the devices of this host can't be found: {explain_open_failure(error)}") from error
     return int(rows), int(columns)
 
 
-def _links_down(tt: Any, shape: tuple[int, int]) -> None:
-    """What is left up would keep the next mesh of this host from opening."""
+def _disable_fabric(tt: Any, shape: tuple[int, int]) -> None:
+    # A fabric that stays enabled would keep the next mesh of this host from opening.
     if shape != (1, 1):
         tt.set_fabric_config(tt.FabricConfig.DISABLED)

@@ -1,4 +1,4 @@
-"""What a worker's bits hang on, as text to compare and to show."""
+"""The fingerprint of a worker: everything that its bits depend on, as text to compare and to show."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from threadpoolctl import threadpool_info
 from mesh.device import Mesh
 
 _FEATURES = ("SSE42", "FMA3", "AVX2", "AVX512F", "AVX512_SKX", "ASIMD", "VSX")
-"""CPU features by which numpy chooses between functions whose last bits differ."""
+"""CPU features by which numpy selects between kernels whose last bits differ."""
 
 
-def fingerprint(mesh: Mesh) -> dict[str, str]:
-    """Names and values; workers whose values differ may compute other last bits."""
+def compute_fingerprint(mesh: Mesh) -> dict[str, str]:
+    """Return facts by name. Workers with different values may compute different last bits."""
     facts = {
         "backend": mesh.backend,
         "arch": mesh.arch,
@@ -25,7 +25,7 @@ def fingerprint(mesh: Mesh) -> dict[str, str]:
         "numpy": np.__version__,
     }
     if mesh.backend != "emulator":
-        facts["board"] = board(mesh)
+        facts["board"] = board_type(mesh)
         try:
             facts["ttnn"] = version("ttnn")
         except PackageNotFoundError:
@@ -43,8 +43,8 @@ def fingerprint(mesh: Mesh) -> dict[str, str]:
     return facts
 
 
-def board(mesh: Mesh) -> str:
-    """The kind of system that the chips form, such as `t3k`; `emulator` where there are none."""
+def board_type(mesh: Mesh) -> str:
+    """Return the type of system that the chips form, such as `t3k`; `emulator` on the emulator."""
     if mesh.backend == "emulator":
         return mesh.backend
     return str(mesh.tt.cluster.get_cluster_type()).rpartition(".")[2].lower()

@@ -1,4 +1,4 @@
-"""Whether the links of a mesh work: an all-reduce whose sum is known, along each axis; and the mesh as a picture."""
+"""Checks the links of a mesh by an all-reduce with a known sum along each axis, and draws the mesh as text."""
 
 from __future__ import annotations
 
@@ -14,43 +14,48 @@ from mesh.device import Mesh, open_mesh
 from mesh.placement import Placements, sharded
 from mesh.transfer import download, upload
 
-AXES = ("rows", "columns")
+AXIS_NAMES = ("rows", "columns")
 _TILE = 32
-_NUMBERS = 7
-"""Devices hold 1, 2, ... 7, 1, ...: the sum over 32 of them is exact in bfloat16."""
+_LARGEST_VALUE = 7
+"""Devices hold 1, 2, ... 7, 1, ...: sums over up to 32 of them are exact in bfloat16."""
 
 
 @dataclass(frozen=True)
 class AxisCheck:
-    """What an all-reduce along one axis gave.
+    """Result of an all-reduce along one axis.
 
     Attributes:
-        axis: 0 down the rows, 1 along the columns.
-        devices: number of devices along it.
-        seconds: it took, the first time, with the making of its program.
-        wrong: text for each device whose sum is wrong.
+        axis: 0 for down the rows, 1 for along the columns.
+        devices: number of devices along the axis.
+        seconds: duration of the first run, which includes building its program.
+        wrong_sums: one text per device whose sum is wrong.
     """
 
     axis: int
     devices: int
     seconds: float
-    wrong: tuple[str, ...]
+    wrong_sums: tuple[str, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every device has the sum."""
-        return not self.wrong
+        """Whether every device has the right sum."""
+        return not self.wrong_sums
 
 
-def open_to_check(mesh_shape: tuple[int, int], backend: str) -> Mesh:
-    """A mesh whose two axes both carry something."""
+def open_mesh_for_check(mesh_shape: tuple[int, int], backend: str) -> Mesh:
+    """Open a mesh with a strategy on both axes, so that tensors can be sharded over both."""
     return open_mesh(mesh_shape, backend=backend, axes=Axes(data=0, tensor=1))
 
 
 def check_axis(mesh: Mesh, axis: int) -> AxisCheck:
-    """Sum numbers of the devices along an axis of a mesh opened by `open_to_check`, and look at every device's sum."""
+    """All-reduce known values along an axis and compare every device's sum with the expected one.
+
+    Args:
+        mesh: mesh from `open_mesh_for_check`.
+        axis: 0 for down the rows, 1 for along the columns.
+    """
     rows, columns = mesh.shape
-    numbers = np.arange(rows * columns, dtype=np.float32).reshape(mesh.shape) % _NUMBERS + 1
+    numbers = np.arange(rows * columns, dtype=np.float32).reshape(mesh.shape) % _LARGEST_VALUE + 1
     pieces = Placements(sharded(2), sharded(3))
     values = np.kron(numbers, np.ones((_TILE, _TILE), np.float32))[None, None]
     tensor = upload(mesh, values, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT, placements=pieces)
@@ -61,30 +66,30 @@ def check_axis(mesh: Mesh, axis: int) -> AxisCheck:
     got = download(mesh, summed, pieces).reshape(rows, _TILE, columns, _TILE)
     expected = np.broadcast_to(numbers.sum(axis, keepdims=True), mesh.shape)
     ids = device_ids(mesh)
-    wrong = tuple(
-        f"device {ids[row][column]} at [{row}, {column}] has {_shown(got[row, :, column])}, expected "
+    wrong_sums = tuple(
+        f"device {ids[row][column]} at [{row}, {column}] has {_format_range(got[row, :, column])}, expected "
         f"{expected[row, column]:g}"
         for row in range(rows)
         for column in range(columns)
         if not np.array_equal(got[row, :, column], np.full((_TILE, _TILE), expected[row, column]))
     )
-    return AxisCheck(axis, mesh.shape[axis], seconds, wrong)
+    return AxisCheck(axis, mesh.shape[axis], seconds, wrong_sums)
 
 
-def _shown(values: npt.NDArray[np.float32]) -> str:
+def _format_range(values: npt.NDArray[np.float32]) -> str:
     low, high = values.min(), values.max()
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def device_ids(mesh: Mesh) -> list[list[int]]:
-    """The id of the device at each place, row by row."""
+    """Return the device ids, row by row of the mesh."""
     ids = [int(each) for each in mesh.handle.get_device_ids()]
     columns = mesh.shape[1]
     return [ids[start : start + columns] for start in range(0, len(ids), columns)]
 
 
-def picture(ids: list[list[int]]) -> list[str]:
-    """The mesh as lines of text: device ids at their places, and which axis is which."""
+def draw_mesh(ids: list[list[int]]) -> list[str]:
+    """Return the mesh as lines of text: device ids in their positions, and a legend of the axes."""
     width = max(len(str(each)) for row in ids for each in row)
     margin = len(str(len(ids) - 1))
     cell = width + len("[]-")

@@ -1,4 +1,4 @@
-"""What is taken and free of the devices' memory, now and at most in the meantime."""
+"""Memory of the chips: what is allocated now, and the peaks between two points in time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mesh.device import Mesh
 
 @dataclass(frozen=True)
 class ChipMemory:
-    """Bytes of each chip's DRAM, as its allocator sees them."""
+    """DRAM of each chip in bytes, as its allocator counts it."""
 
     total_bytes: int
     allocated_bytes: int
 
 
-def chip_memory(mesh: Mesh) -> ChipMemory:
-    """The DRAM of one chip; all chips of a mesh allocate alike."""
+def read_chip_memory(mesh: Mesh) -> ChipMemory:
+    """Return the DRAM figures of one chip. All chips of a mesh allocate the same."""
     view = mesh.tt.get_memory_view(mesh.handle, mesh.tt.BufferType.DRAM)
     banks = view.num_banks
     return ChipMemory(banks * view.total_bytes_per_bank, banks * view.total_bytes_allocated_per_bank)
@@ -27,51 +27,51 @@ def chip_memory(mesh: Mesh) -> ChipMemory:
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """What happened to one chip's memory between two points in time, in bytes.
+    """Allocations of one chip between two points in time, in bytes.
 
     Attributes:
-        peak: the most that was taken of DRAM, above what was taken at the start.
-        allocated: of DRAM, all in all.
-        freed: of DRAM, all in all.
-        l1_circular_peak: the most that circular buffers took of a core's L1; 0 where that isn't known.
-        l1_buffer_peak: the most that tensors in L1 took.
-        l1_peak: the most that both took together.
+        peak_bytes: largest increase of allocated DRAM over the amount at the start.
+        allocated_bytes: sum of all DRAM allocations.
+        freed_bytes: sum of all DRAM deallocations.
+        l1_circular_peak_bytes: peak of circular buffers in one core's L1; 0 if unknown.
+        l1_buffer_peak_bytes: peak of tensors in L1; 0 if unknown.
+        l1_peak_bytes: peak of circular buffers and tensors together; 0 if unknown.
     """
 
-    peak: int = 0
-    allocated: int = 0
-    freed: int = 0
-    l1_circular_peak: int = 0
-    l1_buffer_peak: int = 0
-    l1_peak: int = 0
+    peak_bytes: int = 0
+    allocated_bytes: int = 0
+    freed_bytes: int = 0
+    l1_circular_peak_bytes: int = 0
+    l1_buffer_peak_bytes: int = 0
+    l1_peak_bytes: int = 0
 
 
 class MemoryCapture(Protocol):
-    """Watches a mesh's memory, segment by segment, from when it is made until `stop`."""
+    """Observer of a mesh's memory, active from its construction until `stop`."""
 
     def segment(self) -> MemorySegment:
-        """What happened since the segment before."""
+        """Return what happened since the last call, or since the start."""
 
     def stop(self) -> None:
-        """Watch no more."""
+        """End the capture."""
 
 
 def capture_memory(mesh: Mesh, *, every_buffer: bool) -> MemoryCapture:
-    """A capture of a mesh's memory.
+    """Start a capture of a mesh's memory.
 
     Args:
-        mesh: whose memory.
-        every_buffer: have ttnn note each buffer, which slows it down; else its peaks are those at the ends of segments.
-            The emulator always knows them.
+        mesh: open mesh.
+        every_buffer: whether ttnn records each buffer, which slows it down. Without it, peaks between the ends of
+            segments are missed. The emulator counts every buffer in both cases.
     """
     memory = getattr(mesh.handle, "memory", None)
     if memory is not None:
-        return _CountedCapture(memory)
-    return _NotedCapture(mesh) if every_buffer else _LookedAtCapture(mesh)
+        return _EmulatorCapture(memory)
+    return _GraphCapture(mesh) if every_buffer else _AllocatorCapture(mesh)
 
 
-class _CountedCapture:
-    """Of a device that counts for itself."""
+class _EmulatorCapture:
+    """Capture from the emulator's own counters."""
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -79,85 +79,97 @@ class _CountedCapture:
 
     def _start(self) -> None:
         self._memory.reset_peak()
-        self._taken, self._allocated = self._memory.live_bytes, self._memory.allocated_bytes
+        self._live_bytes, self._allocated_bytes = self._memory.live_bytes, self._memory.allocated_bytes
 
     def segment(self) -> MemorySegment:
-        allocated = self._memory.allocated_bytes - self._allocated
-        found = MemorySegment(
-            peak=self._memory.peak_bytes - self._taken,
-            allocated=allocated,
-            freed=allocated - (self._memory.live_bytes - self._taken),
+        allocated_bytes = self._memory.allocated_bytes - self._allocated_bytes
+        segment = MemorySegment(
+            peak_bytes=self._memory.peak_bytes - self._live_bytes,
+            allocated_bytes=allocated_bytes,
+            freed_bytes=allocated_bytes - (self._memory.live_bytes - self._live_bytes),
         )
         self._start()
-        return found
+        return segment
 
     def stop(self) -> None:
-        """Counting costs nothing."""
+        """Do nothing: the emulator always counts."""
 
 
-class _LookedAtCapture:
-    """What a look at the allocator at both ends tells."""
+class _AllocatorCapture:
+    """Capture from the allocator's figures at the start and the end of each segment."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._taken = chip_memory(mesh).allocated_bytes
+        self._allocated_bytes = read_chip_memory(mesh).allocated_bytes
 
     def segment(self) -> MemorySegment:
-        taken = chip_memory(self._mesh).allocated_bytes
-        change, self._taken = taken - self._taken, taken
+        allocated_bytes = read_chip_memory(self._mesh).allocated_bytes
+        change, self._allocated_bytes = allocated_bytes - self._allocated_bytes, allocated_bytes
         return MemorySegment(max(change, 0), max(change, 0), max(-change, 0))
 
     def stop(self) -> None:
-        """Nothing was begun."""
+        """Do nothing: there is nothing to end."""
 
 
-class _NotedCapture:
-    """What ttnn notes of every buffer in its graph of operations."""
+class _GraphCapture:
+    """Capture from ttnn's graph of operations, which records every buffer."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._graph = mesh.tt._ttnn.graph  # the public wrapper of the package needs torch
+        self._graph = mesh.tt._ttnn.graph  # The public wrapper in the package needs torch.
         self._banks = mesh.tt.get_memory_view(mesh.handle, mesh.tt.BufferType.DRAM).num_banks
-        self._noting = False
+        self._active = False
         self._start()
 
     def _start(self) -> None:
         self._graph.begin_graph_capture(self._graph.RunMode.NORMAL)
-        self._noting = True
+        self._active = True
 
     def segment(self) -> MemorySegment:
-        found = segment_of(self._graph.end_graph_capture(), self._banks)
+        segment = summarise_graph(self._graph.end_graph_capture(), self._banks)
         self._start()
-        return found
+        return segment
 
     def stop(self) -> None:
-        if self._noting:
-            self._noting = False
+        if self._active:
+            self._active = False
             self._graph.end_graph_capture()
 
 
-def segment_of(nodes: Iterable[Mapping[str, Any]], banks: int) -> MemorySegment:
-    """What the nodes of a graph that ttnn noted say of one chip's memory, which has `banks` banks of DRAM."""
-    taken = peak = allocated = freed = 0
-    buffers = circular_peak = buffer_peak = l1_peak = 0
-    circular: Counter[int] = Counter()  # by device; those laid over a tensor in L1 take nothing more
+def summarise_graph(nodes: Iterable[Mapping[str, Any]], banks: int) -> MemorySegment:
+    """Sum up the allocations of one chip in a graph that ttnn captured.
+
+    Args:
+        nodes: nodes of the graph, in order.
+        banks: number of DRAM banks of a chip.
+    """
+    live_bytes = peak_bytes = allocated_bytes = freed_bytes = 0
+    l1_buffer_bytes = circular_peak_bytes = l1_buffer_peak_bytes = l1_peak_bytes = 0
+    circular_bytes: Counter[int] = (
+        Counter()
+    )  # By device. A circular buffer inside an L1 tensor takes no memory.
     for node in nodes:
         kind, values = node["node_type"], node["params"]
         if kind in ("buffer_allocate", "buffer_deallocate"):
             sign = 1 if kind == "buffer_allocate" else -1
             if values["type"] == "DRAM":
-                size = banks * int(values["max_size_per_bank"])
-                taken += sign * size
-                allocated, freed = allocated + max(sign, 0) * size, freed + max(-sign, 0) * size
+                size_bytes = banks * int(values["max_size_per_bank"])
+                live_bytes += sign * size_bytes
+                allocated_bytes += max(sign, 0) * size_bytes
+                freed_bytes += max(-sign, 0) * size_bytes
             elif values["type"].startswith("L1"):
-                buffers += sign * int(values["max_size_per_bank"])
+                l1_buffer_bytes += sign * int(values["max_size_per_bank"])
         elif kind == "circular_buffer_allocate":
             if values["globally_allocated"] == "0":
-                circular[values["device_id"]] += int(values["size"])
+                circular_bytes[values["device_id"]] += int(values["size"])
         elif kind == "circular_buffer_deallocate_all":
-            circular.pop(values["device_id"], None)
+            circular_bytes.pop(values["device_id"], None)
         else:
             continue
-        fullest = max(circular.values(), default=0)
-        peak, l1_peak = max(peak, taken), max(l1_peak, fullest + buffers)
-        circular_peak, buffer_peak = max(circular_peak, fullest), max(buffer_peak, buffers)
-    return MemorySegment(peak, allocated, freed, circular_peak, buffer_peak, l1_peak)
+        fullest_bytes = max(circular_bytes.values(), default=0)
+        peak_bytes = max(peak_bytes, live_bytes)
+        l1_peak_bytes = max(l1_peak_bytes, fullest_bytes + l1_buffer_bytes)
+        circular_peak_bytes = max(circular_peak_bytes, fullest_bytes)
+        l1_buffer_peak_bytes = max(l1_buffer_peak_bytes, l1_buffer_bytes)
+    return MemorySegment(
+        peak_bytes, allocated_bytes, freed_bytes, circular_peak_bytes, l1_buffer_peak_bytes, l1_peak_bytes
+    )

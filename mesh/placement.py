@@ -1,4 +1,7 @@
-"""How a tensor lies over the mesh. The device library labels partial sums wrongly and checks none of this."""
+"""How a tensor is placed over the mesh: replicated, sharded or partial.
+
+ttnn has placements of its own, but labels partial sums wrongly and never checks placements of operands.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True)
 class Placement:
-    """Of a tensor over one axis of the mesh: `REPLICATED`, `PARTIAL`, or what `sharded` gives.
+    """Placement of a tensor over one mesh axis: `REPLICATED`, `PARTIAL` or `sharded(dim)`.
 
     Attributes:
-        kind: replicated: each device has the whole. partial: each device has a summand of it. sharded: each device
-            has an equal piece of one dimension.
-        dim: the dimension that is cut, if it is sharded.
+        kind: replicated: each device has the whole tensor. partial: each device has one summand of it. sharded:
+            each device has an equal slice of one dimension.
+        dim: dimension that is sliced; None unless sharded.
     """
 
     kind: Literal["replicated", "sharded", "partial"]
@@ -29,12 +32,12 @@ _SHARDED = tuple(Placement("sharded", dim) for dim in range(8))
 
 
 def sharded(dim: int) -> Placement:
-    """Equal pieces of dimension `dim` (0 to 7), in the order of the devices."""
+    """Return the placement with equal slices of dimension `dim` (0 to 7), in the order of the devices."""
     return _SHARDED[dim]
 
 
 class Placements(NamedTuple):
-    """Over the axes that carry the parallel strategies; an axis that a mesh hasn't got counts as one of size 1."""
+    """Placement over the data axis and over the tensor axis. A strategy without a mesh axis counts as size 1."""
 
     data: Placement
     tensor: Placement
@@ -44,18 +47,18 @@ class Placements(NamedTuple):
 
 
 WHOLE = Placements(REPLICATED, REPLICATED)
-"""The whole on every device."""
+"""Placements of a tensor that every device has whole."""
 
 
 def over_data(dim: int) -> Placements:
-    """Pieces of `dim` over the data axis."""
+    """Return placements with `dim` sharded over the data axis."""
     return Placements(sharded(dim), REPLICATED)
 
 
 def over_tensor(dim: int) -> Placements:
-    """Pieces of `dim` over the tensor axis."""
+    """Return placements with `dim` sharded over the tensor axis."""
     return Placements(REPLICATED, sharded(dim))
 
 
 ROWS = over_data(2)
-"""Activations, [1, 1, N, width]: each data-parallel device has the rows of its own sequences."""
+"""Placements of activations [1, 1, N, width]: each data-parallel device has the rows of its own sequences."""

@@ -1,4 +1,7 @@
-"""Between numpy and the mesh, around what ttnn gets wrong without a word: float64, read-only arrays, bfloat16."""
+"""Transfers between numpy arrays and tensors on the mesh.
+
+They avoid what ttnn silently gets wrong or crashes on: float64 arrays, read-only arrays, bfloat16 reads.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,23 @@ from mesh.placement import PARTIAL, WHOLE, Placement, Placements
 
 Array = npt.NDArray[Any]
 
-_UPLOADED = (np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int32))
+_UPLOAD_DTYPES = (np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int32))
 
 
 def upload(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, placements: Placements = WHOLE) -> Any:
-    """A tensor of `array`'s values, whole or in equal pieces over the axes of the mesh.
+    """Return a tensor with the values of `array`, replicated or sharded over the axes of the mesh.
 
     Args:
-        mesh: the mesh.
-        array: float32, uint32 or int32, rank 1 or more.
-        dtype: the tensor's dtype (of `mesh.tt`); float values are rounded to it.
-        layout: the tensor's layout (of `mesh.tt`).
-        placements: replicated or sharded; an axis that the mesh hasn't got has nothing to split.
+        mesh: open mesh.
+        array: float32, uint32 or int32 array of rank 1 or more.
+        dtype: dtype of the tensor, a constant of `mesh.tt`. Float values are rounded to it.
+        layout: layout of the tensor, a constant of `mesh.tt`.
+        placements: replicated or sharded placements. Sharding over an axis that the mesh lacks has no effect.
 
-    Raises ValueError for other arrays, and if the devices don't divide a dimension.
+    Raises:
+        ValueError: the array has another dtype or rank, or the devices don't divide a sharded dimension.
     """
-    if array.dtype not in _UPLOADED or array.ndim == 0:
+    if array.dtype not in _UPLOAD_DTYPES or array.ndim == 0:
         raise ValueError(
             f"upload: {array.dtype} array of rank {array.ndim}, expected float32, uint32 or int32 of rank 1 or more"
         )
@@ -40,8 +44,8 @@ def upload(mesh: Mesh, array: Array, *, dtype: Any, layout: Any, placements: Pla
     return tt.Tensor(values, dtype, device=mesh.handle, layout=layout, mesh_mapper=mapper)
 
 
-def refill(mesh: Mesh, tensor: Any, array: Array, placements: Placements = WHOLE) -> None:
-    """Put other values into a tensor that `upload` made of an array of this shape, which stays where it is."""
+def upload_into(mesh: Mesh, tensor: Any, array: Array, placements: Placements = WHOLE) -> None:
+    """Overwrite the values of a tensor that `upload` made from an array of this shape. Its buffer stays in place."""
     values = array if array.flags.writeable and array.flags.c_contiguous else array.copy()
     mapper = _mapper(mesh, array.shape, placements)
     host = mesh.tt.Tensor(values, tensor.dtype, layout=tensor.layout, mesh_mapper=mapper)
@@ -49,22 +53,27 @@ def refill(mesh: Mesh, tensor: Any, array: Array, placements: Placements = WHOLE
 
 
 def download(mesh: Mesh, tensor: Any, placements: Placements = WHOLE) -> Array:
-    """The whole tensor in row-major order, put together from its pieces; each is read from one device only.
+    """Return the whole tensor as a row-major array, joined from its shards.
 
-    float32 for both float dtypes, else the tensor's own dtype. Raises ValueError for a partial tensor.
+    Each shard is read from one device only. Both float dtypes give float32, others their own dtype.
+
+    Raises:
+        ValueError: the tensor is partial.
     """
     row, column = _by_mesh_axis(mesh, placements)
     if PARTIAL in (row, column):
-        raise ValueError(f"download: a tensor placed {placements} has no values yet; add up its parts first")
+        raise ValueError(
+            f"download: a tensor placed {placements} has no values yet; reduce its partial sums first"
+        )
     devices = mesh.tt.get_device_tensors(tensor)
     rows = range(mesh.shape[0] if row.dim is not None else 1)
     columns = range(mesh.shape[1] if column.dim is not None else 1)
     pieces = [[_read(mesh, devices[r * mesh.shape[1] + c]) for c in columns] for r in rows]
-    return _joined([_joined(line, column) for line in pieces], row)
+    return _join([_join(line, column) for line in pieces], row)
 
 
 def _by_mesh_axis(mesh: Mesh, placements: Placements) -> tuple[Placement, Placement]:
-    """Over rows and over columns of the mesh."""
+    """Return the placement over rows and the placement over columns of the mesh."""
     found = [WHOLE.data, WHOLE.data]
     if mesh.axes.data is not None:
         found[mesh.axes.data] = placements.data
@@ -78,11 +87,11 @@ def _mapper(mesh: Mesh, shape: tuple[int, ...], placements: Placements) -> Any:
     found: list[Any] = []
     for axis, placement in enumerate(_by_mesh_axis(mesh, placements)):
         if placement == PARTIAL:
-            raise ValueError("upload: values can be whole or in pieces, not partial sums")
+            raise ValueError("upload: placement is partial, expected replicated or sharded")
         if placement.dim is None:
             found.append(tt.PlacementReplicate())
             continue
-        # ttnn leaves devices without data where there is less of it than devices.
+        # ttnn leaves devices without data if the dimension is smaller than the number of devices.
         if (
             placement.dim >= len(shape)
             or shape[placement.dim] % mesh.shape[axis]
@@ -105,7 +114,7 @@ def _read(mesh: Mesh, piece: Any) -> Array:
     return values
 
 
-def _joined(pieces: list[Array], placement: Placement) -> Array:
+def _join(pieces: list[Array], placement: Placement) -> Array:
     if placement.dim is None:
         return pieces[0]
     return np.concatenate(pieces, axis=placement.dim)

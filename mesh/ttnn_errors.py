@@ -1,39 +1,41 @@
-"""What ttnn says when it can't do something, as one line that says why that is likely and what to run."""
+"""Translates errors of ttnn into one line: the likely cause, and what to run."""
 
 from __future__ import annotations
 
 import re
 
-LONGEST = 240
-"""Characters of ttnn's own words that are shown; the rest is a backtrace of its library."""
+MAX_MESSAGE_CHARACTERS = 240
+"""Characters of ttnn's own message that are shown; the rest is a backtrace of its library."""
 
 _RESET = "`tt-smi -r` resets the chips (on a Galaxy `tt-smi -glx_reset`)"
-_TOPOLOGY = "`tt-topology -l mesh` sets up the links between boards (again after a change of boards)"
-_OTHER_PROCESS = "another process has the chips (`fuser -v /dev/tenstorrent/*` shows it): stop it"
+_TOPOLOGY = (
+    "`tt-topology -l mesh` sets up the links between boards, and has to be run again after a change of boards"
+)
+_OTHER_PROCESS = "another process uses the chips: stop the one that `fuser -v /dev/tenstorrent/*` shows"
 
 LIKELY_CAUSES = (
-    f"likeliest first: {_OTHER_PROCESS}; a run that was killed left the links up: {_RESET}; the topology is not set "
-    f"up: {_TOPOLOGY}; mesh_shape or TT_MESH_GRAPH_DESC_PATH describe other hardware: correct them"
+    f"most likely first: {_OTHER_PROCESS}; a killed run left the links up: {_RESET}; the topology is not set "
+    f"up: {_TOPOLOGY}; mesh_shape or TT_MESH_GRAPH_DESC_PATH describes other hardware: correct it"
 )
-"""Why a mesh can't be opened, where ttnn's words don't say."""
+"""Likely causes of a failed open, for errors of ttnn that are not known."""
 
 _KNOWN = (
     (
         r"[Pp]hysical chip id (\d+) not found",
-        r"chip \1 is not in the mesh that the descriptor describes; likeliest first: the topology is not set up: "
-        rf"{_TOPOLOGY}; a run that was killed left the links up: {_RESET}; the descriptor is of other hardware: set "
+        r"chip \1 is not in the mesh that the descriptor describes; most likely first: the topology is not set up: "
+        rf"{_TOPOLOGY}; a killed run left the links up: {_RESET}; the descriptor is for other hardware: set "
         r"TT_MESH_GRAPH_DESC_PATH to that of this board",
     ),
     (
         r"could not fit in the discovered physical topology|has no grouping in the provided|"
         r"no PGD grouping could be placed",
-        rf"the descriptor asks for devices or links that were not found; likeliest first: the descriptor is of other "
-        rf"hardware: set TT_MESH_GRAPH_DESC_PATH to that of this board; the topology is not set up: {_TOPOLOGY}; a "
-        rf"link is down: {_RESET}",
+        rf"the descriptor asks for devices or links that were not found; most likely first: the descriptor is for "
+        rf"other hardware: set TT_MESH_GRAPH_DESC_PATH to that of this board; the topology is not set up: {_TOPOLOGY}; "
+        rf"a link is down: {_RESET}",
     ),
     (
         r"requires (\d+) devices, but only (\d+) devices are available in the system mesh MeshShape\(([^)]*)\)",
-        r"it needs \1 devices, but only \2 are here, as \3: set mesh_shape to that, or if there should be more, "
+        r"it needs \1 devices, but this host has \2, as \3: set mesh_shape to \3, or if there should be more, "
         rf"{_TOPOLOGY}, then {_RESET}",
     ),
     (
@@ -43,7 +45,7 @@ _KNOWN = (
     ),
     (
         r"[Mm]esh graph descriptor file not found: (\S+)",
-        r"there is no mesh graph descriptor \1: set TT_MESH_GRAPH_DESC_PATH to one that is there, or unset it",
+        r"there is no mesh graph descriptor \1: set TT_MESH_GRAPH_DESC_PATH to an existing file, or unset it",
     ),
     (
         r"Device (\d+) is not active",
@@ -56,8 +58,8 @@ _KNOWN = (
     ),
     (
         r"tried to set num initialized routers again|not allowed while devices are still open",
-        r"devices are open already in this process, and ttnn has one mesh at a time: close it first; if an opening "
-        r"that failed left them so, restart this process",
+        r"this process has devices open, and ttnn allows one open mesh: close it first; if a failed open left them "
+        r"open, restart this process",
     ),
     (
         r"SubDeviceManagerTracker is not initialized|cq_id \d+ is out of range",
@@ -65,12 +67,12 @@ _KNOWN = (
     ),
     (
         r"Fabric Router Sync: Timeout .* on Device (\d+)",
-        r"device \1 does not answer over its links; likeliest first: a run that was killed left them in disorder: "
+        r"device \1 does not answer over its links; most likely first: a killed run left them in a bad state: "
         rf"{_RESET}; a cable is loose or the topology changed: {_TOPOLOGY}",
     ),
     (
         r"No chips detected",
-        r"no chip was found; likeliest first: the driver (tt-kmd) is not loaded or /dev/tenstorrent is not readable "
+        r"no chip was found; most likely first: the driver (tt-kmd) is not loaded or /dev/tenstorrent is not readable "
         rf"for this user; the chips hang: {_RESET}; TT_VISIBLE_DEVICES hides them",
     ),
     (
@@ -79,7 +81,7 @@ _KNOWN = (
     ),
     (
         r"Invalid chip ID in TT_VISIBLE_DEVICES: (\S+)",
-        r"TT_VISIBLE_DEVICES names chip \1, which is not here: correct it",
+        r"TT_VISIBLE_DEVICES names chip \1, which this host does not have: correct it",
     ),
     (
         r"Out of Memory: (Not enough space to allocate [^;:]*? across \d+ banks)",
@@ -89,24 +91,26 @@ _KNOWN = (
 )
 
 
-def own_words(error: BaseException) -> str:
-    """What ttnn says, without its backtrace, on one line."""
+def ttnn_message(error: BaseException) -> str:
+    """Return ttnn's own message on one line, without its backtrace."""
     text = " ".join(str(error).split("backtrace:")[0].split())
-    where, _, what = text.rpartition("info: ")
-    text = what or where
-    return text if len(text) <= LONGEST else text[:LONGEST].rstrip() + " ..."
+    before, _, info = text.rpartition("info: ")
+    text = info or before
+    if len(text) <= MAX_MESSAGE_CHARACTERS:
+        return text
+    return text[:MAX_MESSAGE_CHARACTERS].rstrip() + " ..."
 
 
-def explained(error: BaseException) -> str | None:
-    """A known error of ttnn as what it means and what to do, with ttnn's own words; None if it isn't known."""
+def explain_known_error(error: BaseException) -> str | None:
+    """Return the cause of a known ttnn error and what to do, with ttnn's message; None for unknown errors."""
     text = " ".join(str(error).split("backtrace:")[0].split())
     for pattern, meaning in _KNOWN:
         found = re.search(pattern, text)
         if found:
-            return f"{found.expand(meaning)} (ttnn: {own_words(error)})"
+            return f"{found.expand(meaning)} (ttnn: {ttnn_message(error)})"
     return None
 
 
-def why_not_opened(error: BaseException) -> str:
-    """Why a mesh could not be opened and what to do, known or not."""
-    return explained(error) or f"{own_words(error)}; {LIKELY_CAUSES}"
+def explain_open_failure(error: BaseException) -> str:
+    """Return why a mesh could not be opened and what to do, for known and unknown errors."""
+    return explain_known_error(error) or f"{ttnn_message(error)}; {LIKELY_CAUSES}"

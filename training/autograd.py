@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from mesh.collectives import add, settle
+from mesh.collectives import add, reduce_partial_sums
 from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
 from mesh.transfer import upload
@@ -53,14 +53,14 @@ class Gradient:
             return
         if placements != self.placements:
             # One is partial where the other isn't: as long as all are alike, they are added up over devices once.
-            summand = settle(mesh, summand, placements, self.target)
+            summand = reduce_partial_sums(mesh, summand, placements, self.target)
             self.complete(mesh)
         self.value = add(mesh, self.value, summand)
 
     def complete(self, mesh: Mesh) -> Tensor:
         """The value, laid out as the target says."""
         if self.placements != self.target:
-            self.value = settle(mesh, self.value, self.placements, self.target)
+            self.value = reduce_partial_sums(mesh, self.value, self.placements, self.target)
             self.placements = self.target
         return self.value
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.placement import Placements
-from mesh.transfer import refill, upload
+from mesh.transfer import upload, upload_into
 
 Array = npt.NDArray[Any]
 Prepare = Callable[[Array], Array]
@@ -65,7 +65,7 @@ class KeptInputs:
     def fill(self, *batch: Array) -> None:
         """Put another batch's values into the tensors; the next pass gets these, from the first on."""
         for kept in self._inputs:
-            refill(self._mesh, kept.tensor, kept.prepare(batch[kept.source]), kept.placements)
+            upload_into(self._mesh, kept.tensor, kept.prepare(batch[kept.source]), kept.placements)
         self._batch = None
         self._asked = 0
 

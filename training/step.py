@@ -14,7 +14,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from mesh.device import Mesh
-from mesh.fingerprint import fingerprint
+from mesh.fingerprint import compute_fingerprint
 from mesh.transfer import download
 from services.checkpoints import CONSTANTS_FILE
 from services.config.job import JobConfig
@@ -185,7 +185,7 @@ class TrainingStep:
 
     def fingerprint(self) -> dict[str, str]:
         """What the bits of this worker's gradients hang on."""
-        return fingerprint(self._mesh)
+        return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
         """Free the weights on the mesh."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mesh.command_trace import Trace, capture
+from mesh.command_trace import Trace, capture_trace
 from mesh.device import Mesh
 from training.autograd import Parameter, Tape, Tensor, Variable
 from training.data import Batch
@@ -66,7 +66,7 @@ class TracedPass:
     def _captured(self, batch: Batch) -> Trace | None:
         """The trace of a pass; None if the device refuses."""
         try:
-            with capture(self._mesh) as trace:
+            with capture_trace(self._mesh) as trace:
                 self._loss = self._compute(
                     Tape(self._mesh, inputs=self._inputs),
                     batch,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from mesh.device import Mesh, open_mesh
-from mesh.fingerprint import board
-from mesh.ttnn_errors import explained
+from mesh.fingerprint import board_type
+from mesh.ttnn_errors import explain_known_error
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.config.job import JobConfig
@@ -191,7 +191,11 @@ class DeviceThread:
                 return
             self._metrics.set_mesh_fit(True)
             log.info(
-                "job %s: opened a mesh of %s, %s (%s)", effect.job, list(mesh.shape), mesh.arch, board(mesh)
+                "job %s: opened a mesh of %s, %s (%s)",
+                effect.job,
+                list(mesh.shape),
+                mesh.arch,
+                board_type(mesh),
             )
             memory = MemoryUsageTracker(mesh)
             try:
@@ -448,7 +452,7 @@ def _checked(
 def _reason(error: Exception) -> str:
     if isinstance(error, TiermeshError):
         return str(error)
-    known = explained(error) if isinstance(error, RuntimeError) else None
+    known = explain_known_error(error) if isinstance(error, RuntimeError) else None
     return known or describe_internal_error(error)
 
 

@@ -114,8 +114,8 @@ class MemoryUsageTracker:
             MemoryPhase(
                 name,
                 segment,
-                device=taken + segment.allocated - segment.freed,
-                device_peak=max(peak, taken + segment.peak),
+                device=taken + segment.allocated_bytes - segment.freed_bytes,
+                device_peak=max(peak, taken + segment.peak_bytes),
                 host=_resident_bytes(),
             )
         )
@@ -145,14 +145,14 @@ class MemoryUsageTracker:
 
 def _lines(phase: MemoryPhase) -> tuple[str, ...]:
     segment = phase.segment
-    change = segment.allocated - segment.freed
+    change = segment.allocated_bytes - segment.freed_bytes
     return (
         f"--- {phase.name} ---",
-        f"  DRAM: Segment Peak {_megabytes(segment.peak)}, Allocations {_megabytes(segment.allocated)}, "
-        f"Deallocations {_megabytes(segment.freed)}, Segment Change {change / _MEGABYTE:+.2f} MB",
+        f"  DRAM: Segment Peak {_megabytes(segment.peak_bytes)}, Allocations {_megabytes(segment.allocated_bytes)}, "
+        f"Deallocations {_megabytes(segment.freed_bytes)}, Segment Change {change / _MEGABYTE:+.2f} MB",
         f"  DRAM: Cumulative Peak {_megabytes(phase.device_peak)}, Cumulative Current {_megabytes(phase.device)}",
-        f"  L1: Peak CB {_megabytes(segment.l1_circular_peak)}, Peak Buffer {_megabytes(segment.l1_buffer_peak)}, "
-        f"Peak Total {_megabytes(segment.l1_peak)}",
+        f"  L1: Peak CB {_megabytes(segment.l1_circular_peak_bytes)}, "
+        f"Peak Buffer {_megabytes(segment.l1_buffer_peak_bytes)}, Peak Total {_megabytes(segment.l1_peak_bytes)}",
         f"  Host: Resident {_megabytes(phase.host)}",
     )
 

@@ -1,4 +1,4 @@
-"""Which mesh graph descriptor ttnn is to read, settled and checked before a device is opened."""
+"""Chooses the mesh graph descriptor that ttnn reads, and checks it before a device is opened."""
 
 from __future__ import annotations
 
@@ -18,91 +18,91 @@ from mesh.descriptors.mesh_graph_pb2 import (
     NodeRef,
     TorusTopology,
 )
-from mesh.descriptors.read import OLDER, read_descriptor, written
-from mesh.descriptors.shape_check import hold_shape, local_shape
+from mesh.descriptors.read import LEGACY_SUFFIXES, format_textproto, read_descriptor
+from mesh.descriptors.shape_check import check_shape, find_local_shape
 from services.errors import Failed, Refused
 
-VARIABLE = "TT_MESH_GRAPH_DESC_PATH"
-HOME = "TT_METAL_HOME"
-FOLDER = "tests/tt_metal/tt_fabric/custom_mesh_descriptors"
-"""Where tt-metal's source tree has descriptors of meshes that are one row of a board's devices."""
+PATH_VARIABLE = "TT_MESH_GRAPH_DESC_PATH"
+TT_METAL_VARIABLE = "TT_METAL_HOME"
+TT_METAL_FOLDER = "tests/tt_metal/tt_fabric/custom_mesh_descriptors"
+"""Folder in tt-metal's source tree with descriptors of all devices of a board in one line."""
 
 _LINES = {8: ("t3k", 2), 32: ("galaxy", 4)}
-"""Devices that form a line by default: name of the board, and how many channels link its neighbours."""
+"""Boards whose devices can form a line, by number of devices: name, and channels between neighbours."""
 
 
-def given_descriptor(environment: Mapping[str, str]) -> Path | None:
-    """The file that TT_MESH_GRAPH_DESC_PATH names, None if it isn't set.
+def find_configured_descriptor(environment: Mapping[str, str]) -> Path | None:
+    """Return the file that TT_MESH_GRAPH_DESC_PATH names; None if the variable isn't set.
 
     Raises:
-        Refused: there is no such file; the line says every place that was tried.
+        Refused: there is no such file. The error lists every path that was tried.
     """
-    given = environment.get(VARIABLE)
-    if not given:
+    configured = environment.get(PATH_VARIABLE)
+    if not configured:
         return None
-    tried = [Path(given).expanduser().absolute()]
-    if not Path(given).is_absolute() and environment.get(HOME):
-        tried.append(Path(environment[HOME]) / given)
+    tried = [Path(configured).expanduser().absolute()]
+    if not Path(configured).is_absolute() and environment.get(TT_METAL_VARIABLE):
+        tried.append(Path(environment[TT_METAL_VARIABLE]) / configured)
     for path in tried:
         if path.is_file():
             return path
     raise Refused(
-        f"{VARIABLE}: {given!r}, but there is no such file (tried {', '.join(map(str, tried))}); name one, or unset it "
-        "so that the descriptor is chosen by the number of devices"
+        f"{PATH_VARIABLE}: {configured!r}, but there is no such file (tried {', '.join(map(str, tried))}); name an "
+        "existing file, or unset it to choose the descriptor by the number of devices"
     )
 
 
-def given_shape(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rows and columns of this host's part of the mesh that TT_MESH_GRAPH_DESC_PATH describes, None if it isn't set.
+def read_configured_shape(environment: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return rows and columns of this host's part of the mesh in TT_MESH_GRAPH_DESC_PATH; None if it isn't set.
 
     Raises:
-        Refused: it can't be read, or doesn't say which mesh is this host's.
+        Refused: the file can't be read, or it is unknown which mesh belongs to this host.
     """
-    path = given_descriptor(environment)
+    path = find_configured_descriptor(environment)
     if path is None:
         return None
-    rows, columns = local_shape(read_descriptor(path), path, environment)
+    rows, columns = find_local_shape(read_descriptor(path), path, environment)
     return rows, columns
 
 
-def hold_given(mesh_shape: tuple[int, int], environment: Mapping[str, str]) -> Path | None:
-    """Hold a job's mesh against the descriptor that TT_MESH_GRAPH_DESC_PATH names, if it names one.
+def check_configured_descriptor(mesh_shape: tuple[int, int], environment: Mapping[str, str]) -> Path | None:
+    """Check a job's mesh shape against the descriptor in TT_MESH_GRAPH_DESC_PATH.
 
     Returns:
-        The file.
+        The descriptor's file; None if the variable isn't set.
 
     Raises:
-        Refused: it can't be read, or the mesh doesn't fit it.
+        Refused: the file can't be read, or the mesh doesn't fit it.
     """
-    path = given_descriptor(environment)
+    path = find_configured_descriptor(environment)
     if path is not None:
-        hold_shape(read_descriptor(path), path, mesh_shape, environment)
+        check_shape(read_descriptor(path), path, mesh_shape, environment)
     return path
 
 
 def choose_descriptor(
     mesh_shape: tuple[int, int], environment: Mapping[str, str], folder: Path
 ) -> Path | None:
-    """The descriptor for a mesh; it fits.
+    """Choose a descriptor that fits a mesh.
 
-    TT_MESH_GRAPH_DESC_PATH if it is set; else 8 or 32 devices in a line are a T3K or a Galaxy: [1, 8] and [1, 32] take
-    the file of tt-metal's source tree under TT_METAL_HOME, where there is one, or that which is written here.
+    TT_MESH_GRAPH_DESC_PATH has priority. Otherwise 8 or 32 devices in a line are a T3K or a Galaxy. Their descriptor
+    comes from tt-metal's source tree under TT_METAL_HOME if it has one, else it is written to `folder`.
 
     Args:
         mesh_shape: rows and columns.
-        environment: of this process.
-        folder: where descriptors are written that ttnn has to read but aren't anywhere yet.
+        environment: environment variables of this process.
+        folder: folder for descriptors that have to be written or converted for ttnn.
 
     Returns:
-        Its file, in the format that ttnn reads; None to let ttnn choose by the kind of board that it finds.
+        A file in the format that ttnn reads; None to let ttnn choose by the board that it finds.
 
     Raises:
         Refused: the descriptor can't be read or doesn't fit.
-        Failed: one can't be written.
+        Failed: a descriptor can't be written.
     """
-    path = hold_given(mesh_shape, environment)
+    path = check_configured_descriptor(mesh_shape, environment)
     if path is not None:
-        if path.suffix not in OLDER:
+        if path.suffix not in LEGACY_SUFFIXES:
             return path
         return _write(folder / f"{path.stem}.textproto", read_descriptor(path))
     rows, columns = mesh_shape
@@ -111,16 +111,16 @@ def choose_descriptor(
         return None
     board, channels = line
     name = f"{board}_{rows}x{columns}_mesh_graph_descriptor.textproto"
-    if environment.get(HOME):
-        found = Path(environment[HOME]) / FOLDER / name
+    if environment.get(TT_METAL_VARIABLE):
+        found = Path(environment[TT_METAL_VARIABLE]) / TT_METAL_FOLDER / name
         if found.is_file():
-            hold_shape(read_descriptor(found), found, mesh_shape, environment)
+            check_shape(read_descriptor(found), found, mesh_shape, environment)
             return found
-    return _write(folder / name, line_of_devices(mesh_shape, channels))
+    return _write(folder / name, describe_line(mesh_shape, channels))
 
 
-def line_of_devices(mesh_shape: tuple[int, int], channels: int) -> MeshGraphDescriptor:
-    """A descriptor of one mesh on one host, neighbours linked by up to `channels` ethernet channels."""
+def describe_line(mesh_shape: tuple[int, int], channels: int) -> MeshGraphDescriptor:
+    """Return a descriptor of one mesh on one host, whose neighbours share up to `channels` ethernet channels."""
     mesh = MeshDescriptor(
         name="M0",
         arch=WORMHOLE_B0,
@@ -133,8 +133,8 @@ def line_of_devices(mesh_shape: tuple[int, int], channels: int) -> MeshGraphDesc
 
 
 def _write(path: Path, descriptor: MeshGraphDescriptor) -> Path:
-    """Complete or absent: other processes of this host may read it meanwhile."""
-    text = written(descriptor)
+    # Renaming a complete file is atomic: other processes of this host may read it meanwhile.
+    text = format_textproto(descriptor)
     try:
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             return path
@@ -145,7 +145,7 @@ def _write(path: Path, descriptor: MeshGraphDescriptor) -> Path:
         Path(temporary).replace(path)
     except OSError as error:
         raise Failed(
-            f"{path}: can't be written ({error.strerror}); make the folder writable, or set {VARIABLE} to a descriptor "
-            "that is there"
+            f"{path}: can't be written ({error.strerror}); make the folder writable, or set {PATH_VARIABLE} to an "
+            "existing descriptor"
         ) from None
     return path

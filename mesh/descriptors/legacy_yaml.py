@@ -1,4 +1,4 @@
-"""The older mesh graph descriptors, in YAML (`mgd.yaml`): ttnn reads them no more, so they are converted."""
+"""Converts mesh graph descriptors of the older YAML format (`mgd.yaml`), which ttnn no longer reads."""
 
 from __future__ import annotations
 
@@ -23,43 +23,53 @@ from mesh.descriptors.mesh_graph_pb2 import (
 )
 from services.errors import Refused
 
-GRAPH = "G0"
+GRAPH_NAME = "G0"
 
 
-def converted(text: str, source: str) -> MeshGraphDescriptor:
-    """The descriptor that an older file describes; `source` names it in errors.
+def convert_legacy_yaml(text: str, source: str) -> MeshGraphDescriptor:
+    """Convert a YAML descriptor.
 
-    `ethernet_ports` become channels of every link inside a mesh, RelaxedGraph links of policy RELAXED, and the ports
-    in Graph are counted per pair of meshes, policy STRICT.
+    `ethernet_ports` become the channels of every link inside a mesh. Links in `RelaxedGraph` get policy RELAXED.
+    Ports in `Graph` are counted per pair of meshes and get policy STRICT.
+
+    Args:
+        text: YAML of the older schema.
+        source: name of the text in errors.
 
     Raises:
-        Refused: it isn't YAML of the older schema.
+        Refused: the text isn't YAML, or doesn't follow the older schema.
     """
     try:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # ValueError: a date or a number that is none.
-        raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct that place") from None
+        # PyYAML raises ValueError for malformed dates and numbers.
+        raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct the YAML") from None
     try:
-        return _converted(document)
-    except _Wrong as wrong:
-        raise Refused(f"{source}: {wrong}") from None
-    except (TypeError, ValueError) as error:  # a number that the schema has no room for, a list that is none
-        raise Refused(f"{source}: not of the older schema ({' '.join(str(error).split())})") from None
+        return _convert(document)
+    except _SchemaError as error:
+        raise Refused(f"{source}: {error}") from None
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # A number outside of the field's range, or a list of another type.
+        raise Refused(
+            f"{source}: does not follow the older descriptor schema ({' '.join(str(error).split())}); correct it, or "
+            "write a .textproto descriptor"
+        ) from None
 
 
-class _Wrong(Exception):
-    """What is wrong with the document."""
+class _SchemaError(Exception):
+    """Violation of the schema; the text names the field."""
 
 
-def _converted(document: Any) -> MeshGraphDescriptor:
+def _convert(document: Any) -> MeshGraphDescriptor:
     chip = _field(document, "ChipSpec", dict, "the file")
     name = str(_field(chip, "arch", str, "ChipSpec"))
     if name.upper() not in Architecture.keys()[1:]:
         known = ", ".join(key.lower() for key in Architecture.keys()[1:])
-        raise _Wrong(f"ChipSpec.arch: {name!r}, expected one of {known}")
+        raise _SchemaError(f"ChipSpec.arch: {name!r}, expected one of {known}")
     arch = name.upper()
-    channels = _channels(_field(chip, "ethernet_ports", dict, "ChipSpec"))
+    channels = _count_channels(_field(chip, "ethernet_ports", dict, "ChipSpec"))
     boards = {
         _field(board, "name", str, "Board"): board for board in _field(document, "Board", list, "the file")
     }
@@ -69,7 +79,9 @@ def _converted(document: Any) -> MeshGraphDescriptor:
         place = f"Mesh[{number}]"
         board = boards.get(_field(mesh, "board", str, place))
         if board is None:
-            raise _Wrong(f"{place}.board: {mesh['board']!r}, expected one of {', '.join(map(str, boards))}")
+            raise _SchemaError(
+                f"{place}.board: {mesh['board']!r}, expected one of {', '.join(map(str, boards))}"
+            )
         shape = _sizes(mesh, "device_topology", place)
         mesh_id = _field(mesh, "id", int, place)
         described = MeshDescriptor(
@@ -84,20 +96,20 @@ def _converted(document: Any) -> MeshGraphDescriptor:
         descriptor.mesh_descriptors.append(described)
         instances.append(_node(mesh_id))
     if not instances:
-        raise _Wrong("Mesh: [] has no mesh; describe one")
+        raise _SchemaError("Mesh: [], expected one mesh or more")
     links = _links(document, {node.mesh.mesh_id for node in instances})
     if len(instances) == 1:
         descriptor.top_level_instance.CopyFrom(instances[0])
         return descriptor
     descriptor.graph_descriptors.append(
-        GraphDescriptor(name=GRAPH, type="FABRIC", instances=instances, connections=links)
+        GraphDescriptor(name=GRAPH_NAME, type="FABRIC", instances=instances, connections=links)
     )
-    descriptor.top_level_instance.graph.graph_descriptor = GRAPH
+    descriptor.top_level_instance.graph.graph_descriptor = GRAPH_NAME
     return descriptor
 
 
-def _channels(ports: dict[str, Any]) -> int:
-    """Links between neighbours: as many as the direction with the fewest has, of those that have any."""
+def _count_channels(ports: dict[str, Any]) -> int:
+    """Return the number of links between neighbours: the smallest positive number of ports of any direction."""
     counts = [count for count in ports.values() if isinstance(count, int) and count > 0]
     return min(counts, default=1)
 
@@ -106,16 +118,16 @@ def _links(document: dict[str, Any], known: set[int]) -> list[Connection]:
     found: list[tuple[int, int, int, Any]] = []
     for link in document.get("RelaxedGraph") or []:
         if not (isinstance(link, list) and len(link) == 3 and isinstance(link[2], int)):
-            raise _Wrong(f"RelaxedGraph: {link!r}, expected [M0, M1, number of channels]")
+            raise _SchemaError(f"RelaxedGraph: {link!r}, expected [M0, M1, number of channels]")
         found.append((_mesh_id(link[0], known), _mesh_id(link[1], known), link[2], RELAXED))
     ports: Counter[tuple[int, int]] = Counter()
     for link in document.get("Graph") or []:
         if not (
             isinstance(link, list) and len(link) == 2 and all(isinstance(end, list) and end for end in link)
         ):
-            raise _Wrong(f"Graph: {link!r}, expected [[mesh id, port], [mesh id, port]]")
+            raise _SchemaError(f"Graph: {link!r}, expected [[mesh id, port], [mesh id, port]]")
         ports[_mesh_id(link[0][0], known), _mesh_id(link[1][0], known)] += 1
-    # Each link stands there once for either direction.
+    # The file lists each link once per direction.
     pairs = {(min(pair), max(pair)) for pair in ports}
     found += [(one, other, max(ports[one, other], ports[other, one]), STRICT) for one, other in sorted(pairs)]
     return [
@@ -125,11 +137,11 @@ def _links(document: dict[str, Any], known: set[int]) -> list[Connection]:
 
 
 def _mesh_id(value: Any, known: set[int]) -> int:
-    """The id that `M3` or `3` names."""
+    """Return the mesh id in `M3` or `3`."""
     digits = str(value).removeprefix("M")
     if not digits.isdecimal() or int(digits) not in known:
-        raise _Wrong(
-            f"mesh {value!r} is linked, but Mesh has only {', '.join(f'M{each}' for each in sorted(known))}"
+        raise _SchemaError(
+            f"mesh {value!r} is linked, expected one of Mesh: {', '.join(f'M{each}' for each in sorted(known))}"
         )
     return int(digits)
 
@@ -141,7 +153,7 @@ def _node(mesh_id: int) -> NodeRef:
 def _sizes(mesh: dict[str, Any], key: str, place: str) -> list[int]:
     sizes = _field(mesh, key, list, place)
     if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise _Wrong(f"{place}.{key}: {sizes!r}, expected [rows, columns], both 1 or more")
+        raise _SchemaError(f"{place}.{key}: {sizes!r}, expected [rows, columns], both 1 or more")
     return [int(size) for size in sizes]
 
 
@@ -150,5 +162,5 @@ def _field(holder: Any, key: str, kind: type, place: str) -> Any:
     if not isinstance(value, kind):
         names = {dict: "a mapping", list: "a list", str: "a name", int: "a number"}
         given = "missing" if value is None else repr(value)
-        raise _Wrong(f"{place}: {key} is {given}, expected {names[kind]}")
+        raise _SchemaError(f"{place}: {key} is {given}, expected {names[kind]}")
     return value

@@ -1,4 +1,4 @@
-"""A mesh graph descriptor from its file: `.textproto`, or the older `.yaml`, converted."""
+"""Reads a mesh graph descriptor from its file: `.textproto`, or the legacy `.yaml`, which is converted."""
 
 from __future__ import annotations
 
@@ -6,51 +6,55 @@ from pathlib import Path
 
 from google.protobuf import text_format
 
-from mesh.descriptors.legacy_yaml import converted
+from mesh.descriptors.legacy_yaml import convert_legacy_yaml
 from mesh.descriptors.mesh_graph_pb2 import MeshGraphDescriptor
-from mesh.descriptors.validate import why_incomplete
+from mesh.descriptors.validate import find_problem
 from services.errors import Refused
 
-OLDER = (".yaml", ".yml")
-_LARGEST_BYTES = 1 << 20
-"""A descriptor is some kilobytes; what is larger is another file given by mistake."""
+LEGACY_SUFFIXES = (".yaml", ".yml")
+_MAX_FILE_BYTES = 1 << 20
+"""Size limit of a file. Descriptors have some kilobytes; a larger file was named by mistake."""
 
 
 def read_descriptor(path: Path) -> MeshGraphDescriptor:
-    """The descriptor in a file; fields that aren't known are skipped.
+    """Return the descriptor in a file. Unknown fields are skipped.
 
     Raises:
-        Refused: it can't be read, isn't a descriptor, or lacks a field that ttnn needs.
+        Refused: the file can't be read, isn't a descriptor, or lacks a field that ttnn needs.
     """
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             raise Refused(
-                f"{path}: larger than {_LARGEST_BYTES} bytes, so no mesh graph descriptor; name another"
+                f"{path}: larger than {_MAX_FILE_BYTES} bytes, which no mesh graph descriptor is; name another file"
             )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise Refused(
-            f"{path}: can't be read ({error.strerror}); name a mesh graph descriptor that can"
+            f"{path}: can't be read ({error.strerror}); name a readable mesh graph descriptor"
         ) from None
     except UnicodeDecodeError:
         raise Refused(
             f"{path}: is not text; expected a mesh graph descriptor (.textproto or .yaml)"
         ) from None
-    if path.suffix in OLDER:
-        descriptor = converted(text, str(path))
+    if path.suffix in LEGACY_SUFFIXES:
+        descriptor = convert_legacy_yaml(text, str(path))
     else:
-        descriptor = parsed(text, str(path))
-    lacking = why_incomplete(descriptor)
-    if lacking:
-        raise Refused(f"{path}: {lacking}")
+        descriptor = parse_textproto(text, str(path))
+    problem = find_problem(descriptor)
+    if problem is not None:
+        raise Refused(f"{path}: {problem}")
     return descriptor
 
 
-def parsed(text: str, source: str) -> MeshGraphDescriptor:
-    """The descriptor that a text says; `source` names it in errors.
+def parse_textproto(text: str, source: str) -> MeshGraphDescriptor:
+    """Parse a descriptor from protobuf text.
+
+    Args:
+        text: protobuf text of a MeshGraphDescriptor.
+        source: name of the text in errors.
 
     Raises:
-        Refused: it isn't protobuf text of this schema; the line says where.
+        Refused: the text doesn't follow the schema. The error names the line.
     """
     try:
         return text_format.Parse(text, MeshGraphDescriptor(), allow_unknown_field=True)
@@ -62,9 +66,9 @@ def parsed(text: str, source: str) -> MeshGraphDescriptor:
             f"{source}: {place}{what}; expected protobuf text such as `mesh_descriptors {{ ... }}`"
         ) from None
     except RecursionError:
-        raise Refused(f"{source}: nested too deep; expected a mesh graph descriptor") from None
+        raise Refused(f"{source}: nested too deeply; expected a mesh graph descriptor") from None
 
 
-def written(descriptor: MeshGraphDescriptor) -> str:
-    """The descriptor as text that ttnn reads."""
+def format_textproto(descriptor: MeshGraphDescriptor) -> str:
+    """Return the descriptor as protobuf text, the format that ttnn reads."""
     return text_format.MessageToString(descriptor)

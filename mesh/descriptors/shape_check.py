@@ -1,4 +1,4 @@
-"""Which mesh of a descriptor this process drives, and whether a job's mesh_shape is that mesh."""
+"""Finds the mesh of a descriptor that this process drives, and checks a job's mesh_shape against it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pathlib import Path
 from mesh.descriptors.mesh_graph_pb2 import MeshDescriptor, MeshGraphDescriptor, NodeRef
 from services.errors import Refused
 
-MESH_ID = "TT_MESH_ID"
+MESH_ID_VARIABLE = "TT_MESH_ID"
 
 
-def hold_shape(
+def check_shape(
     descriptor: MeshGraphDescriptor, path: Path, mesh_shape: tuple[int, int], environment: Mapping[str, str]
 ) -> None:
-    """Hold a job's mesh against a descriptor, as opening one that differs hangs the hardware.
+    """Check a job's mesh shape against a descriptor: opening a mesh that differs hangs the hardware.
 
-    One device alone uses no links, so it fits any.
+    A single device uses no links, so it fits every descriptor.
 
     Args:
-        descriptor: complete.
-        path: of its file, for errors.
+        descriptor: valid descriptor.
+        path: file of the descriptor, for errors.
         mesh_shape: rows and columns.
-        environment: TT_MESH_ID names this process's mesh if the descriptor has several.
+        environment: environment variables. TT_MESH_ID names this process's mesh if the descriptor has several.
 
     Raises:
-        Refused: the two differ, or it can't be told which mesh is this process's.
+        Refused: the shapes differ, or it is unknown which mesh belongs to this process.
     """
     if mesh_shape == (1, 1):
         return
-    described = local_shape(descriptor, path, environment)
+    described = find_local_shape(descriptor, path, environment)
     given = list(mesh_shape)
     if described == given:
         return
     if described == given[::-1]:
         raise Refused(
-            f"device_config.mesh_shape: {given}, but {path} has rows and columns the other way round, "
+            f"device_config.mesh_shape: {given}, but {path} has rows and columns swapped, "
             f"device_topology {described}; set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a descriptor "
             f"of {given}"
         )
@@ -46,12 +46,13 @@ def hold_shape(
     )
 
 
-def local_shape(descriptor: MeshGraphDescriptor, path: Path, environment: Mapping[str, str]) -> list[int]:
-    """Rows and columns of the devices that one host has of this process's mesh.
+def find_local_shape(
+    descriptor: MeshGraphDescriptor, path: Path, environment: Mapping[str, str]
+) -> list[int]:
+    """Return rows and columns of this host's devices in this process's mesh.
 
     Raises:
-        Refused: there are meshes of several shapes and TT_MESH_ID names none of them, or the mesh isn't one of two
-            dimensions.
+        Refused: the meshes have several shapes and TT_MESH_ID names none of them, or the mesh isn't 2-D.
     """
     by_name = {mesh.name: mesh for mesh in descriptor.mesh_descriptors}
     shapes = {
@@ -59,15 +60,16 @@ def local_shape(descriptor: MeshGraphDescriptor, path: Path, environment: Mappin
         for node in _nodes(descriptor)
         if node.HasField("mesh")
     }
-    asked = environment.get(MESH_ID)
-    if asked is None and len(set(map(tuple, shapes.values()))) == 1:
+    wanted_id = environment.get(MESH_ID_VARIABLE)
+    if wanted_id is None and len(set(map(tuple, shapes.values()))) == 1:
         return next(iter(shapes.values()))
-    if asked not in shapes:
-        given = "is not set" if asked is None else f"is {asked!r}"
+    if wanted_id not in shapes:
+        given = "is not set" if wanted_id is None else f"is {wanted_id!r}"
         raise Refused(
-            f"{MESH_ID}: {given}, expected the id of this host's mesh in {path}: one of {', '.join(sorted(shapes))}"
+            f"{MESH_ID_VARIABLE}: {given}, expected the id of this host's mesh in {path}: "
+            f"one of {', '.join(sorted(shapes))}"
         )
-    return shapes[asked]
+    return shapes[wanted_id]
 
 
 def _shape(mesh: MeshDescriptor, path: Path) -> list[int]:
@@ -76,7 +78,10 @@ def _shape(mesh: MeshDescriptor, path: Path) -> list[int]:
     if len(shape) == 1:
         shape = [1, *shape]
     if len(shape) != 2:
-        raise Refused(f"{path}: mesh {mesh.name!r} has {len(shape)} dimensions; expected rows and columns")
+        raise Refused(
+            f"{path}: mesh {mesh.name!r} has {len(shape)} dimensions, expected rows and columns; "
+            "correct device_topology.dims"
+        )
     return shape
 
 

@@ -62,7 +62,7 @@ def test_one_device_has_no_links(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["check"], "can't be checked yet; give --mesh"),
         ([*CHECK, "--mesh-shape", "8"], "--mesh-shape: '8', expected rows and columns, such as 1x8"),
-        ([*CHECK, "--mesh-shape", "0x8"], "mesh_shape: [0, 8], expected [rows, cols]"),
+        ([*CHECK, "--mesh-shape", "0x8"], "mesh_shape: [0, 8], expected [rows, columns]"),
     ],
 )
 def test_what_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

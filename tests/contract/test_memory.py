@@ -39,19 +39,19 @@ def told() -> dict[str, Any]:
 def test_every_buffer_is_told_alike(told: dict[str, Any]) -> None:
     kept, used = told["ttnn"]["True"]
     assert told["emulator"]["True"] == [{**segment, **_without_l1()} for segment in (kept, used)]
-    assert kept["allocated"] == 12 * 2 * 32 * 32 * 2, "24 tiles of bfloat16 over 12 banks"
-    assert used["peak"] > 0 and used["allocated"] == used["freed"] > used["peak"]
+    assert kept["allocated_bytes"] == 12 * 2 * 32 * 32 * 2, "24 tiles of bfloat16 over 12 banks"
+    assert used["peak_bytes"] > 0 and used["allocated_bytes"] == used["freed_bytes"] > used["peak_bytes"]
 
 
 def _without_l1() -> dict[str, int]:
     """The emulator has no L1."""
-    return {"l1_circular_peak": 0, "l1_buffer_peak": 0, "l1_peak": 0}
+    return {"l1_circular_peak_bytes": 0, "l1_buffer_peak_bytes": 0, "l1_peak_bytes": 0}
 
 
 def test_a_look_at_both_ends_misses_what_came_and_went(told: dict[str, Any]) -> None:
     kept, used = told["ttnn"]["False"]
-    assert kept["allocated"] == told["ttnn"]["True"][0]["allocated"]
-    assert used == {**_without_l1(), "peak": 0, "allocated": 0, "freed": 0}
+    assert kept["allocated_bytes"] == told["ttnn"]["True"][0]["allocated_bytes"]
+    assert used == {**_without_l1(), "peak_bytes": 0, "allocated_bytes": 0, "freed_bytes": 0}
 
 
 def test_nothing_is_left_taken(told: dict[str, Any]) -> None:

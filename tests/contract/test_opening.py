@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mesh.descriptors.choose import VARIABLE, line_of_devices
-from mesh.descriptors.read import read_descriptor, written
+from mesh.descriptors.choose import PATH_VARIABLE, describe_line
+from mesh.descriptors.read import format_textproto, read_descriptor
 from tests.support.contract.mocked_board import missing, run_on
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None) -> list[dict[str, Any]]:
-    environment = {"XDG_CACHE_HOME": str(folder), **({VARIABLE: str(descriptor)} if descriptor else {})}
+    environment = {"XDG_CACHE_HOME": str(folder), **({PATH_VARIABLE: str(descriptor)} if descriptor else {})}
     done = run_on(board, "-m", "tests.support.contract.open_on_board", *meshes, environment=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -24,7 +24,7 @@ def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None
 
 def _file(folder: Path, rows: int, columns: int, channels: int = 2) -> Path:
     path = folder / "given.textproto"
-    path.write_text(written(line_of_devices((rows, columns), channels)))
+    path.write_text(format_textproto(describe_line((rows, columns), channels)))
     return path
 
 
@@ -48,12 +48,12 @@ def test_two_rows_open_by_ttnns_own_descriptor(tmp_path: Path) -> None:
     opened, other = _open("loudbox", "2x4", "1x8", folder=tmp_path)
     assert sorted(opened["devices"]) == list(range(8))
     assert opened["descriptor"] is None
-    assert "ttnn reads one descriptor a process" in other["error"]
+    assert "one descriptor per process" in other["error"]
 
 
 def test_fewer_devices_than_asked(tmp_path: Path) -> None:
     (refused,) = _open("loudbox", "4x4", folder=tmp_path)
-    assert "it needs 16 devices, but only 8 are here, as [2, 4]: set mesh_shape to that" in refused["error"]
+    assert all(fact in refused["error"] for fact in ("16 devices", "this host has 8", "mesh_shape to [2, 4]"))
     assert "\n" not in refused["error"]
 
 
@@ -66,7 +66,7 @@ def test_a_descriptor_of_other_hardware(tmp_path: Path) -> None:
 def test_a_part_of_the_devices(tmp_path: Path) -> None:
     refused, again = _open("loudbox", "1x4", "1x4", folder=tmp_path, descriptor=_file(tmp_path, 1, 4))
     assert "links run over all devices of a host" in refused["error"]
-    assert "if an opening that failed left them so, restart this process" in again["error"]
+    assert "restart this process" in again["error"]
 
 
 def test_a_mesh_that_does_not_fit_never_reaches_ttnn(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.backend import device_present
+from mesh.backend import has_device
 from tests.support.hardware.outcomes import STRATEGIES, TRAINED, Shape, differences, fits, load, outcome
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.hardware,
     pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python"),
     pytest.mark.skipif(
-        not device_present(), reason="no device: neither /dev/tenstorrent nor TT_METAL_SIMULATOR is there"
+        not has_device(), reason="no device: neither /dev/tenstorrent nor TT_METAL_SIMULATOR is there"
     ),
 ]
 

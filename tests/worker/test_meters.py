@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mesh.device import Mesh
-from mesh.memory import MemorySegment, segment_of
+from mesh.memory import MemorySegment, summarise_graph
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
 from worker.meters import MemoryUsageTracker, PerformanceMeter
@@ -100,10 +100,10 @@ def test_memory_by_phase(mesh: Mesh) -> None:
     tracker.end_capture("BACKWARD_PASS")
     forward, backward = tracker.phases
     assert (forward.device, forward.device_peak) == (PAGES, PAGES)
-    assert (forward.segment.peak, forward.segment.allocated, forward.segment.freed) == (PAGES, PAGES, 0)
+    assert forward.segment == MemorySegment(peak_bytes=PAGES, allocated_bytes=PAGES)
     assert (backward.device, backward.device_peak) == (0, 4 * PAGES)
-    assert (backward.segment.peak, backward.segment.allocated) == (3 * PAGES, 3 * PAGES)
-    assert backward.segment.freed == 4 * PAGES
+    assert (backward.segment.peak_bytes, backward.segment.allocated_bytes) == (3 * PAGES, 3 * PAGES)
+    assert backward.segment.freed_bytes == 4 * PAGES
     assert forward.host > 1 << 20
     del kept_from_before
 
@@ -163,13 +163,13 @@ def test_what_ttnn_notes_of_buffers() -> None:
         _node("buffer_deallocate", type="L1", max_size_per_bank=50),
         _node("circular_buffer_allocate", size=10, device_id=0, globally_allocated="0"),
     ]
-    assert segment_of(nodes, 12) == MemorySegment(
-        peak=12 * 6144,
-        allocated=12 * 6144,
-        freed=12 * 2048,
-        l1_circular_peak=300,
-        l1_buffer_peak=50,
-        l1_peak=350,
+    assert summarise_graph(nodes, 12) == MemorySegment(
+        peak_bytes=12 * 6144,
+        allocated_bytes=12 * 6144,
+        freed_bytes=12 * 2048,
+        l1_circular_peak_bytes=300,
+        l1_buffer_peak_bytes=50,
+        l1_peak_bytes=350,
     )
 
 

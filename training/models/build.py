@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh
-from mesh.transfer import refill, upload
+from mesh.transfer import upload, upload_into
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
 from training.autograd import Parameter
 from training.models.gpt2 import GPT2
@@ -66,7 +66,7 @@ def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.floa
     """
     array = to_mesh(parameter, values, mesh)
     if parameter.value is not None:
-        refill(mesh, parameter.value, array, parameter.placements)
+        upload_into(mesh, parameter.value, array, parameter.placements)
         return
     parameter.value = upload(
         mesh, array, dtype=mesh.dtype, layout=mesh.tt.TILE_LAYOUT, placements=parameter.placements

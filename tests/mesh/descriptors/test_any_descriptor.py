@@ -1,4 +1,4 @@
-"""Whatever a mesh graph descriptor holds, it is one or is refused in one line."""
+"""Any content of a descriptor file is either read or refused in one line (property tests)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mesh.descriptors.read import read_descriptor, written
+from mesh.descriptors.read import format_textproto, read_descriptor
 from services.errors import Refused
 from tests.mesh.descriptors.test_descriptors import LINE
 from tests.support.anything import is_told_in_one_line
@@ -34,7 +34,7 @@ MESHES = st.lists(
     | VALUES,
     max_size=3,
 )
-OLDER = st.fixed_dictionaries(
+LEGACY = st.fixed_dictionaries(
     {
         "ChipSpec": st.just({"arch": "wormhole_b0", "ethernet_ports": {"N": 2}})
         | st.fixed_dictionaries(
@@ -47,7 +47,7 @@ OLDER = st.fixed_dictionaries(
 )
 
 
-def held(folder: Path, name: str, content: bytes) -> None:
+def check_read_or_refused(folder: Path, name: str, content: bytes) -> None:
     path = folder / name
     path.write_bytes(content)
     try:
@@ -55,7 +55,7 @@ def held(folder: Path, name: str, content: bytes) -> None:
     except Refused as error:
         assert is_told_in_one_line(error)
     else:
-        assert written(descriptor)
+        assert format_textproto(descriptor)
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=80, deadline=None)
-@given(document=OLDER)
+@given(document=LEGACY)
 @example(
     {"ChipSpec": {"arch": "blackhole", "ethernet_ports": {}}, "Board": [], "Mesh": [], "RelaxedGraph": 5}
 )
-def test_any_older_document(folder: Path, document: Any) -> None:
-    held(folder, "any.yaml", yaml.safe_dump(document).encode())
+def test_any_legacy_document(folder: Path, document: Any) -> None:
+    check_read_or_refused(folder, "any.yaml", yaml.safe_dump(document).encode())
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,7 +81,7 @@ def test_any_older_document(folder: Path, document: Any) -> None:
 @example(b"a: 2001-99-99")
 @example(b"a: " + b"9" * 5000)
 def test_any_yaml(folder: Path, content: bytes) -> None:
-    held(folder, "any.yaml", content)
+    check_read_or_refused(folder, "any.yaml", content)
 
 
 TOKENS = st.sampled_from(
@@ -94,4 +94,4 @@ TOKENS = st.sampled_from(
 @example(0, ["a {"] * 5000)
 def test_any_textproto(folder: Path, cut: int, tokens: list[str]) -> None:
     content = LINE[:cut] + " " + " ".join(tokens) + LINE[cut:]
-    held(folder, "any.textproto", content.encode("utf-8", "surrogatepass"))
+    check_read_or_refused(folder, "any.textproto", content.encode("utf-8", "surrogatepass"))

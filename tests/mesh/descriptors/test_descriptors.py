@@ -1,22 +1,32 @@
-"""Mesh graph descriptors are read, converted, chosen, and held against a job's mesh before anything is opened."""
+"""Mesh graph descriptors are read, converted, chosen and checked against a job's mesh shape."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import mesh.backend
-from mesh.descriptors.choose import FOLDER, HOME, VARIABLE, choose_descriptor, hold_given
+from mesh.backend import load_device_module
+from mesh.descriptors.choose import (
+    PATH_VARIABLE,
+    TT_METAL_FOLDER,
+    TT_METAL_VARIABLE,
+    check_configured_descriptor,
+    choose_descriptor,
+)
 from mesh.descriptors.mesh_graph_pb2 import RELAXED, STRICT, WORMHOLE_B0, TorusTopology
-from mesh.descriptors.read import parsed, read_descriptor, written
-from mesh.descriptors.shape_check import MESH_ID, hold_shape, local_shape
+from mesh.descriptors.read import format_textproto, parse_textproto, read_descriptor
+from mesh.descriptors.shape_check import MESH_ID_VARIABLE, check_shape, find_local_shape
 from services.errors import Failed, Refused
 
 ROOT = Path(__file__).resolve().parents[3]
+
+LoadTtnn = Callable[[tuple[int, int]], "list[str | None]"]
 
 LINE = """
 mesh_descriptors {
@@ -53,7 +63,7 @@ graph_descriptors {
 top_level_instance { graph { graph_descriptor: "G0" graph_id: 0 } }
 pinnings { logical_fabric_node_id { mesh_id: 0 chip_id: 0 } }
 """
-OLDER = """
+LEGACY = """
 ChipSpec: {arch: wormhole_b0, ethernet_ports: {N: 2, E: 2, S: 2, W: 2}}
 Board: [{name: lbox, type: Mesh, topology: [1, 8]}]
 Mesh:
@@ -82,7 +92,7 @@ def test_generated_module_is_up_to_date(tmp_path: Path) -> None:
         assert (ROOT / "mesh" / "descriptors" / name).read_text() == text, f"{name}: run `make protos`"
 
 
-def test_a_descriptor_says_what_is_linked(tmp_path: Path) -> None:
+def test_links_between_meshes_are_read(tmp_path: Path) -> None:
     descriptor = read_descriptor(_file(tmp_path, GRAPH))
     box = descriptor.mesh_descriptors[0]
     assert list(box.device_topology.dims) == [4, 8]
@@ -92,9 +102,9 @@ def test_a_descriptor_says_what_is_linked(tmp_path: Path) -> None:
     assert (link.channels.count, link.channels.policy) == (2, STRICT)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_text_round_trips(tmp_path: Path) -> None:
     descriptor = read_descriptor(_file(tmp_path, GRAPH))
-    assert parsed(written(descriptor), "text") == descriptor
+    assert parse_textproto(format_textproto(descriptor), "text") == descriptor
 
 
 @pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python")
@@ -112,15 +122,15 @@ def test_all_descriptors_that_ttnn_has_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("change", "message"),
     [
         (("arch: WORMHOLE_B0", ""), "mesh_descriptors 'M0': arch is missing; expected WORMHOLE_B0"),
         (("arch: WORMHOLE_B0", "arch: GRAYSKULL"), "line 3: .*no value named GRAYSKULL"),
         (('name: "M0"', ""), "mesh_descriptors '': name is missing"),
         (("dims: [ 1, 8 ]", ""), r"device_topology.dims: \[\], expected"),
-        (("dims: [ 1, 8 ]", "dims: [ 1, 8 ] dim_types: [ RING ]"), "dim_types: 1 of them for 2 dims"),
+        (("dims: [ 1, 8 ]", "dims: [ 1, 8 ] dim_types: [ RING ]"), "dim_types: 1 for 2 dims"),
         (("host_topology { dims: [ 1, 1 ] }", ""), r"host_topology.dims: \[\], expected"),
-        (("host_topology { dims: [ 1, 1 ] }", "host_topology { dims: [ 1, 3 ] }"), "can't share"),
+        (("host_topology { dims: [ 1, 1 ] }", "host_topology { dims: [ 1, 3 ] }"), "can't divide"),
         (("count: 2", ""), "channels.count: 0, expected"),
         (("top_level_instance", "something_else"), "has no top_level_instance"),
         (('mesh_descriptor: "M0"', 'mesh_descriptor: "M1"'), "mesh_descriptor: 'M1', expected one of M0"),
@@ -128,33 +138,36 @@ def test_all_descriptors_that_ttnn_has_are_read() -> None:
         (("}", ""), "expected protobuf text"),
     ],
 )
-def test_what_a_descriptor_lacks_is_said(wrong: tuple[str, str], words: str, tmp_path: Path) -> None:
-    path = _file(tmp_path, LINE.replace(*wrong))
-    with pytest.raises(Refused, match=words) as refused:
+def test_problems_of_a_mesh_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, LINE.replace(*change))
+    with pytest.raises(Refused, match=message) as refused:
         read_descriptor(path)
     assert str(path) in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("change", "message"),
     [
         (('type: "FABRIC"', ""), "graph_descriptors 'G0': type is missing"),
         (("instances { mesh", "not_instances { mesh"), "has no instances"),
-        (('mesh { mesh_descriptor: "CHIP" mesh_id: 1 } }\n  conn', "graph {} }\n  conn"), "two kinds"),
+        (
+            ('mesh { mesh_descriptor: "CHIP" mesh_id: 1 } }\n  conn', "graph {} }\n  conn"),
+            "meshes and graphs",
+        ),
         (
             ("connections {", "graph_topology { layout_type: RING channels { count: 1 } } connections {"),
             "both",
         ),
-        (("connections {", "connections { channels { count: 1 } } connections {"), "of 0 nodes, expected 2"),
+        (("connections {", "connections { channels { count: 1 } } connections {"), "0 nodes, expected 2"),
         (('graph_descriptor: "G0"', 'graph_descriptor: "G1"'), "graph_descriptor: 'G1', expected one of G0"),
     ],
 )
-def test_what_a_graph_lacks_is_said(wrong: tuple[str, str], words: str, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=words):
-        read_descriptor(_file(tmp_path, GRAPH.replace(*wrong)))
+def test_problems_of_a_graph_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=message):
+        read_descriptor(_file(tmp_path, GRAPH.replace(*change)))
 
 
-def test_files_that_cannot_be_descriptors(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="No such file"):
         read_descriptor(tmp_path / "none.textproto")
     with pytest.raises(Refused, match="larger than 1048576 bytes"):
@@ -164,11 +177,11 @@ def test_files_that_cannot_be_descriptors(tmp_path: Path) -> None:
         read_descriptor(tmp_path / "bytes.textproto")
 
 
-# ---- the older format ----
+# ---- the legacy format ----
 
 
-def test_the_older_format_is_converted(tmp_path: Path) -> None:
-    descriptor = read_descriptor(_file(tmp_path, OLDER, "mgd.yaml"))
+def test_the_legacy_format_is_converted(tmp_path: Path) -> None:
+    descriptor = read_descriptor(_file(tmp_path, LEGACY, "mgd.yaml"))
     assert [mesh.name for mesh in descriptor.mesh_descriptors] == ["M0", "M2"]
     mesh = descriptor.mesh_descriptors[0]
     assert mesh.arch == WORMHOLE_B0
@@ -180,15 +193,15 @@ def test_the_older_format_is_converted(tmp_path: Path) -> None:
     assert descriptor.top_level_instance.graph.graph_descriptor == "G0"
 
 
-def test_ports_of_the_older_format_are_counted_once_for_both_directions(tmp_path: Path) -> None:
+def test_legacy_ports_are_counted_once_for_both_directions(tmp_path: Path) -> None:
     ports = "Graph: [[[0, E0], [2, W0]], [[0, E1], [2, W1]], [[2, W0], [0, E0]], [[2, W1], [0, E1]]]"
-    text = OLDER.replace("RelaxedGraph: [[M0, M2, 3]]", ports)
+    text = LEGACY.replace("RelaxedGraph: [[M0, M2, 3]]", ports)
     (link,) = read_descriptor(_file(tmp_path, text, "mgd.yaml")).graph_descriptors[0].connections
     assert (link.channels.count, link.channels.policy) == (2, STRICT)
 
 
-def test_one_mesh_of_the_older_format_needs_no_graph(tmp_path: Path) -> None:
-    text = OLDER.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
+def test_a_legacy_file_with_one_mesh_needs_no_graph(tmp_path: Path) -> None:
+    text = LEGACY.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
     text = text.replace("RelaxedGraph: [[M0, M2, 3]]", "Graph: []").replace("type: Mesh", "type: Torus")
     descriptor = read_descriptor(_file(tmp_path, text, "mgd.yml"))
     assert descriptor.top_level_instance.mesh.mesh_descriptor == "M0"
@@ -196,87 +209,87 @@ def test_one_mesh_of_the_older_format_needs_no_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("change", "message"),
     [
         (("arch: wormhole_b0", "arch: grayskull"), "ChipSpec.arch: 'grayskull', expected one of wormhole_b0"),
         (("ChipSpec", "Chips"), "the file: ChipSpec is missing, expected a mapping"),
         (("board: lbox", "board: other"), r"Mesh\[0\].board: 'other', expected one of lbox"),
         (("device_topology: [1, 8]", "device_topology: [8]"), r"Mesh\[0\].device_topology: \[8\], expected"),
         (("id: 0", "id: zero"), r"Mesh\[0\]: id is 'zero', expected a number"),
-        (("[M0, M2, 3]", "[M0, M7, 3]"), "mesh 'M7' is linked, but Mesh has only M0, M2"),
+        (("[M0, M2, 3]", "[M0, M7, 3]"), "mesh 'M7' is linked, expected one of Mesh: M0, M2"),
         (("[M0, M2, 3]", "[M0, M2]"), "RelaxedGraph: .*expected"),
         (("Mesh:\n", "Mesh: [\n"), "not YAML"),
     ],
 )
-def test_what_is_wrong_with_an_older_file_is_said(wrong: tuple[str, str], words: str, tmp_path: Path) -> None:
-    path = _file(tmp_path, OLDER.replace(*wrong), "mgd.yaml")
-    with pytest.raises(Refused, match=words):
+def test_problems_of_a_legacy_file_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, LEGACY.replace(*change), "mgd.yaml")
+    with pytest.raises(Refused, match=message):
         read_descriptor(path)
 
 
-# ---- whether a mesh fits ----
+# ---- checks of the mesh shape ----
 
 
 def test_a_mesh_that_fits(tmp_path: Path) -> None:
     path = _file(tmp_path, LINE)
-    hold_shape(read_descriptor(path), path, (1, 8), {})
-    hold_shape(read_descriptor(path), path, (1, 1), {})
+    check_shape(read_descriptor(path), path, (1, 8), {})
+    check_shape(read_descriptor(path), path, (1, 1), {})
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"),
+    ("shape", "message"),
     [
         (
             (1, 4),
             r"mesh_shape: \[1, 4\] \(4 devices\), but .* has device_topology \[1, 8\]; .*set mesh_shape: \[1, 8\]",
         ),
         ((2, 4), r"mesh_shape: \[2, 4\] .*TT_MESH_GRAPH_DESC_PATH to a descriptor of \[2, 4\]"),
-        ((8, 1), r"rows and columns the other way round, device_topology \[1, 8\]; set mesh_shape: \[1, 8\]"),
+        ((8, 1), r"rows and columns swapped, device_topology \[1, 8\]; set mesh_shape: \[1, 8\]"),
     ],
 )
-def test_a_mesh_that_does_not_fit(shape: tuple[int, int], words: str, tmp_path: Path) -> None:
+def test_a_mesh_that_does_not_fit(shape: tuple[int, int], message: str, tmp_path: Path) -> None:
     path = _file(tmp_path, LINE)
-    with pytest.raises(Refused, match=words):
-        hold_given(shape, {VARIABLE: str(path)})
+    with pytest.raises(Refused, match=message):
+        check_configured_descriptor(shape, {PATH_VARIABLE: str(path)})
 
 
 def test_the_mesh_of_this_host_among_several(tmp_path: Path) -> None:
     path = _file(tmp_path, GRAPH)
     descriptor = read_descriptor(path)
-    assert local_shape(descriptor, path, {MESH_ID: "0"}) == [2, 8], "half of it: two hosts share the mesh"
-    assert local_shape(descriptor, path, {MESH_ID: "1"}) == [1, 1]
+    assert find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "0"}) == [2, 8], "two hosts share the mesh"
+    assert find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "1"}) == [1, 1]
     with pytest.raises(Refused, match=r"TT_MESH_ID: is not set, expected .*one of 0, 1"):
-        local_shape(descriptor, path, {})
+        find_local_shape(descriptor, path, {})
     with pytest.raises(Refused, match="TT_MESH_ID: is '5'"):
-        local_shape(descriptor, path, {MESH_ID: "5"})
-    alike = _file(tmp_path, OLDER, "mgd.yaml")
-    assert local_shape(read_descriptor(alike), alike, {}) == [1, 8], "they are all of that shape"
+        find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "5"})
+    alike = _file(tmp_path, LEGACY, "mgd.yaml")
+    assert find_local_shape(read_descriptor(alike), alike, {}) == [1, 8], "all meshes have this shape"
 
 
-# ---- which descriptor ----
+# ---- choosing a descriptor ----
 
 
-def test_the_given_file_is_taken(tmp_path: Path) -> None:
+def test_the_configured_file_has_priority(tmp_path: Path) -> None:
     path = _file(tmp_path, LINE)
-    assert choose_descriptor((1, 8), {VARIABLE: str(path)}, tmp_path / "cache") == path
-    below_home = _file(tmp_path / "home", LINE)
-    environment = {VARIABLE: "mgd.textproto", HOME: str(tmp_path / "home")}
-    assert choose_descriptor((1, 8), environment, tmp_path / "cache") == below_home
+    assert choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache") == path
+    in_tt_metal = _file(tmp_path / "home", LINE)
+    environment = {PATH_VARIABLE: "mgd.textproto", TT_METAL_VARIABLE: str(tmp_path / "home")}
+    assert choose_descriptor((1, 8), environment, tmp_path / "cache") == in_tt_metal
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_file_that_is_not_there_names_the_places_tried(tmp_path: Path) -> None:
-    environment = {VARIABLE: "boxes/mgd.textproto", HOME: str(tmp_path)}
+def test_a_missing_file_lists_the_paths_tried(tmp_path: Path) -> None:
+    environment = {PATH_VARIABLE: "boxes/mgd.textproto", TT_METAL_VARIABLE: str(tmp_path)}
     with pytest.raises(Refused, match="no such file") as refused:
         choose_descriptor((1, 8), environment, tmp_path / "cache")
     assert str(Path.cwd() / "boxes/mgd.textproto") in str(refused.value)
     assert str(tmp_path / "boxes/mgd.textproto") in str(refused.value)
 
 
-def test_an_older_file_is_given_to_ttnn_in_the_new_format(tmp_path: Path) -> None:
-    text = OLDER.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
+def test_a_legacy_file_is_converted_for_ttnn(tmp_path: Path) -> None:
+    text = LEGACY.replace("- {id: 2, board: lbox, device_topology: [1, 8], host_topology: [1, 1]}", "")
     path = _file(tmp_path, text.replace("RelaxedGraph: [[M0, M2, 3]]", ""), "box.yaml")
-    chosen = choose_descriptor((1, 8), {VARIABLE: str(path)}, tmp_path / "cache")
+    chosen = choose_descriptor((1, 8), {PATH_VARIABLE: str(path)}, tmp_path / "cache")
     assert chosen == tmp_path / "cache" / "box.textproto"
     assert read_descriptor(chosen) == read_descriptor(path)
 
@@ -292,79 +305,72 @@ def test_eight_or_32_devices_in_a_line_have_a_default(
     assert chosen == tmp_path / "cache" / f"{name}_mesh_graph_descriptor.textproto"
     descriptor = read_descriptor(chosen)
     assert descriptor.mesh_descriptors[0].channels.count == channels
-    hold_shape(descriptor, chosen, shape, {})
+    check_shape(descriptor, chosen, shape, {})
     (tmp_path / "cache" / chosen.name).write_text("half of it")
     assert read_descriptor(choose_descriptor(shape, {}, tmp_path / "cache") or chosen) == descriptor
 
 
-def test_the_default_of_tt_metal_comes_first(tmp_path: Path) -> None:
-    theirs = _file(tmp_path / FOLDER, LINE, "t3k_1x8_mesh_graph_descriptor.textproto")
-    assert choose_descriptor((1, 8), {HOME: str(tmp_path)}, tmp_path / "cache") == theirs
+def test_a_file_of_tt_metal_precedes_our_default(tmp_path: Path) -> None:
+    theirs = _file(tmp_path / TT_METAL_FOLDER, LINE, "t3k_1x8_mesh_graph_descriptor.textproto")
+    assert choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache") == theirs
     theirs.write_text(LINE.replace("[ 1, 8 ]", "[ 2, 4 ]"))
     with pytest.raises(Refused, match=r"device_topology \[2, 4\]"):
-        choose_descriptor((1, 8), {HOME: str(tmp_path)}, tmp_path / "cache")
+        choose_descriptor((1, 8), {TT_METAL_VARIABLE: str(tmp_path)}, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 4), (8, 4)])
-def test_other_meshes_are_left_to_ttnn(shape: tuple[int, int], tmp_path: Path) -> None:
+def test_ttnn_chooses_for_other_meshes(shape: tuple[int, int], tmp_path: Path) -> None:
     assert choose_descriptor(shape, {}, tmp_path / "cache") is None
 
 
 def test_a_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"can't be written .*set TT_MESH_GRAPH_DESC_PATH"):
+    with pytest.raises(Failed, match=r"can't be written.*TT_MESH_GRAPH_DESC_PATH"):
         choose_descriptor((1, 8), {}, _file(tmp_path, "a file, no folder") / "cache")
 
 
-# ---- at the door ----
+# ---- the environment when ttnn is imported ----
 
 
 @pytest.fixture
-def at_the_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str | None]:
-    """The door of a process that has not imported ttnn; what TT_MESH_GRAPH_DESC_PATH is at each import."""
-    seen: list[str | None] = []
-    monkeypatch.setattr(mesh.backend, "_read", None)
-    monkeypatch.setattr(mesh.backend, "_set_environment", lambda: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, "")
-    monkeypatch.delenv(HOME, raising=False)
-    monkeypatch.setattr(
-        mesh.backend.importlib, "import_module", lambda name: seen.append(mesh.backend.os.environ[VARIABLE])
-    )
-    return seen
+def load_ttnn(ttnn_environment: None) -> LoadTtnn:
+    """Function that loads ttnn for a mesh shape; it returns the descriptors in the environment at each import."""
+    imports: list[str | None] = []
+
+    def load(shape: tuple[int, int]) -> list[str | None]:
+        load_device_module(
+            "ttnn", shape, import_module=lambda name: imports.append(os.environ.get(PATH_VARIABLE))
+        )
+        return imports
+
+    return load
 
 
-def test_the_environment_is_set_before_ttnn_is_imported(
-    at_the_door: list[str | None], tmp_path: Path
-) -> None:
-    mesh.backend.device_module("ttnn", (1, 8))
-    mesh.backend.device_module("ttnn", (1, 8))
+def test_the_environment_is_set_before_ttnn_is_imported(load_ttnn: LoadTtnn, tmp_path: Path) -> None:
+    load_ttnn((1, 8))
     path = tmp_path / "tiermesh" / "descriptors" / "t3k_1x8_mesh_graph_descriptor.textproto"
-    assert at_the_door == [str(path)] * 2
+    assert load_ttnn((1, 8)) == [str(path)] * 2
 
 
 def test_a_mesh_that_does_not_fit_is_refused_before_ttnn_is_imported(
-    at_the_door: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_ttnn: LoadTtnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, str(_file(tmp_path, LINE)))
-    with pytest.raises(Refused, match="would hang the devices"):
-        mesh.backend.device_module("ttnn", (2, 4))
-    assert at_the_door == []
+    monkeypatch.setenv(PATH_VARIABLE, str(_file(tmp_path, LINE)))
+    with pytest.raises(Refused, match=r"mesh_shape: \[2, 4\].*hang"):
+        load_ttnn((2, 4))
+    assert len(load_ttnn((1, 8))) == 1
 
 
 def test_a_relative_path_is_made_absolute_and_kept(
-    at_the_door: list[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load_ttnn: LoadTtnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _file(tmp_path, LINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, "mgd.textproto")
-    for _ in range(2):
-        mesh.backend.device_module("ttnn", (1, 8))
-    assert at_the_door == [str(tmp_path / "mgd.textproto")] * 2
+    monkeypatch.setenv(PATH_VARIABLE, "mgd.textproto")
+    load_ttnn((1, 8))
+    assert load_ttnn((1, 8)) == [str(tmp_path / "mgd.textproto")] * 2
 
 
-def test_ttnn_reads_one_descriptor_a_process(at_the_door: list[str | None]) -> None:
-    mesh.backend.device_module("ttnn", (1, 8))
-    with pytest.raises(
-        Failed, match=r"mesh_shape: \[2, 4\] needs .*one descriptor a process.*restart this process"
-    ):
-        mesh.backend.device_module("ttnn", (2, 4))
+def test_ttnn_reads_one_descriptor_per_process(load_ttnn: LoadTtnn) -> None:
+    load_ttnn((1, 8))
+    with pytest.raises(Failed, match=r"mesh_shape: \[2, 4\].*one descriptor per process.*restart"):
+        load_ttnn((2, 4))

@@ -10,7 +10,7 @@ import pytest
 
 from mesh.device import open_mesh
 from mesh.emulator import parallel
-from mesh.fingerprint import fingerprint
+from mesh.fingerprint import compute_fingerprint
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -81,7 +81,7 @@ def test_workers_with_other_threads_may_share_a_job():
     facts = []
     for threads in (1, 3):
         with open_mesh((1, 1), backend="emulator", threads=threads) as mesh:
-            facts.append(fingerprint(mesh))
+            facts.append(compute_fingerprint(mesh))
     assert facts[0] == facts[1]
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from mesh.device import Mesh
-from mesh.fingerprint import fingerprint
+from mesh.fingerprint import compute_fingerprint
 from services.config.job import JobConfig
 from services.runtime import process
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
@@ -109,7 +109,7 @@ class TallyStep:
 
     def fingerprint(self) -> dict[str, str]:
         """The emulator's."""
-        return fingerprint(self._mesh)
+        return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
         """Nothing lies on the mesh."""

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from mesh.device import Mesh, open_mesh
-from mesh.memory import capture_memory, chip_memory
+from mesh.memory import capture_memory, read_chip_memory
 
 
 def _use(mesh: Mesh) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
             capture.stop()
             told[str(every_buffer)] = [dataclasses.asdict(first), dataclasses.asdict(second)]
             del kept
-        told["left"] = chip_memory(mesh).allocated_bytes
+        told["left"] = read_chip_memory(mesh).allocated_bytes
     print(json.dumps(told))
 
 

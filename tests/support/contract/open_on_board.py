@@ -6,9 +6,9 @@ import json
 import os
 import sys
 
-from mesh.descriptors.choose import VARIABLE
+from mesh.descriptors.choose import PATH_VARIABLE
 from mesh.device import open_mesh
-from mesh.fingerprint import board
+from mesh.fingerprint import board_type
 from services.errors import TiermeshError
 
 
@@ -18,10 +18,10 @@ def main() -> None:
         rows, columns = map(int, given.split("x"))
         try:
             with open_mesh((rows, columns), backend="ttnn") as mesh:
-                told = {"devices": list(mesh.handle.get_device_ids()), "board": board(mesh)}
+                told = {"devices": list(mesh.handle.get_device_ids()), "board": board_type(mesh)}
         except TiermeshError as error:
             told = {"error": str(error)}
-        print(json.dumps({**told, "descriptor": os.environ.get(VARIABLE)}), flush=True)
+        print(json.dumps({**told, "descriptor": os.environ.get(PATH_VARIABLE)}), flush=True)
 
 
 main()
