@@ -124,7 +124,7 @@ class LocalOptimizerLink:
             Failed: the engine refused this aggregator.
         """
         outlet = EngineCallbacks(
-            say=lambda body: _later(self._loop, self._events.message, body),
+            send=lambda body: _later(self._loop, self._events.message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
             wake=self._wake.set,
         )
@@ -158,15 +158,15 @@ class LocalOptimizerLink:
 
     def send(self, prepared: tuple[ChunkHeader, Float32Array]) -> None:
         """Send what `prepare` made."""
-        _later(self._loop, self._engine.chunk, *prepared)
+        _later(self._loop, self._engine.chunk_arrived, *prepared)
 
     async def room(self) -> None:
         """Wait while too many sums wait for the engine's kernel thread."""
-        await self._engine.room()
+        await self._engine.wait_for_room()
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """The file parts of a checkpoint."""
-        return self._engine.store.parts(request)
+        return self._engine.checkpoint_store.read_files(request)
 
 
 class RemoteOptimizerLink:

@@ -36,7 +36,7 @@ from aggregator.storage.leadership import Leadership
 from aggregator.worker_control import WorkerControl
 from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
-from optimizer.tensor_store import TensorStore, TensorStoreEvents
+from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, JobEvent, Wait
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -193,7 +193,7 @@ class AggregatorService:
         )
         metrics = self.metrics.optimizer
         link = ShardedOptimizerLink(
-            self._make_engine(metrics, lambda events: ShardedTensorStore(events, shards, metrics)),
+            self._make_engine(metrics, lambda callbacks: ShardedTensorStore(callbacks, shards, metrics)),
             shards,
             name=self.name,
             epoch=epoch,
@@ -208,7 +208,9 @@ class AggregatorService:
         )
 
     def _make_engine(
-        self, metrics: OptimizerMetrics, make_home: Callable[[TensorStoreEvents], TensorStore] | None = None
+        self,
+        metrics: OptimizerMetrics,
+        make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
     ) -> OptimizerEngine:
         self._engine = OptimizerEngine(
             name=self.name,
@@ -216,7 +218,7 @@ class AggregatorService:
             state_dir=self._state_dir,
             metrics=metrics,
             record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
-            make_home=make_home,
+            make_tensor_store=make_tensor_store,
             fence=self._queue.fenced,
         )
         return self._engine

@@ -1,5 +1,4 @@
-"""What an optimizer keeps on disk: of each job its checkpoints and the highest generation it ever gave out; and the
-highest epoch that it ever obeyed."""
+"""Files of an optimizer: each job's checkpoints and highest generation, and the highest epoch that was obeyed."""
 
 from __future__ import annotations
 
@@ -37,77 +36,95 @@ from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
-PART_BYTES = 1 << 20
-"""Size of the pieces in which a checkpoint's files are sent."""
+FILE_PART_BYTES = 1 << 20
+"""Largest piece of a checkpoint's file in one message."""
 _GENERATION_FILE = "generation"
 
 
 class EpochFile:
-    """The highest epoch that an optimizer ever obeyed."""
+    """File with the highest epoch that an optimizer obeyed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def read(self) -> int:
-        """The epoch, 0 if there was none (Refused: the file that tells is damaged)."""
+        """Return the epoch; 0 if the file does not exist.
+
+        Raises:
+            Refused: the file is damaged.
+        """
         return _read_number(self._path, LAST_EPOCH, "the highest epoch that this optimizer has obeyed")
 
     def write(self, epoch: int) -> None:
-        """Put an epoch on disk: when this returns, it survives power loss (Failed: the disk refused)."""
+        """Store an epoch durably: it survives power loss once this returns.
+
+        Raises:
+            Failed: the file can't be written.
+        """
         try:
-            _place(_temporary(self._path, epoch), self._path)
+            _publish(_write_temporary(self._path, epoch), self._path)
         except OSError as error:
             raise Failed(f"{self._path}: not written: {error.strerror or error}") from None
 
 
 class CheckpointStore:
-    """The folder of all jobs' checkpoints; each job has one named by its id.
+    """Folder of all checkpoints, with a folder for each job, named by the job's id.
 
     Args:
-        root: that folder.
-        fence: held while others are shown what was written; refuses (Failed) whoever may write no longer.
+        root: path of the folder.
+        fence: context manager entered while a file gets its final name. It raises Failed in a process that lost the
+            right to write, because another aggregator took over.
     """
 
     def __init__(self, root: Path, fence: Fence = nullcontext) -> None:
         self._root = root.absolute()
         self._fence = fence
-        self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must stay where it is
-        self._lock = threading.Lock()  # of what is read, and of what is set aside
+        self._reading: dict[object, Path | None] = {}  # by reader: the checkpoint that must not be removed
+        self._lock = threading.Lock()  # guards `_reading`, and the removal of checkpoints that nobody reads
 
     def _folder(self, job: str) -> Path:
         if not re.fullmatch(r"[\w-]{1,100}", job):
-            raise Refused(f"job id {job!r}: expected letters, digits, - and _; nothing else names a folder")
+            raise Refused(
+                f"job id {job!r}: expected 1 to 100 letters, digits, - and _, since it names a folder"
+            )
         return self._root / job
 
-    def generation(self, job: str) -> int:
-        """The highest generation given out, 0 if none.
+    def read_generation(self, job: str) -> int:
+        """Return the highest generation given out to a job; 0 if there was none.
 
         Raises:
-            Refused: the file that tells is damaged.
+            Refused: the file is damaged.
         """
         path = self._folder(job) / _GENERATION_FILE
         return _read_number(path, LAST_GENERATION, "at least the generation of every checkpoint")
 
     def save_generation(self, job: str, generation: int) -> None:
-        """Put a generation on disk: when this returns, it survives power loss.
+        """Store a generation durably: it survives power loss once this returns.
 
         Raises:
-            Failed: the disk refused, or the fence.
+            Failed: the file can't be written, or another aggregator took over.
         """
         path = self._folder(job) / _GENERATION_FILE
         try:
             with self._fence():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = _temporary(path, generation)
+                temporary = _write_temporary(path, generation)
                 hit_failpoint("optimizer.generation.before")
-                _place(temporary, path)
+                _publish(temporary, path)
             hit_failpoint("optimizer.generation.after")
         except OSError as error:
             raise Failed(f"{path}: not written: {error.strerror or error}") from None
 
-    def newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint that counts, and what to tell of newer ones (Refused: none of them is)."""
-        return find_newest(partial(_read_unless, void), self._folder(job))
+    def read_newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
+        """Read a job's newest checkpoint that is intact and not void.
+
+        Returns:
+            The checkpoint, or None if the job has none, and one line for each newer one that was passed over.
+
+        Raises:
+            Refused: there are checkpoints, and all of them are damaged or void.
+        """
+        return find_newest(partial(_read_unless_void, void), self._folder(job))
 
     def write(
         self,
@@ -120,7 +137,24 @@ class CheckpointStore:
         state: Mapping[str, NDArray[Any]],
         files: Mapping[str, bytes],
     ) -> tuple[pb.CheckpointWritten, int]:
-        """Write a checkpoint; what to tell of it, and its size in bytes (Failed: the disk refused, or the fence)."""
+        """Write a checkpoint.
+
+        Args:
+            job: job id.
+            generation: generation of the weights.
+            step: number of updates that made the weights.
+            config: config of the job.
+            layout: layout of the arrays.
+            weights: master weights, [elements] float32.
+            state: state of the update rule by name.
+            files: other files of the checkpoint by name, such as the tokenizer.
+
+        Returns:
+            The message for the aggregator, and the size of all files in bytes.
+
+        Raises:
+            Failed: a file can't be written, or another aggregator took over.
+        """
         info = write_checkpoint(
             self._folder(job),
             job=job,
@@ -137,9 +171,16 @@ class CheckpointStore:
         return _written(job, generation, step, info.path, info.model_sha256), size_bytes
 
     def prune(self, job: str, written: int, *, keep_last: int, keep_every: int) -> list[str]:
-        """Remove what a job need not keep now that step `written` is on the disk; a line for each that resists.
+        """Remove a job's surplus checkpoints, except those that are being read.
 
-        What is being read stays until the next time.
+        Args:
+            job: job id.
+            written: step of the checkpoint that was just written.
+            keep_last: number of newest checkpoints to keep.
+            keep_every: multiple of steps whose checkpoints are kept for good; 0 for none.
+
+        Returns:
+            One line for each checkpoint that could not be removed.
         """
         problems = []
         try:
@@ -155,76 +196,75 @@ class CheckpointStore:
                 except Failed as failed:
                     problems.append(f"checkpoint {path}: not removed: {failed}")
         except OSError as error:
-            problems.append(
-                f"{self._folder(job)}: older checkpoints not looked for: {error.strerror or error}"
-            )
+            problems.append(f"{self._folder(job)}: surplus checkpoints not listed: {error.strerror or error}")
         return problems
 
     @staticmethod
     def describe(checkpoint: Checkpoint) -> pb.CheckpointWritten:
-        """What to tell of a checkpoint that was found."""
+        """Return the message that names a checkpoint to the aggregator."""
         return _written(
             checkpoint.job, checkpoint.generation, checkpoint.step, checkpoint.path, checkpoint.model_sha256
         )
 
-    async def parts(self, request: pb.ReadCheckpointRequest) -> AsyncIterator[pb.FilePart]:
-        """The files of a checkpoint, in pieces of at most `PART_BYTES`, verified before the first.
+    async def read_files(self, request: pb.ReadCheckpointRequest) -> AsyncIterator[pb.FilePart]:
+        """Yield the files of a checkpoint in pieces of at most `FILE_PART_BYTES`, after verifying all of them.
 
         Raises:
-            Refused: there is no such checkpoint, or it is damaged.
+            Refused: the job has no such checkpoint, or it is damaged.
         """
         reader = object()
         with self._lock:
             self._reading[reader] = None
         try:
-            async for part in self._parts(request, reader):
+            async for part in self._read_files(request, reader):
                 yield part
         finally:
             with self._lock:
                 del self._reading[reader]
 
-    async def _parts(self, request: pb.ReadCheckpointRequest, reader: object) -> AsyncIterator[pb.FilePart]:
-        path = await asyncio.to_thread(self._verified, request, reader)
+    async def _read_files(
+        self, request: pb.ReadCheckpointRequest, reader: object
+    ) -> AsyncIterator[pb.FilePart]:
+        path = await asyncio.to_thread(self._find_verified, request, reader)
         for file in sorted(path.iterdir()):
             size = file.stat().st_size
             with file.open("rb") as opened:
                 while True:
-                    data = await asyncio.to_thread(opened.read, PART_BYTES)
+                    data = await asyncio.to_thread(opened.read, FILE_PART_BYTES)
                     if not data and opened.tell():
                         break
                     yield pb.FilePart(path=file.name, data=data, size=size, step=int(path.name[5:]))
                     if not data:
                         break
 
-    def _take(self, reader: object, path: Path) -> Path:
-        """Verify a checkpoint, which stays as long as this reader is there."""
+    def _reserve_and_verify(self, reader: object, path: Path) -> Path:
+        """Verify a checkpoint that is not removed while this reader reads it."""
         with self._lock:
             if reader in self._reading:
                 self._reading[reader] = path
         return verify_checkpoint(path)
 
-    def _verified(self, request: pb.ReadCheckpointRequest, reader: object) -> Path:
+    def _find_verified(self, request: pb.ReadCheckpointRequest, reader: object) -> Path:
         folder = self._folder(request.job)
         if request.newest:
-            newest, _ = find_newest(partial(self._take, reader), folder)
+            newest, _ = find_newest(partial(self._reserve_and_verify, reader), folder)
             if newest is None:
                 raise Refused(f"job {request.job} has no checkpoint yet")
             return newest
         path = folder / f"step-{request.step:08d}"
-        held = list_checkpoints(folder)
-        if path not in held:
-            steps = ", ".join(str(int(each.name[5:])) for each in held) or "none"
+        present = list_checkpoints(folder)
+        if path not in present:
+            steps = ", ".join(str(int(each.name[5:])) for each in present) or "none"
             raise Refused(f"job {request.job} has no checkpoint of step {request.step}; there are: {steps}")
-        return self._take(reader, path)
+        return self._reserve_and_verify(reader, path)
 
 
-def _read_unless(void: Collection[pb.Void], path: Path) -> Checkpoint:
-    """A checkpoint (Refused: it is damaged, or void)."""
+def _read_unless_void(void: Collection[pb.Void], path: Path) -> Checkpoint:
     checkpoint = read_checkpoint(path)
     if is_void(CheckpointStore.describe(checkpoint), void):
         raise Refused(
-            f"checkpoint {path}: of step {checkpoint.step}, generation {checkpoint.generation}: a worker that was "
-            "found faulty since may have had a part in it"
+            f"checkpoint {path} (generation {checkpoint.generation}, step {checkpoint.step}): void, since a worker "
+            "that was found faulty later may have contributed to it"
         )
     return checkpoint
 
@@ -236,11 +276,15 @@ def _written(job: str, generation: int, step: int, path: Path, model_sha256: str
 
 
 def _read_number(path: Path, most: int, meaning: str) -> int:
-    """The number in a file, 0 if there is none (Refused: it is damaged)."""
+    """Return the number in a file; 0 if the file does not exist.
+
+    Raises:
+        Refused: the file is damaged.
+    """
     try:
         number = int(path.read_text())
         if not 0 <= number <= most:
-            raise ValueError(f"{number} is not from 0 to {most}")
+            raise ValueError(f"number {number}, expected 0 to {most}")
         return number
     except FileNotFoundError:
         return 0
@@ -248,8 +292,12 @@ def _read_number(path: Path, most: int, meaning: str) -> int:
         raise Refused(f"{path}: {error}; expected one number, {meaning}") from None
 
 
-def _temporary(path: Path, number: int) -> Path:
-    """A file beside `path` with this number, on the disk (OSError)."""
+def _write_temporary(path: Path, number: int) -> Path:
+    """Write a number durably into a temporary file next to `path`.
+
+    Raises:
+        OSError: the file can't be written.
+    """
     temporary = path.with_name(f".{path.name}")
     with temporary.open("w") as file:
         file.write(f"{number}\n")
@@ -258,7 +306,11 @@ def _temporary(path: Path, number: int) -> Path:
     return temporary
 
 
-def _place(temporary: Path, path: Path) -> None:
-    """Give a file its name, durably (OSError)."""
+def _publish(temporary: Path, path: Path) -> None:
+    """Rename a temporary file to its final name, durably.
+
+    Raises:
+        OSError: the file can't be renamed.
+    """
     temporary.replace(path)
     sync_folder(path.parent)

@@ -1,7 +1,7 @@
-"""The update rules of update_rules.py, compiled: one pass over memory for clip, decay, moments and weights.
+"""The update rules of update_rules.py, compiled by numba: one pass over memory for clip, decay, moments and weights.
 
-Import through `services.tensors.kernels.compiler.load`. Ranges are cut where weight decay begins and ends; within a
-part the operations are those of the numpy path, in its order.
+Import it through `services.tensors.kernels.compiler.load`. A range is cut where weight decay begins and ends. Within a
+piece the operations are those of the numpy path, in its order, so that both give the same bits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ _tuple: Any = types.Tuple
 
 
 @jit(_tuple((types.int64, types.boolean))(_int64_in, _int64_in, types.int64, types.int64))
-def part_of(starts: Any, stops: Any, first: Any, stop: Any) -> Any:
-    """Where the part that begins at `first` ends, at `stop` at the latest, and whether it lies in one of the runs."""
+def decay_piece(starts: Any, stops: Any, first: Any, stop: Any) -> Any:
+    """Return the end of the longest piece from `first` that decays throughout or not at all, and whether it decays.
+
+    Args:
+        starts: first elements of the decaying runs, [runs] int64, ascending.
+        stops: ends of the decaying runs, exclusive, [runs] int64, ascending.
+        first: first element of the piece.
+        stop: upper bound of the piece's end, exclusive.
+    """
     run = np.searchsorted(stops, first, side="right")
     if run == stops.size:
         return stop, False
@@ -61,13 +68,31 @@ def adamw(
     floor: Any,
     shrink: Any,
 ) -> None:
-    """All arrays [elements] of the layout; runs in order, apart."""
+    """Update `weights[start:stop]` and both moments by AdamW, see `update_rules.AdamW`.
+
+    Args:
+        weights: master weights, [elements] float32, changed in place.
+        gradient: mean gradient, [elements] float32.
+        mean: first moment m, [elements] float32, changed in place.
+        square: second moment v, [elements] float32, changed in place.
+        start: first element of the range.
+        stop: end of the range, exclusive.
+        decay_starts: first elements of the decaying runs, [runs] int64, ascending.
+        decay_stops: ends of the decaying runs, exclusive, [runs] int64, ascending.
+        clip: factor on the gradient.
+        blend1: 1 - beta1.
+        keep2: beta2.
+        blend2: 1 - beta2.
+        rate: learning rate with both bias corrections.
+        floor: epsilon with the bias correction of the second moment.
+        shrink: 1 - learning rate * weight decay.
+    """
     first = start
     while first < stop:
-        part_stop, decays = part_of(decay_starts, decay_stops, first, stop)
+        piece_stop, decays = decay_piece(decay_starts, decay_stops, first, stop)
         kept = shrink if decays else np.float32(1.0)
-        w, g = weights[first:part_stop], gradient[first:part_stop]
-        m, v = mean[first:part_stop], square[first:part_stop]
+        w, g = weights[first:piece_stop], gradient[first:piece_stop]
+        m, v = mean[first:piece_stop], square[first:piece_stop]
         for i in range(w.size):
             clipped = g[i] * clip
             moment = m[i] + (clipped - m[i]) * blend1
@@ -75,7 +100,7 @@ def adamw(
             m[i] = moment
             v[i] = second
             w[i] = w[i] * kept - moment / (np.sqrt(second) + floor) * rate
-        first = part_stop
+        first = piece_stop
 
 
 @jit(
@@ -101,11 +126,27 @@ def sgd(
     rate: Any,
     nesterov: Any,
 ) -> None:
-    """All arrays [elements] of the layout, but `velocity` empty without momentum; runs in order, apart."""
+    """Update `weights[start:stop]` and the velocity by SGD, see `update_rules.SGD`.
+
+    Args:
+        weights: master weights, [elements] float32, changed in place.
+        gradient: mean gradient, [elements] float32.
+        velocity: velocity b, [elements] float32, changed in place; [0] without momentum.
+        start: first element of the range.
+        stop: end of the range, exclusive.
+        decay_starts: first elements of the decaying runs, [runs] int64, ascending.
+        decay_stops: ends of the decaying runs, exclusive, [runs] int64, ascending.
+        clip: factor on the gradient.
+        decay: weight decay.
+        momentum: momentum; 0 for none.
+        enter: factor on the gradient that enters the velocity.
+        rate: learning rate.
+        nesterov: whether to use Nesterov momentum.
+    """
     first = start
     while first < stop:
-        part_stop, decays = part_of(decay_starts, decay_stops, first, stop)
-        w, g, v = weights[first:part_stop], gradient[first:part_stop], velocity[first:part_stop]
+        piece_stop, decays = decay_piece(decay_starts, decay_stops, first, stop)
+        w, g, v = weights[first:piece_stop], gradient[first:piece_stop], velocity[first:piece_stop]
         for i in range(w.size):
             change = g[i] * clip
             if decays:
@@ -115,4 +156,4 @@ def sgd(
                 v[i] = moved
                 change = change + moved * momentum if nesterov else moved
             w[i] -= change * rate
-        first = part_stop
+        first = piece_stop

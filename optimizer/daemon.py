@@ -1,4 +1,4 @@
-"""The optimizer's daemon: its options, and the service made from them."""
+"""The optimizer daemon: its options, and the service built from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.runtime.process import make_state_dir
 
 @dataclass(frozen=True)
 class OptimizerOptions(DaemonOptions):
-    """What an optimizer is told.
+    """Options of an optimizer daemon.
 
     Attributes:
-        state_dir: where the checkpoints live.
-        record: file to record the core's inputs and effects in, for replay; None: none.
+        state_dir: folder of the checkpoints.
+        record: file that receives the core's inputs and effects for replay; None records nothing.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -26,7 +26,7 @@ class OptimizerOptions(DaemonOptions):
 
 
 def run(options: OptimizerOptions) -> int:
-    """Run an optimizer until it is told to stop; returns the exit code."""
+    """Run an optimizer until a signal stops it; return the exit code."""
 
     def build() -> tuple[Service, CollectorRegistry]:
         from optimizer.service import OptimizerService

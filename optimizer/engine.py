@@ -1,6 +1,7 @@
-"""Carries out what the optimizer's core decides: tensors in a home (home.py), checkpoints on a disk thread.
+"""Carries out what the optimizer's core decides: a tensor store computes, a disk thread writes checkpoints.
 
-The core runs on the event loop. Lives in the optimizer's process (3-tier) or in the aggregator's (2-tier).
+The core runs on the event loop. An engine lives in the optimizer's process (3-tier) or in the aggregator's (2-tier and
+shards).
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from optimizer import update_rules as rules
+from optimizer import update_rules
 from optimizer.checkpoint_store import CheckpointStore, EpochFile
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
-from optimizer.local_tensor_store import LocalTensorStore, broke, not_saved
-from optimizer.tensor_store import TensorStore, TensorStoreEvents, TensorStoreLost
+from optimizer.local_tensor_store import LocalTensorStore
+from optimizer.tensor_store import (
+    TensorStore,
+    TensorStoreCallbacks,
+    TensorStoreLost,
+    to_operation_failed,
+    to_save_failed,
+)
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.checkpoints import Checkpoint, Fence
@@ -43,22 +50,22 @@ log = logging.getLogger("tiermesh.optimizer")
 
 @dataclass(frozen=True)
 class EngineCallbacks:
-    """Where an engine's words go; all are called on the event loop.
+    """What an engine calls, on the event loop, to reach the aggregator.
 
     Attributes:
-        say: a message for the aggregator.
-        refuse: end the link to the aggregator, for this reason.
-        wake: there may be weights to take.
+        send: called with each message for the aggregator.
+        refuse: called with the reason for which the link to the aggregator must end.
+        wake: called when `next_weights` may have a chunk of weights.
     """
 
-    say: Callable[[OptimizerBody], None]
+    send: Callable[[OptimizerBody], None]
     refuse: Callable[[str], None]
     wake: Callable[[], None]
 
 
 @dataclass(frozen=True)
-class _Opened:
-    """What checkpoints of the open job are made with."""
+class _CheckpointContents:
+    """Contents of the open job's checkpoints besides its tensors."""
 
     config: JobConfig
     layout: Layout
@@ -66,17 +73,22 @@ class _Opened:
 
 
 class OptimizerEngine:
-    """One optimizer: its core, its tensors, its disk.
+    """One optimizer: its core, its tensor store and its checkpoints.
 
     Args:
-        name: of the optimizer.
-        incarnation: of this process.
-        state_dir: where checkpoints live.
-        metrics: of the optimizer.
-        record: file to record the core in; None: none.
-        make_home: where the tensors live; None: in this process.
-        epochs: where the highest epoch that was obeyed is kept; None: elsewhere.
-        fence: held while others are shown what was written.
+        name: name of the optimizer.
+        incarnation: incarnation of this process.
+        state_dir: folder that holds the folder of checkpoints.
+        metrics: metrics of the optimizer.
+        record: file that receives the core's inputs and effects; None records nothing.
+        make_tensor_store: factory of the tensor store; None: a store in this process.
+        epoch_file: file of the highest epoch that was obeyed; None if the aggregator stores it.
+        fence: context manager entered while a file gets its final name, see `CheckpointStore`.
+
+    Attributes:
+        core: state machine that decides.
+        checkpoint_store: checkpoints on disk.
+        newest: newest weights, ready to be sent.
     """
 
     def __init__(
@@ -87,115 +99,125 @@ class OptimizerEngine:
         state_dir: Path,
         metrics: OptimizerMetrics,
         record: Path | None,
-        make_home: Callable[[TensorStoreEvents], TensorStore] | None = None,
-        epochs: EpochFile | None = None,
+        make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
+        epoch_file: EpochFile | None = None,
         fence: Fence = nullcontext,
     ) -> None:
         self.name = name
         self.incarnation = incarnation
-        rules.prepare()
-        self.store = CheckpointStore(state_dir / "checkpoints", fence)
-        self._epochs = epochs
-        self.core = make_core(OptimizerCore, record, name=name, epoch=epochs.read() if epochs else 0)
+        update_rules.prepare()
+        self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
+        self._epoch_file = epoch_file
+        self.core = make_core(OptimizerCore, record, name=name, epoch=epoch_file.read() if epoch_file else 0)
         self._metrics = metrics
-        self._outlet: EngineCallbacks | None = None
+        self._callbacks: EngineCallbacks | None = None
         self._config: JobConfig | None = None
-        self._opened: _Opened | None = None
+        self._contents: _CheckpointContents | None = None
         self.newest = NewestWeights()
         self._disk = ThreadPoolExecutor(1, "disk")
         self._loop = asyncio.get_running_loop()
-        events = TensorStoreEvents(self._told, self._updated)
-        self._home: TensorStore = (
-            make_home(events)
-            if make_home
-            else LocalTensorStore(events, self.newest, incarnation=incarnation, metrics=metrics)
+        callbacks = TensorStoreCallbacks(report=self._reported, updated=self._updated)
+        self._tensor_store: TensorStore = (
+            make_tensor_store(callbacks)
+            if make_tensor_store
+            else LocalTensorStore(callbacks, self.newest, incarnation=incarnation, metrics=metrics)
         )
         self._closed = False
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Stop the threads; a checkpoint being written is finished first."""
+        """Stop the threads, after the checkpoint that is being written."""
         self._closed = True
-        self._home.close()
+        self._tensor_store.close()
         self._disk.shutdown()
 
-    # ---- what the link brings ----
+    # ---- the link to the aggregator ----
 
-    def connect(self, hello: pb.Hello, outlet: EngineCallbacks) -> None:
-        """An aggregator is there; from now on the outlet is its."""
-        self._outlet = outlet
+    def connect(self, hello: pb.Hello, callbacks: EngineCallbacks) -> None:
+        """Connect an aggregator; its callbacks replace those of the previous one."""
+        self._callbacks = callbacks
         self.feed(ev.Connected(hello))
 
-    def disconnect(self, outlet: EngineCallbacks) -> None:
-        """That aggregator's link is down."""
-        if self._outlet is outlet:
+    def disconnect(self, callbacks: EngineCallbacks) -> None:
+        """Disconnect the aggregator with these callbacks, unless another one has replaced it."""
+        if self._callbacks is callbacks:
             self.feed(ev.Disconnected())
-            self._outlet = None
+            self._callbacks = None
 
-    async def room(self) -> None:
-        """Wait until another chunk may come; whoever brings one then must do so at once."""
-        await self._home.room()
+    async def wait_for_room(self) -> None:
+        """Wait until the tensor store takes another chunk; the caller must bring it before it awaits anything else."""
+        await self._tensor_store.wait_for_room()
 
-    def chunk(self, header: ChunkHeader, values: Float32Array | None) -> None:
-        """A chunk arrived, [elements] float32; None: in the home of the tensors."""
+    def chunk_arrived(self, header: ChunkHeader, values: Float32Array | None) -> None:
+        """Take a chunk of a step's sum or of initial weights.
+
+        Args:
+            header: header of the chunk.
+            values: [elements of the chunk] float32; None if the tensor store has it already.
+        """
         self.feed(ev.ChunkArrived(header), values)
 
     async def next_weights(self) -> ChunkHeader | None:
-        """The header of the next chunk of weights, which is in `newest`; None: nothing for now."""
+        """Return the header of the next chunk of weights to send, which is in `newest`; None: nothing to send yet."""
         header = self.core.next_weights()
-        if header is None or self._opened is None:
+        if header is None or self._contents is None:
             return None
         if not self.newest.holds(header):
             try:
-                await self._home.publish(header)  # asked for anew
+                await self._tensor_store.publish(header)  # it was sent before and forgotten
             except Failed as failed:
-                self.feed(broke(header.job, failed))
+                self.feed(to_operation_failed(header.job, failed))
                 return None
         return header
 
     # ---- the core ----
 
     def feed(self, event: ev.Input, values: Float32Array | None = None) -> None:
-        """Give the core an input and carry out what it decides; `values` of the chunk that just arrived."""
+        """Give the core an input and carry out its effects.
+
+        Args:
+            event: input for the core.
+            values: payload of the chunk that just arrived, [elements of the chunk] float32.
+        """
         if self._closed:
-            return  # what a thread had still told of: there are none any more to carry anything out
+            return  # a late callback: the threads that would carry out effects have stopped
         for effect in self.core.handle(event):
             try:
                 self._carry_out(effect, values)
-            except Exception as error:  # the job's failure, not the process's
+            except Exception as error:  # it fails the job, not the process
                 job = self.core.open_job.job if self.core.open_job else ""
-                self.feed(broke(job, error))
+                self.feed(to_operation_failed(job, error))
                 return
 
     def _carry_out(self, effect: ev.Effect, values: Float32Array | None) -> None:
         match effect:
             case ev.Stage():
-                self._home.stage(effect.chunk, values)
+                self._tensor_store.stage(effect.chunk, values)
             case ev.Measure():
-                self._home.measure(effect)
+                self._tensor_store.measure(effect)
             case ev.Unstage():
-                self._home.unstage()
+                self._tensor_store.unstage()
             case ev.Update():
-                self._update_started(effect)
-            case ev.Say(body=pb.Commit()):
+                self._update(effect)
+            case ev.ToAggregator(body=pb.Commit()):
                 hit_failpoint("optimizer.commit.before")
-                if self._outlet is not None:
-                    self._outlet.say(effect.body)
+                if self._callbacks is not None:
+                    self._callbacks.send(effect.body)
                 hit_failpoint("optimizer.commit.after")
-            case ev.Say():
-                if self._outlet is not None:
-                    self._outlet.say(effect.body)
+            case ev.ToAggregator():
+                if self._callbacks is not None:
+                    self._callbacks.send(effect.body)
             case ev.Snapshot():
-                assert self._opened is not None
-                self._home.snapshot(effect, partial(self._save, effect, self._opened))
+                assert self._contents is not None
+                self._tensor_store.snapshot(effect, partial(self._save, effect, self._contents))
             case ev.StoreInitial():
-                self._home.store_initial(effect.chunk, values)
+                self._tensor_store.store_initial(effect.chunk, values)
             case ev.Refuse():
-                if self._outlet is not None:
-                    self._outlet.refuse(effect.reason)
+                if self._callbacks is not None:
+                    self._callbacks.refuse(effect.reason)
             case ev.SaveGeneration():
-                self.store.save_generation(effect.job, effect.generation)
+                self.checkpoint_store.save_generation(effect.job, effect.generation)
             case ev.SaveEpoch():
                 self._save_epoch(effect.epoch)
             case ev.Load():
@@ -203,19 +225,21 @@ class OptimizerEngine:
             case ev.Allocate():
                 self._start(effect.job, self._allocate(effect))
             case ev.DropJob():
-                self._opened, self._config = None, None
-                self._home.drop()
+                self._contents, self._config = None, None
+                self._tensor_store.drop()
                 self.newest.clear()
 
     def _save_epoch(self, epoch: int) -> None:
-        """What can't be kept is obeyed all the same: a full disk stops no job."""
-        if self._epochs is None:
+        """Store the epoch; if that fails it is obeyed all the same, since a full disk must not stop a job."""
+        if self._epoch_file is None:
             return
         try:
-            self._epochs.write(epoch)
+            self._epoch_file.write(epoch)
         except Failed as failed:
             log.warning(
-                "epoch %d is obeyed, but a restart of this optimizer won't know of it: %s", epoch, failed
+                "epoch %d is obeyed but could not be stored, so a restarted optimizer may obey an older one: %s",
+                epoch,
+                failed,
             )
 
     # ---- opening a job ----
@@ -226,37 +250,39 @@ class OptimizerEngine:
         task.add_done_callback(self._tasks.discard)
 
     async def _guarded(self, job: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run work whose failure is the job's, not the process's; one after the other."""
-        async with self._opening:
+        """Run work so that an error fails the job, not the process; one call at a time."""
+        async with self._open_lock:
             try:
                 await work
-            except TensorStoreLost as gone:
-                log.info("job %s: %s", job, gone)
+            except TensorStoreLost as lost:
+                log.info("job %s: %s", job, lost)
             except Exception as error:
-                self.feed(broke(job, error))
+                self.feed(to_operation_failed(job, error))
 
     async def _load(self, effect: ev.Load) -> None:
         config, checkpoint, loaded = await self._loop.run_in_executor(self._disk, self._look_up, effect)
         if not self.core.is_loading(effect.job):
-            return  # closed meanwhile
-        opened: _Opened | None = None
+            return  # the job was closed in the meantime
+        contents: _CheckpointContents | None = None
         if checkpoint is not None:
-            await self._home.open(effect.job, config, checkpoint.layout, checkpoint)
+            await self._tensor_store.open(effect.job, config, checkpoint.layout, checkpoint)
             if not self.core.is_loading(effect.job):
-                self._home.drop()
+                self._tensor_store.drop()
                 return
-            opened = _Opened(config, checkpoint.layout, dict(checkpoint.files))
-        self._config, self._opened = config, opened
+            contents = _CheckpointContents(config, checkpoint.layout, dict(checkpoint.files))
+        self._config, self._contents = config, contents
         self.feed(loaded)
 
     def _look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
-        """On the disk thread: a job as it is on the disk."""
+        """Read a job from disk, on the disk thread."""
         config = JobConfig.from_json(effect.spec_json)
         plan = config.plan()
-        checkpoint, notices = self.store.newest(effect.job, effect.void)
+        checkpoint, notices = self.checkpoint_store.read_newest(effect.job, effect.void)
         for notice in notices:
             log.warning("%s", notice)
-        loaded = ev.Loaded(effect.job, plan, self.store.generation(effect.job), notices=tuple(notices))
+        loaded = ev.Loaded(
+            effect.job, plan, self.checkpoint_store.read_generation(effect.job), notices=tuple(notices)
+        )
         if checkpoint is not None:
             loaded = ev.Loaded(
                 effect.job,
@@ -264,7 +290,7 @@ class OptimizerEngine:
                 max(loaded.generation, checkpoint.generation),
                 checkpoint.layout.dumps(),
                 checkpoint.layout.elements,
-                self.store.describe(checkpoint),
+                self.checkpoint_store.describe(checkpoint),
                 tuple(notices),
             )
         return config, checkpoint, loaded
@@ -272,26 +298,25 @@ class OptimizerEngine:
     async def _allocate(self, effect: ev.Allocate) -> None:
         config = self._config
         if config is None:
-            return  # dropped meanwhile
+            return  # the job was dropped in the meantime
         try:
             layout = Layout.loads(effect.layout_json)
         except ValueError as error:
             raise Refused(
-                f"the layout of the initial weights is damaged: {error}; give all hosts the same version of Tiermesh"
+                f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
             ) from None
         if not layout.elements:
-            raise Refused("the layout of the initial weights is empty; a model has parameters")
-        await self._home.open(effect.job, config, layout, None)
+            raise Refused("layout of the initial weights: 0 elements, expected the parameters of a model")
+        await self._tensor_store.open(effect.job, config, layout, None)
         if self._config is not config:
-            self._home.drop()
+            self._tensor_store.drop()
             return
-        self._opened = _Opened(config, layout, effect.files)
+        self._contents = _CheckpointContents(config, layout, effect.files)
         self.feed(ev.Allocated(effect.job, effect.layout_json, layout.elements))
 
     # ---- a step ----
 
-    def _update_started(self, effect: ev.Update) -> None:
-        """What is sent of this update is for the aggregator of now."""
+    def _update(self, effect: ev.Update) -> None:
         assert self.core.open_job is not None
         timeline.mark("kernel", "COMMIT", effect.step)
         header = ChunkHeader(
@@ -302,9 +327,9 @@ class OptimizerEngine:
             kind=WEIGHTS,
             dtype=self.core.open_job.plan.wire.weights,
         )
-        self._home.update(effect, header)
+        self._tensor_store.update(effect, header)
 
-    def _told(self, event: ev.Measured | ev.SaveFailed | ev.OperationFailed) -> None:
+    def _reported(self, event: ev.Measured | ev.SaveFailed | ev.OperationFailed) -> None:
         if isinstance(event, ev.SaveFailed):
             log.warning("job %s: no checkpoint of step %d: %s", event.job, event.step, event.reason)
             self._metrics.count_checkpoint_failure(event.job)
@@ -314,36 +339,44 @@ class OptimizerEngine:
 
     def _updated(self, event: ev.Updated) -> None:
         self.feed(event)
-        if self._outlet is not None:
-            self._outlet.wake()
+        if self._callbacks is not None:
+            self._callbacks.wake()
 
     # ---- checkpoints ----
 
     def _save(
-        self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
+        self,
+        effect: ev.Snapshot,
+        contents: _CheckpointContents,
+        weights: Float32Array,
+        state: Mapping[str, NDArray[Any]],
     ) -> None:
-        """On any thread: have copies written; what is older is removed when they are no longer held."""
-        written = self._disk.submit(self._write, effect, opened, weights, state)
-        self._disk.submit(self._prune, effect, opened.config, written)
+        """Queue copies for writing, and the removal of surplus checkpoints behind it; called on any thread."""
+        written = self._disk.submit(self._write, effect, contents, weights, state)
+        self._disk.submit(self._prune, effect, contents.config, written)
 
     def _write(
-        self, effect: ev.Snapshot, opened: _Opened, weights: Float32Array, state: Mapping[str, NDArray[Any]]
+        self,
+        effect: ev.Snapshot,
+        contents: _CheckpointContents,
+        weights: Float32Array,
+        state: Mapping[str, NDArray[Any]],
     ) -> bool:
-        """On the disk thread; whether there is a new checkpoint."""
+        """Write a checkpoint on the disk thread; return whether that succeeded."""
         started = time.perf_counter()
         try:
-            written, size_bytes = self.store.write(
+            written, size_bytes = self.checkpoint_store.write(
                 effect.job,
                 effect.generation,
                 effect.step,
-                opened.config,
-                opened.layout,
+                contents.config,
+                contents.layout,
                 weights,
                 state,
-                opened.files,
+                contents.files,
             )
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._told, not_saved(effect, error))
+            self._loop.call_soon_threadsafe(self._reported, to_save_failed(effect, error))
             return False
         self._metrics.record_checkpoint(
             effect.job, seconds=time.perf_counter() - started, size_bytes=size_bytes
@@ -352,11 +385,11 @@ class OptimizerEngine:
         return True
 
     def _prune(self, effect: ev.Snapshot, config: JobConfig, written: Future[bool]) -> None:
-        """On the disk thread, after the write."""
+        """Remove surplus checkpoints on the disk thread, if a new one was written."""
         if not written.result():
             return
         keep = config.checkpoint
-        for problem in self.store.prune(
+        for problem in self.checkpoint_store.prune(
             effect.job, effect.step, keep_last=keep.keep_last, keep_every=keep.keep_every
         ):
             log.warning("job %s: %s", effect.job, problem)

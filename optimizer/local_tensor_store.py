@@ -1,12 +1,11 @@
-"""The optimizer's tensors in its own process: arithmetic on one kernel thread.
+"""The optimizer's tensors in its own process, with one kernel thread for all arithmetic.
 
-The kernel thread takes one task after the other, so the tensors change in the order in which the core asks.
+The kernel thread runs one task after the other, so the tensors change in the order of the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +13,10 @@ from typing import Any
 
 from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
-from optimizer.tensor_store import Save, TensorStoreEvents
+from optimizer.tensor_store import Save, TensorStoreCallbacks, to_operation_failed, to_save_failed
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config.job import JobConfig
-from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.runtime.backlog import Backlog
@@ -28,23 +26,26 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 from services.transport.newest_weights import NewestWeights
 
-log = logging.getLogger("tiermesh.optimizer")
-
 
 class LocalTensorStore:
-    """A `TensorStore`.
+    """A `TensorStore` in this process.
 
     Args:
-        events: takes what is told.
-        newest: is given weights as soon as they are new.
-        incarnation: of this process, for the messages of weights.
-        metrics: of the optimizer.
+        callbacks: what the store calls on the event loop.
+        newest: receives new weights, ready to be sent.
+        incarnation: incarnation of this process, for the headers of weights.
+        metrics: metrics of the optimizer.
     """
 
     def __init__(
-        self, events: TensorStoreEvents, newest: NewestWeights, *, incarnation: str, metrics: OptimizerMetrics
+        self,
+        callbacks: TensorStoreCallbacks,
+        newest: NewestWeights,
+        *,
+        incarnation: str,
+        metrics: OptimizerMetrics,
     ) -> None:
-        self._events = events
+        self._callbacks = callbacks
         self._newest = newest
         self._incarnation = incarnation
         self._metrics = metrics
@@ -53,69 +54,69 @@ class LocalTensorStore:
         self._kernel = ThreadPoolExecutor(1, "kernel")
         self._backlog = Backlog()
         self._loop = asyncio.get_running_loop()
-        self._updated = Handover(events.updated)
+        self._updated = Handover(callbacks.updated)
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
-        """Make room; what was held before is freed first."""
+        """Allocate the tensors of a job; those of the previous job are freed first."""
         self._job, self._tensors = job, None
         self._tensors = await self._loop.run_in_executor(
             self._kernel, make_tensors, config, layout, checkpoint
         )
 
     def drop(self) -> None:
-        """Forget the tensors."""
+        """Free the tensors."""
         self._tensors = None
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the kernel thread."""
         self._kernel.shutdown(cancel_futures=True)
 
     def stage(self, chunk: int, values: Float32Array | None) -> None:
-        """Take a chunk of the step's sum."""
+        """Stage a chunk of the step's sum on the kernel thread."""
         assert self._tensors is not None and values is not None
         self._backlog.add()
         self._on_kernel(self._stage, self._tensors, chunk, values)
 
-    async def room(self) -> None:
-        """While the kernel thread copies for a checkpoint, say, no more comes in than it may find waiting."""
+    async def wait_for_room(self) -> None:
+        """Wait until few chunks wait for the kernel thread, which may be busy with a copy for a checkpoint."""
         await self._backlog.wait_for_room()
 
     def unstage(self) -> None:
-        """Nothing to do: a chunk is staged over what was."""
+        """Do nothing: the next chunks overwrite the staged ones."""
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
-        """Take a chunk of initial weights."""
+        """Store a chunk of initial weights on the kernel thread."""
         assert self._tensors is not None and values is not None
         self._backlog.add()
         self._on_kernel(self._store_initial, self._tensors, chunk, values)
 
     def measure(self, effect: ev.Measure) -> None:
-        """Measure the staged gradient."""
+        """Measure the staged gradient on the kernel thread."""
         self._on_kernel(self._measure, self._tensors, effect)
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
-        """Update all weights."""
+        """Update all weights on the kernel thread."""
         self._on_kernel(self._update, self._tensors, effect, header)
 
     async def publish(self, header: ChunkHeader) -> None:
-        """On the kernel thread."""
+        """Encode the current weights of a chunk again on the kernel thread."""
         assert self._tensors is not None
-        # It comes to this before any later update: the core would have named the later version otherwise.
+        # No later update runs first: the core would have named the later version in the header.
         await self._loop.run_in_executor(self._kernel, self._publish, self._tensors, header, header.index)
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Copy, so that the next update need not wait for the disk."""
+        """Copy weights and state on the kernel thread, so that the next update does not wait for the disk."""
         self._on_kernel(self._snapshot, self._tensors, effect, save)
 
     def _on_kernel(self, work: Callable[..., None], *arguments: Any) -> None:
         self._kernel.submit(self._guarded, self._job, work, *arguments)
 
     def _guarded(self, job: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Run work whose failure is the job's, not the process's."""
+        """Run work so that an error fails the job, not the process."""
         try:
             work(*arguments)
         except Exception as error:
-            self._loop.call_soon_threadsafe(self._events.tell, broke(job, error))
+            self._loop.call_soon_threadsafe(self._callbacks.report, to_operation_failed(job, error))
 
     # ---- on the kernel thread ----
 
@@ -130,9 +131,8 @@ class LocalTensorStore:
 
     def _measure(self, tensors: MasterTensors, effect: ev.Measure) -> None:
         with timeline.span("kernel", "measure", effect.step):
-            norm, finite, rate = tensors.measure(effect.step)
-        measured = ev.Measured(effect.job, effect.step, norm, finite, rate)
-        self._loop.call_soon_threadsafe(self._events.tell, measured)
+            measured = ev.Measured(effect.job, effect.step, *tensors.measure(effect.step))
+        self._loop.call_soon_threadsafe(self._callbacks.report, measured)
 
     def _update(self, tensors: MasterTensors, effect: ev.Update, header: ChunkHeader) -> None:
         started = time.perf_counter()
@@ -157,36 +157,21 @@ class LocalTensorStore:
         self._newest.put(header, chunk, tensors.chunk_weights(chunk), tensors.layout.elements)
 
     def _snapshot(self, tensors: MasterTensors, effect: ev.Snapshot, save: Save) -> None:
-        """Nothing here waits for the disk: the core asks for one at a time."""
         try:
             copies = tensors.copy()
             hit_failpoint("optimizer.snapshot")
             save(*copies)
-        except Exception as error:  # no memory for a copy, say
-            self._loop.call_soon_threadsafe(self._events.tell, not_saved(effect, error))
+        except Exception as error:  # for example, not enough memory for a copy
+            self._loop.call_soon_threadsafe(self._callbacks.report, to_save_failed(effect, error))
 
 
 def make_tensors(config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> MasterTensors:
-    """Tensors of a job, all zero or as in a checkpoint (Refused: it is not of this job's optimizer)."""
+    """Return the tensors of a job: zeros, or those of a checkpoint.
+
+    Raises:
+        Refused: the checkpoint's state is not that of this job's update rule.
+    """
     tensors = MasterTensors(config, layout)
     if checkpoint is not None:
         tensors.restore(checkpoint.weights, checkpoint.optimizer_state)
     return tensors
-
-
-def broke(job: str, error: Exception) -> ev.OperationFailed:
-    """What to tell the core of a job's failure."""
-    return ev.OperationFailed(job, _reason(error))
-
-
-def not_saved(effect: ev.Snapshot, error: Exception) -> ev.SaveFailed:
-    """What to tell the core of a snapshot that did not become a checkpoint."""
-    return ev.SaveFailed(effect.job, effect.generation, effect.step, _reason(error))
-
-
-def _reason(error: Exception) -> str:
-    """An error for people; what nobody foresaw is logged with its traceback."""
-    if isinstance(error, TiermeshError):
-        return str(error)
-    log.error("%s", describe_internal_error(error), exc_info=error)
-    return describe_internal_error(error)

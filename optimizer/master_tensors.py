@@ -1,17 +1,17 @@
-"""The tensors of the job that an optimizer holds: master weights, the staged gradient, the update rule's state.
+"""The tensors of one job in one process: master weights, the staged gradient, and the update rule's state.
 
-Memory: weights, staged gradient and the rule's state are one model copy each; a snapshot copies weights and state.
+Memory: one model copy each for weights, gradient and every array of the rule. A snapshot copies weights and state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.huge_page_arrays import zeros
+from optimizer.huge_page_arrays import allocate_zeros
 from optimizer.schedules import learning_rate
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config.job import JobConfig
@@ -19,46 +19,82 @@ from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared
 from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 
 
+class GradientMeasurement(NamedTuple):
+    """What an update needs to know of the whole gradient.
+
+    Attributes:
+        norm: global L2 norm of the mean gradient.
+        finite: whether all elements are finite.
+        learning_rate: learning rate of this update.
+    """
+
+    norm: float
+    finite: bool
+    learning_rate: float
+
+
 class MasterTensors:
-    """Flat float32 arrays over one layout, and what is done with them chunk by chunk."""
+    """Flat arrays over one layout, [elements] float32, and the chunk-wise operations on them.
+
+    Args:
+        config: config of the job.
+        layout: layout of the arrays; all are zero at first.
+    """
 
     def __init__(self, config: JobConfig, layout: Layout) -> None:
         self.config = config
         self.layout = layout
-        self.weights: Float32Array = zeros(layout.elements, place=0)
+        self.weights: Float32Array = allocate_zeros(layout.elements, slot=0)
         self.rule: UpdateRule = build_rule(config.optimizer, layout)
-        self._gradient: Float32Array = zeros(layout.elements, place=1)
+        self._gradient: Float32Array = allocate_zeros(layout.elements, slot=1)
         self._block_sums: dict[int, NDArray[np.float64]] = {}
 
     def restore(self, weights: Float32Array, state: Mapping[str, NDArray[Any]]) -> None:
-        """Continue from a checkpoint's weights and rule state (Refused: not of this job's optimizer)."""
+        """Copy a checkpoint's weights and rule state into these tensors.
+
+        Raises:
+            Refused: the state is not that of this job's update rule and layout.
+        """
         self.weights[:] = weights
         self.rule.restore(state)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
-        """Take a chunk of initial weights."""
+        """Store a chunk of initial weights, [elements of the chunk] float32."""
         start, stop = chunk_range(self.layout.elements, chunk)
         self.weights[start:stop] = values
 
     def stage(self, chunk: int, values: Float32Array) -> None:
-        """Take a chunk of the step's sum, as mean over its micro-batches, and measure it on the way."""
+        """Divide a chunk of the step's sum by the number of micro-batches, store it, and measure it.
+
+        Args:
+            chunk: index of the chunk.
+            values: sum over the micro-batches, [elements of the chunk] float32.
+        """
         start, stop = chunk_range(self.layout.elements, chunk)
         mean = self._gradient[start:stop]
         scale(values, float(np.float32(1.0) / np.float32(self.config.micro_batches)), mean)
         self._block_sums[chunk] = norm_squared_blocks(mean)
 
-    def measure(self, step: int) -> tuple[float, bool, float]:
-        """Global norm of the staged mean gradient, whether it is finite, and the learning rate of this update."""
+    def measure(self, step: int) -> GradientMeasurement:
+        """Measure the staged mean gradient for update number `step`, from 0; all chunks must be staged."""
         sums = [self._block_sums[chunk] for chunk in range(self.layout.chunks)]
         self._block_sums.clear()
-        return measured(self.config, sums, step)
+        return measure_gradient(self.config, sums, step)
 
-    def take_block_sums(self, chunk: int) -> NDArray[np.float64]:
-        """The block sums of a staged chunk, for whoever measures; `measure` has them no more."""
+    def pop_block_sums(self, chunk: int) -> NDArray[np.float64]:
+        """Return a staged chunk's sums of squares, [blocks of the chunk] float64, and forget them.
+
+        A shard uses it: the aggregator measures the whole gradient.
+        """
         return self._block_sums.pop(chunk)
 
     def begin_update(self, grad_norm: float, rate: float) -> None:
-        """Fix the scalars of the next update."""
+        """Fix the scalars of the next update.
+
+        Args:
+            grad_norm: global L2 norm of the mean gradient, for clipping.
+            rate: learning rate of the update.
+        """
         self.rule.begin(rate, clip_coefficient(grad_norm, self.config.clip_grad_norm))
 
     def update(self, chunk: int) -> None:
@@ -66,22 +102,28 @@ class MasterTensors:
         self.rule.update(self.weights, self._gradient, *chunk_range(self.layout.elements, chunk))
 
     def chunk_weights(self, chunk: int) -> Float32Array:
-        """The weights of one chunk, a view."""
+        """Return a view of one chunk's weights, [elements of the chunk] float32."""
         start = chunk * CHUNK_ELEMENTS
         return self.weights[start : start + CHUNK_ELEMENTS]
 
     def copy(self) -> tuple[Float32Array, dict[str, NDArray[Any]]]:
-        """Weights and rule state as they are now."""
+        """Return copies of the weights and of the rule's state by name."""
         return self.weights.copy(), {name: array.copy() for name, array in self.rule.state.items()}
 
 
-def measured(
+def measure_gradient(
     config: JobConfig, chunk_sums: Sequence[NDArray[np.float64]], step: int
-) -> tuple[float, bool, float]:
-    """What `MasterTensors.measure` says, from the block sums of all chunks in the order of the layout."""
+) -> GradientMeasurement:
+    """Measure a mean gradient by the sums of squares of its blocks.
+
+    Args:
+        config: config of the job.
+        chunk_sums: for each chunk in layout order, the sums of squares of its 64 Ki-element blocks, float64.
+        step: index of the update, from 0.
+    """
     sums = np.concatenate(chunk_sums)
-    return (
-        norm(sums),
-        bool(np.isfinite(sums).all()),
-        learning_rate(config.schedule, config.optimizer.lr, step),
+    return GradientMeasurement(
+        norm=norm(sums),
+        finite=bool(np.isfinite(sums).all()),
+        learning_rate=learning_rate(config.schedule, config.optimizer.lr, step),
     )

@@ -1,4 +1,4 @@
-"""Learning rate schedules: pure functions of the step, so that a resumed job needs no state for them."""
+"""Learning rate schedules: pure functions of the step, so that a resumed job needs no schedule state."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 
 from services.config.job_parts import ScheduleConfig
 
-_LAST_FACTOR = 0.01
-"""Of `warmup_linear`: the share of the learning rate that is left at the last step."""
+_WARMUP_LINEAR_LAST_FACTOR = 0.01
+"""Share of the learning rate that `warmup_linear` ends at."""
 
 
 def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
-    """The learning rate of the update that makes version `step + 1` from version `step`.
+    """Return the learning rate of the update from version `step` to version `step + 1`.
 
     Args:
-        schedule: its type, total and warm-up steps and, for warmup_cosine, the learning rate it ends at.
-        base: the job's learning rate.
-        step: updates before this one; beyond `total_steps` the rate stays where the schedule ended.
+        schedule: type, total steps and warm-up steps; for warmup_cosine also the learning rate at its end.
+        base: learning rate of the job.
+        step: number of earlier updates; beyond `total_steps` the rate keeps its last value.
     """
     if schedule.type == "warmup_linear":
         return base * _warmup_linear_factor(schedule, step + 1)
@@ -26,16 +26,21 @@ def learning_rate(schedule: ScheduleConfig, base: float, step: int) -> float:
 
 
 def _warmup_linear_factor(schedule: ScheduleConfig, update: int) -> float:
-    """tt-train's: up to 1 at the warm-up's last update, then down to 0.01; updates are counted from 1."""
+    """Return tt-train's factor: linear to 1 at the last warm-up update, then linear to 0.01.
+
+    Args:
+        schedule: total and warm-up steps.
+        update: number of the update, from 1.
+    """
     warmup = schedule.warmup_steps
     if update <= warmup:
         return update / warmup
     progress = min(1.0, (update - warmup) / (schedule.total_steps - warmup))
-    return 1.0 - (1.0 - _LAST_FACTOR) * progress
+    return 1.0 - (1.0 - _WARMUP_LINEAR_LAST_FACTOR) * progress
 
 
 def _warmup_cosine(schedule: ScheduleConfig, base: float, step: int) -> float:
-    """nanoGPT's: up to `base` at the first update after the warm-up, then half a cosine down to `min_lr`."""
+    """Return the rate of nanoGPT's `get_lr`: linear to `base`, then half a cosine down to `min_lr`."""
     warmup = schedule.warmup_steps
     if step < warmup:
         return base * (step + 1) / (warmup + 1)

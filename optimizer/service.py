@@ -1,4 +1,4 @@
-"""The optimizer's gRPC service: one aggregator at a time attends and exchanges tensors."""
+"""The optimizer's gRPC service, for one aggregator at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
-from services.errors import Refused
+from services.errors import Refusal, Refused
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
@@ -38,7 +38,19 @@ log = logging.getLogger("tiermesh.optimizer")
 
 
 class AggregatorSession:
-    """The aggregator that attends now (Refused: its heartbeat is no time)."""
+    """Session of the aggregator that is connected.
+
+    Args:
+        hello: Hello of the aggregator.
+
+    Attributes:
+        mailbox: messages on their way to the aggregator; closing it ends the session.
+        wake: set when there may be weights to send.
+        callbacks: what the engine calls to reach this aggregator.
+
+    Raises:
+        Refused: the heartbeat in Hello is not a positive number.
+    """
 
     def __init__(self, hello: pb.Hello) -> None:
         self.name = hello.name
@@ -47,20 +59,20 @@ class AggregatorSession:
         self.mailbox: Mailbox[pb.OptimizerMessage] = Mailbox()
         self.wake = asyncio.Event()
         self.heartbeats = Heartbeats(
-            Timeouts.from_heartbeat(hello.heartbeat_seconds), lambda: self.say(pb.Heartbeat())
+            Timeouts.from_heartbeat(hello.heartbeat_seconds), lambda: self.send(pb.Heartbeat())
         )
-        self.outlet = EngineCallbacks(
-            say=self.say,
+        self.callbacks = EngineCallbacks(
+            send=self.send,
             refuse=self.mailbox.close,
             wake=self.wake.set,
         )
 
-    def say(self, body: OptimizerBody) -> None:
-        """Send a message."""
+    def send(self, body: OptimizerBody) -> None:
+        """Queue a message to the aggregator."""
         self.mailbox.put(wrap(pb.OptimizerMessage, self.epoch, body))
 
     def replaced_by(self, hello: pb.Hello) -> None:
-        """End this link for another one; ABORTED tells an aggregator that it has been replaced itself."""
+        """End this session for another one; status ABORTED tells an aggregator that a newer one has taken over."""
         if hello.epoch_seen > self.epoch:
             text = (
                 f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over from epoch {self.epoch}"
@@ -71,7 +83,19 @@ class AggregatorSession:
 
 
 class OptimizerService:
-    """Serves `tiermesh.Optimizer` around an engine."""
+    """Server of `tiermesh.Optimizer`, around an engine.
+
+    Args:
+        name: name of the optimizer.
+        state_dir: folder of checkpoints, epoch and lock.
+        metrics: metrics of the optimizer.
+        record: file that receives the core's inputs and effects; None records nothing.
+        shared_memory: whether tensors may go through memory shared with an aggregator on the same host.
+
+    Attributes:
+        tensor_port: port of data streams, 0 if they use the port of the gRPC server; set by the daemon.
+        engine: optimizer that is served; exists from `start` on.
+    """
 
     service_names = ("tiermesh.Optimizer",)
 
@@ -91,21 +115,21 @@ class OptimizerService:
         self._metrics = metrics
         self._record = record
         self._incarnation = uuid.uuid4().hex
-        self._link: AggregatorSession | None = None
+        self._session: AggregatorSession | None = None
         self.engine: OptimizerEngine
 
     async def start(self) -> None:
-        """Open the state folder, and hold it against another optimizer until the process ends, however it does.
+        """Lock the state folder until the process ends, and build the engine.
 
         Raises:
-            Refused: another optimizer holds it.
+            Refused: another optimizer uses the state folder.
         """
         self._lock = (self._state_dir / "optimizer.lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                f"--state-dir {self._state_dir}: in use by another optimizer; stop that one, or give another"
+                f"--state-dir {self._state_dir}: in use by another optimizer; stop it, or give another folder"
             ) from None
         self.engine = OptimizerEngine(
             name=self.name,
@@ -113,7 +137,7 @@ class OptimizerService:
             state_dir=self._state_dir,
             metrics=self._metrics,
             record=self._record,
-            epochs=EpochFile(self._state_dir / "epoch"),
+            epoch_file=EpochFile(self._state_dir / "epoch"),
         )
 
     async def run(self) -> None:
@@ -121,14 +145,14 @@ class OptimizerService:
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
-        """End the link; finish a checkpoint that is being written."""
-        if self._link is not None:
-            self._link.mailbox.close("the optimizer stops")
+        """End the session, and finish the checkpoint that is being written."""
+        if self._session is not None:
+            self._session.mailbox.close("the optimizer stops")
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
         self._lock.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """For the server; the data stream is given and taken as raw messages."""
+        """Return the gRPC handlers; the data stream takes and gives raw messages."""
         return [
             grpc.method_handlers_generic_handler(
                 "tiermesh.Optimizer",
@@ -147,26 +171,26 @@ class OptimizerService:
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:
-        """For the tensor port."""
+        """Return the handlers of the tensor port by method path."""
         return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = ControlReader(context.read, pb.OptimizerCommand, "Attend")
         hello = await receive_hello(context, orders, unwrap)
-        reason = self.engine.core.why_not(hello)
-        if reason:
+        refusal = self.engine.core.check_hello(hello)
+        if refusal is not None:
             fenced = hello.epoch_seen < self.engine.core.epoch
             code = grpc.StatusCode.ABORTED if fenced else grpc.StatusCode.FAILED_PRECONDITION
-            await context.abort(code, reason)
+            await context.abort(code, refusal.reason)
         try:
-            link = AggregatorSession(hello)
+            session = AggregatorSession(hello)
         except Refused as refused:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"Hello of aggregator {hello.name}: {refused}"
             )
             raise
-        if self._link is not None:
-            self._link.replaced_by(hello)
+        if self._session is not None:
+            self._session.replaced_by(hello)
         answer = pb.Hello(
             protocol=PROTOCOL_VERSION,
             role="optimizer",
@@ -175,101 +199,114 @@ class OptimizerService:
             shard_count=1,
             tensor_port=self.tensor_port,
         )
-        link.say(answer)
-        self._link = link
-        self.engine.connect(hello, link.outlet)
+        session.send(answer)
+        self._session = session
+        self.engine.connect(hello, session.callbacks)
         log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
-        why = ""
+        cause = ""
         try:
             await run_until_first_ends(
-                self._take_orders(link, orders), self._say(link, context), link.heartbeats.run()
+                self._take_orders(session, orders),
+                self._send_messages(session, context),
+                session.heartbeats.run(),
             )
         except LinkClosed as closed:
-            why = f": {closed}"
+            cause = f": {closed}"
             await context.abort(closed.code, str(closed))
         finally:
-            link.mailbox.close("its control stream ended")
-            self.engine.disconnect(link.outlet)
-            if self._link is link:
-                self._link = None
-            log.info("aggregator %s has left%s", hello.name, why)
+            session.mailbox.close("its control stream ended")
+            self.engine.disconnect(session.callbacks)
+            if self._session is session:
+                self._session = None
+            log.info("aggregator %s has left%s", hello.name, cause)
 
-    async def _take_orders(self, link: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]) -> None:
+    async def _take_orders(
+        self, session: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]
+    ) -> None:
         while (command := await orders.next()) is not None:
-            link.heartbeats.message_received()
+            session.heartbeats.message_received()
             body = unwrap(command)
             if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
                 self.engine.feed(Ordered(command.epoch, body))
                 self._wake()
 
     def _wake(self) -> None:
-        if self._link is not None:
-            self._link.wake.set()
+        if self._session is not None:
+            self._session.wake.set()
 
-    async def _say(self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _send_messages(
+        self, session: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
         while True:
-            await context.write(await link.mailbox.take())
+            await context.write(await session.mailbox.take())
 
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
-        link = self._link
-        if link is None or link.incarnation != incarnation:
-            text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
+        session = self._session
+        if session is None or session.incarnation != incarnation:
+            text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend before Exchange"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         tensors: ServerTensorLink | None = None
         try:
-            peer = f"aggregator {link.name}"
+            peer = f"aggregator {session.name}"
             tensors = ServerTensorLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
             self.engine.newest.links.append(tensors)
             await context.send_initial_metadata(tensors.metadata)
             await run_until_first_ends(
-                self._receive(link, context, tensors),
-                self._send(link, context, tensors),
-                link.mailbox.wait_closed(),
+                self._receive(session, context, tensors),
+                self._send(session, context, tensors),
+                session.mailbox.wait_closed(),
             )
         except (Refused, ValueError) as refused:
             reason = f"refused a chunk: {refused}"
-            log.warning("aggregator %s: %s", link.name, reason)
-            link.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
+            log.warning("aggregator %s: %s", session.name, reason)
+            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except LinkClosed as closed:
             await context.abort(closed.code, str(closed))
         finally:
-            link.mailbox.close("the data stream ended")
+            session.mailbox.close("the data stream ended")
             if tensors is not None:
                 self.engine.newest.links.remove(tensors)
                 tensors.close()
 
     async def _receive(
-        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: ServerTensorLink
+        self,
+        session: AggregatorSession,
+        context: grpc.aio.ServicerContext[Any, Any],
+        tensors: ServerTensorLink,
     ) -> None:
-        said = ""
+        last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            await self.engine.room()
-            stale = max([self._chunk_arrived(chunk) for chunk in tensors.deserialize(message)])
-            if stale and stale != said:  # once, not for every chunk of a step
-                log.info("aggregator %s: dropped a chunk %s", link.name, stale)
-                said = stale
+            await self.engine.wait_for_room()
+            refusals = [self._take_chunk(chunk) for chunk in tensors.deserialize(message)]
+            refusal = next(filter(None, refusals), None)
+            if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a step
+                log.info("aggregator %s: dropped a chunk: %s", session.name, refusal)
+                last_refusal = refusal
 
-    def _chunk_arrived(self, chunk: TensorChunk) -> str:
-        """Take a chunk, or say why it is stale."""
-        stale = self.engine.core.why_stale(chunk.header)
+    def _take_chunk(self, chunk: TensorChunk) -> Refusal | None:
+        """Take a chunk, or return why it is stale."""
+        refusal = self.engine.core.check_chunk(chunk.header)
         elements = self.engine.core.expected_elements(chunk.header.job)
-        if not stale and elements is not None:
+        if refusal is None and elements is not None:
             check_chunk(chunk, elements, FLOAT32)  # finished sums and initial weights are not rounded
             timeline.mark("receive", "sum", chunk.header.step, chunk=chunk.header.index)
-            self.engine.chunk(chunk.header, chunk.values())
-        return stale
+            self.engine.chunk_arrived(chunk.header, chunk.values())
+        return refusal
 
     async def _send(
-        self, link: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any], tensors: ServerTensorLink
+        self,
+        session: AggregatorSession,
+        context: grpc.aio.ServicerContext[Any, Any],
+        tensors: ServerTensorLink,
     ) -> None:
         while True:
-            link.wake.clear()
+            session.wake.clear()
             header = await self.engine.next_weights()
             if header is None:
-                await link.wake.wait()
+                await session.wake.wait()
                 continue
             await self.engine.newest.send(tensors, (header.index,), partial(write_message, context))
             self.engine.newest.forget(header.index)
@@ -278,7 +315,7 @@ class OptimizerService:
         self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.FilePart]:
         try:
-            async for part in self.engine.store.parts(request):
+            async for part in self.engine.checkpoint_store.read_files(request):
                 yield part
         except Refused as refused:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(refused))

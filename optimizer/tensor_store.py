@@ -1,11 +1,12 @@
-"""Where an optimizer's tensors live: in its own process (here.py), or spread over several.
+"""Where an optimizer's tensors live: the interface between the engine and its own process or its shards.
 
-The engine asks, a home carries out; asked and told is on the event loop. Orders are carried out in the order in which
-they are given: a snapshot asked for after an update sees all of it and nothing of the next.
+The engine calls the store and the store calls back, all on the event loop. A store carries calls out in the order in
+which they come: a snapshot requested after an update contains all of that update and nothing of the next one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -16,72 +17,105 @@ from optimizer.core import events as ev
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
 from services.config.job import JobConfig
-from services.errors import TiermeshError
+from services.errors import TiermeshError, describe_internal_error
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
+log = logging.getLogger("tiermesh.optimizer")
+
 Save: TypeAlias = "Callable[[Float32Array, Mapping[str, NDArray[Any]]], None]"
-"""Has copies of weights, [elements] float32, and rule state put on the disk, without waiting; on any thread."""
+"""Callback that queues copies of the weights, [elements] float32, and of the rule's state for writing; any thread."""
 
 
 class TensorStoreLost(TiermeshError):
-    """What was asked for can't be done: the tensors are lost, which is told of as TensorsLost."""
+    """Loss of the tensors before a call was carried out; the core learns of it by TensorsLost."""
 
 
 @dataclass(frozen=True)
-class TensorStoreEvents:
-    """What a home tells; called on the event loop, never from within a call to the home.
+class TensorStoreCallbacks:
+    """What a store calls on the event loop, never from within a call to the store.
 
     Attributes:
-        tell: an input for the optimizer's core.
-        updated: a chunk has been updated, and its new weights can be sent.
+        report: called with each input for the optimizer's core.
+        updated: called when the new weights of a chunk can be sent.
     """
 
-    tell: Callable[[ev.Measured | ev.SaveFailed | ev.OperationFailed], None]
+    report: Callable[[ev.Measured | ev.SaveFailed | ev.OperationFailed], None]
     updated: Callable[[ev.Updated], None]
 
 
 class TensorStore(Protocol):
-    """Weights, staged gradient and rule state of the job that is open."""
+    """Weights, staged gradient and update rule state of the open job."""
 
     async def open(self, job: str, config: JobConfig, layout: Layout, checkpoint: Checkpoint | None) -> None:
-        """Make room for a layout: all zero, or as in a checkpoint. What was held before is gone.
+        """Replace the tensors by those of a checkpoint, or by zeros if it is None.
 
         Raises:
-            Refused: the checkpoint is not of this job's optimizer.
-            TensorStoreLost: the home was lost meanwhile.
+            Refused: the checkpoint's state is not that of this job's update rule.
+            TensorStoreLost: the store was lost in the meantime.
         """
 
     def drop(self) -> None:
-        """Forget the tensors."""
+        """Free the tensors."""
 
     def stage(self, chunk: int, values: Float32Array | None) -> None:
-        """Take a chunk of the step's sum, [elements] float32; None: the home holds it already."""
+        """Stage a chunk of the step's sum.
 
-    async def room(self) -> None:
-        """Wait until few enough chunks wait to be staged or stored; whoever brings one then must do so at once."""
+        Args:
+            chunk: index of the chunk.
+            values: [elements of the chunk] float32; None if the store has it already.
+        """
+
+    async def wait_for_room(self) -> None:
+        """Wait until few chunks wait to be staged or stored.
+
+        The caller must hand over its chunk before it awaits anything else.
+        """
 
     def unstage(self) -> None:
-        """Forget what is staged: all of it is staged again before it is measured."""
+        """Discard the staged chunks; all of them are staged again before `measure`."""
 
     def store_initial(self, chunk: int, values: Float32Array | None) -> None:
-        """Take a chunk of initial weights, as `stage` takes gradients."""
+        """Store a chunk of initial weights; arguments as for `stage`."""
 
     def measure(self, effect: ev.Measure) -> None:
-        """Measure the staged gradient, then tell with Measured."""
+        """Measure the staged gradient and report Measured."""
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
-        """Update all weights, telling of each chunk in order, which can then be sent; `header` of what is sent."""
+        """Update all weights, with a callback for each chunk in layout order.
+
+        Args:
+            effect: the update.
+            header: header of the new weights, without the fields of one chunk.
+        """
 
     async def publish(self, header: ChunkHeader) -> None:
-        """Have a chunk of the weights, as they are, ready to be sent.
+        """Encode the current weights of a chunk again, so that they can be sent.
 
         Raises:
-            Failed: the wire type can't hold them.
+            Failed: a weight does not fit the wire type.
         """
 
     def snapshot(self, effect: ev.Snapshot, save: Save) -> None:
-        """Copy weights and state, and have them saved; tells with SaveFailed where that can't be begun."""
+        """Copy weights and state and pass them to `save`; report SaveFailed if they can't be copied."""
 
     def close(self) -> None:
-        """Stop what threads there are; called on any thread."""
+        """Stop the store's threads; called on any thread."""
+
+
+def to_operation_failed(job: str, error: Exception) -> ev.OperationFailed:
+    """Return the core's input for an operation of a job that raised `error`."""
+    return ev.OperationFailed(job, reason_of(error))
+
+
+def to_save_failed(effect: ev.Snapshot, error: Exception) -> ev.SaveFailed:
+    """Return the core's input for a snapshot whose copy or write raised `error`."""
+    return ev.SaveFailed(effect.job, effect.generation, effect.step, reason_of(error))
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error's text for people; an unexpected error is logged with its traceback."""
+    if isinstance(error, TiermeshError):
+        return str(error)
+    log.error("%s", describe_internal_error(error), exc_info=error)
+    return describe_internal_error(error)

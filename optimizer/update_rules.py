@@ -1,8 +1,14 @@
-"""Update rules: how a mean gradient changes the master weights, in place, range by range of the layout.
+"""Update rules: change the master weights in place by a mean gradient, range by range of the layout.
 
-Every rule is element-wise: single IEEE float32 operations in the order written here, its scalars computed in
-float64 and rounded once. So the weights have the same bits however the layout is cut into ranges and whichever
-threads update them. The formulas are those of torch's `AdamW` and `SGD`; results differ by rounding only.
+Formulas, as in `torch.optim` (results differ from torch by rounding only):
+
+    AdamW           Kingma and Ba 2015 (arXiv:1412.6980), with the decoupled weight decay of Loshchilov and Hutter 2019
+                    (arXiv:1711.05101); see torch.optim.AdamW
+    SGD             with momentum, dampening and Nesterov momentum (Sutskever et al. 2013); see torch.optim.SGD
+    gradient clip   by the global norm, Pascanu et al. 2013 (arXiv:1211.5063); see torch.nn.utils.clip_grad_norm_
+
+Every rule is element-wise: single IEEE float32 operations in the order written here. Its scalars are computed in
+float64 and rounded once. So the weights have the same bits for any split of the layout into ranges and for any threads.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from optimizer.huge_page_arrays import zeros
+from optimizer.huge_page_arrays import allocate_zeros
 from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
 from services.tensors.kernels import compiler
@@ -25,19 +31,18 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
 _BLOCK_ELEMENTS = 32 * 1024
-"""Elements updated at a time, so that the passes over a block find it in the cache."""
-
+"""Elements that numpy updates at a time, so that its passes over a block find it in the cache."""
 
 COMPILED = "optimizer.compiled_update_rules"
-"""The module of the compiled update rules."""
+"""Name of the module with the compiled update rules."""
 _NO_VELOCITY = np.zeros(0, np.float32)
 
 
 def prepare() -> None:
-    """Have the compiled update rules ready, and say in the log which path computes.
+    """Load the compiled update rules and log whether they or numpy will be used.
 
     Raises:
-        Refused: the environment asks for kernels that can't be had.
+        Refused: TIERMESH_KERNELS requires compiled kernels, and they can't be loaded.
     """
     compiler.load(COMPILED)
 
@@ -45,56 +50,78 @@ def prepare() -> None:
 class UpdateRule(ABC):
     """An update rule with its state over a layout.
 
-    `begin` fixes an update's scalars; then `update` is called on ranges that together cover the layout once, in
+    `begin` fixes the scalars of an update. Then `update` is called on ranges that together cover the layout once, in
     any order and from any thread.
 
+    Args:
+        config: type and settings of the rule.
+        layout: layout of the weights; it says which parameters decay.
+        names: names of the rule's state arrays, all zero at first.
+        use_compiled: whether to use the compiled update rules, if this machine has them; both give the same bits.
+
     Attributes:
-        state: what a checkpoint keeps: arrays of [elements] float32, and `applied`, [1] int64, the number of
-            updates begun. Between an update's last range and the next `begin` they belong together.
+        state: arrays that a checkpoint keeps, by torch's names: [elements] float32 each, and `applied`, [1] int64, the
+            number of updates begun. They are consistent between an update's last range and the next `begin`.
     """
 
     state: dict[str, NDArray[np.generic]]
 
-    def __init__(self, config: OptimizerConfig, layout: Layout, names: tuple[str, ...]) -> None:
-        """State arrays of these names, all zero."""
+    def __init__(
+        self, config: OptimizerConfig, layout: Layout, names: tuple[str, ...], *, use_compiled: bool
+    ) -> None:
+        self._compiled = compiler.load(COMPILED) if use_compiled else None
         self._decay_starts, self._decay_stops = _decaying_runs(layout) if config.weight_decay else ([], [])
         self._runs = np.array(self._decay_starts, np.int64), np.array(self._decay_stops, np.int64)
         self._applied = np.zeros(1, np.int64)
-        # Weights and gradient have places 0 and 1.
-        self._arrays = {name: zeros(layout.elements, place) for place, name in enumerate(names, 2)}
+        # Weights and gradient have slots 0 and 1.
+        self._arrays = {name: allocate_zeros(layout.elements, slot) for slot, name in enumerate(names, 2)}
         self.state = {**self._arrays, "applied": self._applied}
         self._clip = np.float32(1.0)
 
     def restore(self, state: Mapping[str, NDArray[np.generic]]) -> None:
-        """Continue from a checkpoint's state, which is copied.
+        """Copy a checkpoint's state into this rule's.
 
         Raises:
-            Refused: it isn't the state of this rule over this layout.
+            Refused: it is not the state of this rule over this layout.
         """
         if state.keys() != self.state.keys():
-            held, expected = ", ".join(sorted(state)), ", ".join(sorted(self.state))
-            raise Refused(f"optimizer state: holds {held}; expected {expected}, as this job's optimizer has")
+            found, expected = ", ".join(sorted(state)), ", ".join(sorted(self.state))
+            raise Refused(
+                f"optimizer state of the checkpoint: arrays {found}, expected {expected}; resume it with the "
+                "optimizer type and momentum that wrote it"
+            )
         for name, array in self.state.items():
             given = state[name]
             if (given.shape, given.dtype) != (array.shape, array.dtype):
                 raise Refused(
-                    f"optimizer state: {name} is {given.dtype} {list(given.shape)},"
-                    f" expected {array.dtype} {list(array.shape)}"
+                    f"optimizer state of the checkpoint: {name} is {given.dtype} {list(given.shape)}, expected "
+                    f"{array.dtype} {list(array.shape)}; resume it with the model that wrote it"
                 )
         for name, array in self.state.items():
             np.copyto(array, state[name])
 
     def begin(self, learning_rate: float, clip: float = 1.0) -> None:
-        """Begin the next update: the gradient will be multiplied by `clip`, see `clip_coefficient`."""
+        """Begin the next update.
+
+        Args:
+            learning_rate: learning rate of this update.
+            clip: factor on the mean gradient, see `clip_coefficient`.
+        """
         self._applied[0] += 1
         self._clip = np.float32(clip)
         self._begin(learning_rate, int(self._applied[0]))
 
     def update(self, weights: Float32Array, gradient: Float32Array, start: int, stop: int) -> None:
-        """Update the weights from `start` to before `stop` by the mean gradient, both [elements] float32."""
-        compiled = compiler.load(COMPILED)
-        if compiled is not None:
-            self._update_range(compiled, weights, gradient, start, stop)
+        """Update a range of the weights by the mean gradient.
+
+        Args:
+            weights: all master weights, [elements] float32, changed in place.
+            gradient: the whole mean gradient, [elements] float32, not clipped.
+            start: first element of the range.
+            stop: end of the range, exclusive.
+        """
+        if self._compiled is not None:
+            self._update_range(self._compiled, weights, gradient, start, stop)
             return
         scaled = np.empty(min(_BLOCK_ELEMENTS, stop - start), np.float32)
         scratch = np.empty_like(scaled)
@@ -107,22 +134,29 @@ class UpdateRule(ABC):
 
     @abstractmethod
     def _begin(self, learning_rate: float, applied: int) -> None:
-        """Compute the scalars of update number `applied`, counted from 1."""
+        """Compute the scalars of update number `applied`, from 1."""
 
     @abstractmethod
     def _update_range(
         self, compiled: ModuleType, weights: Float32Array, gradient: Float32Array, start: int, stop: int
     ) -> None:
-        """What `update` says, by the compiled kernels."""
+        """Update a range by the compiled kernels; arguments as for `update`."""
 
     @abstractmethod
     def _update_block(
         self, weights: Float32Array, gradient: Float32Array, block: slice, scratch: Float32Array
     ) -> None:
-        """Update `weights[block]`; `gradient` is the clipped gradient of the block and may be overwritten."""
+        """Update one block by numpy.
+
+        Args:
+            weights: all master weights, [elements] float32.
+            gradient: clipped gradient of the block, [block elements] float32; may be overwritten.
+            block: range of the block in the layout.
+            scratch: [block elements] float32, free for intermediate results.
+        """
 
     def _decaying(self, block: slice) -> Iterator[slice]:
-        """The parts of the block that weight decay applies to, as slices of the layout."""
+        """Yield the parts of the block that weight decay applies to, as slices of the layout."""
         run = max(bisect_right(self._decay_starts, block.start) - 1, 0)
         while run < len(self._decay_starts) and self._decay_starts[run] < block.stop:
             start, stop = max(self._decay_starts[run], block.start), min(self._decay_stops[run], block.stop)
@@ -132,18 +166,26 @@ class UpdateRule(ABC):
 
 
 class AdamW(UpdateRule):
-    """Adam with decoupled weight decay; `exp_avg` and `exp_avg_sq` are the moments, by torch's names."""
+    """Adam with decoupled weight decay; its moments are `exp_avg` (m) and `exp_avg_sq` (v).
 
-    def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
-        super().__init__(config, layout, ("exp_avg", "exp_avg_sq"))
+    With g the clipped gradient and t the number of the update, from 1:
+
+        m = m + (g - m) (1 - beta1)
+        v = v beta2 + g^2 (1 - beta2)
+        w = w (1 - lr weight_decay) - m / (sqrt(v) + floor) rate
+        rate = lr sqrt(1 - beta2^t) / (1 - beta1^t),  floor = epsilon sqrt(1 - beta2^t)
+    """
+
+    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
+        super().__init__(config, layout, ("exp_avg", "exp_avg_sq"), use_compiled=use_compiled)
         self._weight_decay = config.weight_decay
         self._beta1, self._beta2, self._epsilon = config.beta1, config.beta2, config.epsilon
         self._blend1 = np.float32(1 - config.beta1)
         self._keep2, self._blend2 = np.float32(config.beta2), np.float32(1 - config.beta2)
 
     def _begin(self, learning_rate: float, applied: int) -> None:
-        # torch divides the root of the second moment by `correction2`, then adds epsilon. With numerator and
-        # denominator multiplied by `correction2`, that division moves from the elements to the scalars.
+        # torch divides sqrt(v) by `correction2` and adds epsilon. Multiplying numerator and denominator by
+        # `correction2` moves that division from the elements to the scalars.
         correction1, correction2 = 1 - self._beta1**applied, math.sqrt(1 - self._beta2**applied)
         self._rate = np.float32(learning_rate / correction1 * correction2)
         self._floor = np.float32(self._epsilon * correction2)
@@ -186,16 +228,24 @@ class AdamW(UpdateRule):
 
 
 class SGD(UpdateRule):
-    """Stochastic gradient descent; with momentum, `momentum_buffer` is the velocity, by torch's name."""
+    """Stochastic gradient descent; with momentum its velocity is `momentum_buffer` (b).
 
-    def __init__(self, config: OptimizerConfig, layout: Layout) -> None:
-        super().__init__(config, layout, ("momentum_buffer",) if config.momentum else ())
+    With g the clipped gradient:
+
+        g = g + w weight_decay
+        b = b momentum + g (1 - dampening); in the first update b = g
+        w = w - lr (g + b momentum if nesterov, else b; without momentum g)
+    """
+
+    def __init__(self, config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> None:
+        names = ("momentum_buffer",) if config.momentum else ()
+        super().__init__(config, layout, names, use_compiled=use_compiled)
         self._nesterov, self._dampening = config.nesterov, config.dampening
         self._momentum, self._decay = np.float32(config.momentum), np.float32(config.weight_decay)
 
     def _begin(self, learning_rate: float, applied: int) -> None:
         self._rate = np.float32(learning_rate)
-        # The first velocity is the gradient, whatever the dampening.
+        # As in torch, the first velocity is the gradient, without dampening.
         self._enter = np.float32(1.0 if applied == 1 else 1 - self._dampening)
 
     def _update_range(
@@ -227,24 +277,27 @@ class SGD(UpdateRule):
         np.subtract(weights[block], scratch, out=weights[block])
 
 
-def build_rule(config: OptimizerConfig, layout: Layout) -> UpdateRule:
-    """The rule that a job asks for, its state all zero."""
+def build_rule(config: OptimizerConfig, layout: Layout, *, use_compiled: bool = True) -> UpdateRule:
+    """Return the update rule of a job's config, its state all zero; arguments as for `UpdateRule`."""
     rules: dict[str, type[AdamW | SGD]] = {"adamw": AdamW, "sgd": SGD}
-    return rules[config.type](config, layout)
+    return rules[config.type](config, layout, use_compiled=use_compiled)
 
 
-def state_kinds(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:
-    """What a job's rule keeps, by name: float32 over the layout, or int64 for a counter."""
+def state_dtypes(config: OptimizerConfig) -> dict[str, np.dtype[Any]]:
+    """Return the dtype of each state array by name: float32 for [elements] of the layout, int64 for a [1] counter."""
     return {name: array.dtype for name, array in build_rule(config, Layout(())).state.items()}
 
 
 def clip_coefficient(norm: float, max_norm: float | None) -> float:
-    """What the mean gradient is multiplied by to keep its global norm within `max_norm`, as torch clips it."""
+    """Return the factor that brings a gradient of this global norm down to `max_norm`; None: no clipping.
+
+    The 1e-6 is that of torch.nn.utils.clip_grad_norm_.
+    """
     return 1.0 if max_norm is None else min(1.0, max_norm / (norm + 1e-6))
 
 
 def _decaying_runs(layout: Layout) -> tuple[list[int], list[int]]:
-    """Starts and stops of the runs of neighbouring entries that decay."""
+    """Return the starts and stops of maximal runs of neighbouring entries that decay."""
     starts: list[int] = []
     stops: list[int] = []
     for entry in layout.entries:

@@ -6,11 +6,13 @@ recorded and replayed (services/runtime/recording.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
+from services.protocol import outbox
 from services.protocol.envelope import OptimizerBody, OptimizerOrder, WorkerBody, WorkerOrder
 from services.protocol.plan import JobPlan
 from services.tensors.reduction_tree import Node
@@ -250,17 +252,5 @@ Effect = (
 )
 
 
-@dataclass
-class Outbox:
-    """Collects the effects of one input."""
-
-    effects: list[Effect] = field(default_factory=list)
-
-    def put(self, effect: Effect) -> None:
-        """Append an effect."""
-        self.effects.append(effect)
-
-    def take(self) -> list[Effect]:
-        """All effects so far, leaving none."""
-        effects, self.effects = self.effects, []
-        return effects
+Outbox: TypeAlias = outbox.Outbox[Effect]
+"""Effects of one input of the aggregator's core."""

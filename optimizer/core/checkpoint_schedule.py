@@ -1,91 +1,102 @@
-"""When a job's checkpoints are made: as they are due, one at a time, and again where one can't be missed. Pure."""
+"""Decides when a job's checkpoints are taken: when they are due, one at a time, with retries where needed. Pure."""
 
 from __future__ import annotations
 
-from optimizer.core.events import Outbox, SaveFailed, Snapshot
+from optimizer.core.events import OptimizerOutbox, SaveFailed, Snapshot
 from optimizer.core.open_job import OpenJob
 from protos import cluster_pb2 as pb
+from services.errors import Refusal
 
 
 class CheckpointSchedule:
-    """Those of the job that is open; one of the job before it may still be on its way to the disk.
+    """Schedule of the open job's checkpoints.
+
+    A checkpoint of the previous job may still be on its way to the disk. No second one starts before that is done.
 
     Args:
-        out: takes effects.
+        out: outbox for effects.
 
     Attributes:
-        now_seconds: when the newest step was measured, by a clock that never goes back.
+        now_seconds: time of the newest measurement, by a monotonic clock.
     """
 
-    def __init__(self, out: Outbox) -> None:
+    def __init__(self, out: OptimizerOutbox) -> None:
         self._out = out
         self.now_seconds = 0.0
-        self._writing: Snapshot | None = None  # on its way to the disk, of whatever job and generation
-        self._left: Snapshot | None = None  # of a job that ended while it was on its way
+        self._writing: Snapshot | None = None  # of any job and generation
+        self._writing_job_ended = False
 
-    def is_written_of(self, job: OpenJob) -> bool:
-        """Whether one of the job as it is is on its way to the disk."""
-        return self._writing is not None and job.made(self._writing.job, self._writing.generation)
+    def is_writing(self, job: OpenJob) -> bool:
+        """Whether a checkpoint of this job is being written."""
+        return self._writing is not None and job.owns(self._writing.job, self._writing.generation)
 
-    def leave(self, job: OpenJob) -> None:
-        """The job has ended, but not what is being written of it: that counts all the same."""
-        if self.is_written_of(job):
-            self._left = self._writing
+    def job_ended(self, job: OpenJob) -> None:
+        """Note that the job ended: a checkpoint of it that is being written is reported all the same."""
+        if self.is_writing(job):
+            self._writing_job_ended = True
 
-    def stepped(self, job: OpenJob) -> None:
-        """All weights are those of a new step."""
-        if job.plan.checkpoints_at(job.step) or self._time_is_up(job):
-            self.due(job)
+    def step_completed(self, job: OpenJob) -> None:
+        """Request a checkpoint if the completed step calls for one."""
+        if job.plan.checkpoints_at(job.step) or self._interval_passed(job):
+            self.request(job)
         else:
-            self.make_if_free(job)
+            self.start_if_possible(job)
 
-    def due(self, job: OpenJob) -> None:
-        """Have one made, now or when the one before has been written: no step waits for the disk."""
-        job.due = True
-        job.counting_since_seconds = None if job.state == pb.OptimizerStatus.RECEIVING else self.now_seconds
-        before = self._writing
-        if before is not None:
+    def request(self, job: OpenJob) -> None:
+        """Take a checkpoint now, or as soon as the previous one is on disk: no step waits for the disk."""
+        job.checkpoint_due = True
+        receiving = job.state == pb.OptimizerStatus.RECEIVING
+        job.checkpoint_timer_seconds = None if receiving else self.now_seconds
+        if self._writing is not None:
             text = (
-                f"that of step {before.step} is still being written; one follows as soon as the disk is free"
+                f"the checkpoint of step {self._writing.step} is still being written; the next one follows it"
             )
-            self._say_missed(job, job.step, text)
-        self.make_if_free(job)
+            self._report_missed(job, job.step, text)
+        self.start_if_possible(job)
 
-    def make_if_free(self, job: OpenJob | None) -> None:
-        """Make the one that is due, if none is being written and the weights rest."""
-        if job is None or job.broken or not job.due or self._writing is not None or not job.rests:
+    def start_if_possible(self, job: OpenJob | None) -> None:
+        """Start the checkpoint that is due, if none is being written and all weights are of one step."""
+        if job is None or job.failure_reason is not None or not job.checkpoint_due:
             return
-        job.due = False
+        if self._writing is not None or not job.is_consistent:
+            return
+        job.checkpoint_due = False
         self._writing = Snapshot(job.job, job.generation, job.step)
         self._out.put(self._writing)
 
-    def answered(self, answer: pb.CheckpointWritten | SaveFailed) -> bool:
-        """What was on its way to the disk is there, or never will be; whether its job had ended."""
-        answered = Snapshot(answer.job, answer.generation, answer.step)
-        if self._writing != answered:
+    def finish(self, answer: pb.CheckpointWritten | SaveFailed) -> bool:
+        """Note that the checkpoint being written was completed or failed.
+
+        Returns:
+            Whether its job has ended in the meantime. False also for an answer that was not awaited.
+        """
+        if self._writing != Snapshot(answer.job, answer.generation, answer.step):
             return False
-        left, self._writing, self._left = self._left == answered, None, None
-        return left
+        job_ended, self._writing, self._writing_job_ended = self._writing_job_ended, None, False
+        return job_ended
 
-    def why_not_without(self, job: OpenJob, event: SaveFailed) -> str:
-        """Why the job can't go on without a checkpoint of its own; empty if it does, or has it made again."""
-        again = job.failed_step == event.step
-        job.failed_step = event.step
+    def handle_failure(self, job: OpenJob, event: SaveFailed) -> Refusal | None:
+        """Return why the job fails without this checkpoint; None if it goes on or the checkpoint is tried again.
+
+        The first and the last checkpoint are tried twice: the job cannot resume, or has no result, without them.
+        """
+        failed_before = job.failed_checkpoint_step == event.step
+        job.failed_checkpoint_step = event.step
         if job.plan.stops_without_checkpoint:
-            return f"{event.reason} (checkpoint.on_error: stop)"
+            return Refusal(f"{event.reason} (checkpoint.on_error: stop)")
         if event.step not in (0, job.plan.steps):
-            self._say_missed(job, event.step, event.reason)
-        elif again:
-            return f"{event.reason} (tried twice; a job needs its first and last one)"
+            self._report_missed(job, event.step, event.reason)
+        elif failed_before:
+            return Refusal(f"{event.reason} (tried twice; a job needs its first and last checkpoint)")
         else:
-            job.due = True
-        return ""
+            job.checkpoint_due = True
+        return None
 
-    def _time_is_up(self, job: OpenJob) -> bool:
-        """Whether one is due by the minutes since the one before, or since the job's first step here."""
-        if job.counting_since_seconds is None:
-            job.counting_since_seconds = self.now_seconds
-        return 0 < job.plan.checkpoint_seconds <= self.now_seconds - job.counting_since_seconds
+    def _interval_passed(self, job: OpenJob) -> bool:
+        """Whether `checkpoint_seconds` have passed since the last checkpoint, or since the first step seen here."""
+        if job.checkpoint_timer_seconds is None:
+            job.checkpoint_timer_seconds = self.now_seconds
+        return 0 < job.plan.checkpoint_seconds <= self.now_seconds - job.checkpoint_timer_seconds
 
-    def _say_missed(self, job: OpenJob, step: int, reason: str) -> None:
-        self._out.say(pb.CheckpointMissed(job=job.job, generation=job.generation, step=step, reason=reason))
+    def _report_missed(self, job: OpenJob, step: int, reason: str) -> None:
+        self._out.send(pb.CheckpointMissed(job=job.job, generation=job.generation, step=step, reason=reason))

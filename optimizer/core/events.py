@@ -1,4 +1,7 @@
-"""What goes into the optimizer's core and what comes out of it. Plain data, so that a run can be recorded."""
+"""Inputs and effects of the optimizer's core.
+
+Both are plain data, so that a run can be recorded and replayed (services/runtime/recording.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, field
 from protos.cluster_pb2 import CheckpointWritten, Hello, Void
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.protocol.outbox import Outbox
 from services.protocol.plan import JobPlan
 
 # ---- inputs ----
@@ -14,19 +18,19 @@ from services.protocol.plan import JobPlan
 
 @dataclass(frozen=True)
 class Connected:
-    """An aggregator opened the link."""
+    """Hello of an aggregator that opened a link."""
 
     hello: Hello
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The link to the aggregator is down."""
+    """Loss of the link to the aggregator."""
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """An order of the aggregator, under its epoch."""
+    """Order of an aggregator, with the epoch under which it was sent."""
 
     epoch: int
     body: OptimizerOrder
@@ -34,23 +38,23 @@ class Ordered:
 
 @dataclass(frozen=True)
 class ChunkArrived:
-    """A chunk of a step's sum or of initial weights came; its bytes match its header."""
+    """Arrival of a chunk of a step's sum or of initial weights, after its bytes were checked against its header."""
 
     header: ChunkHeader
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A job has been looked up on disk.
+    """Answer to Load: what the disk holds of a job.
 
     Attributes:
-        job: its id.
-        plan: its shape in steps.
-        generation: the highest that was ever given out, 0 if none.
-        layout_json: of its checkpoint; empty if there is none.
-        elements: of that layout.
-        checkpoint: the newest complete one, None if there is none.
-        notices: what was wrong with newer ones.
+        job: job id.
+        plan: shape of the job in steps.
+        generation: highest generation given out so far; 0 if there was none.
+        layout_json: layout of the checkpoint; empty without a checkpoint.
+        elements: number of elements of that layout.
+        checkpoint: newest complete checkpoint; None if there is none.
+        notices: one line for each newer checkpoint that was passed over, with the reason.
     """
 
     job: str
@@ -64,7 +68,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Allocated:
-    """Room for the initial weights has been made."""
+    """Answer to Allocate: the arrays for a job's initial weights exist."""
 
     job: str
     layout_json: str
@@ -73,15 +77,15 @@ class Allocated:
 
 @dataclass(frozen=True)
 class Measured:
-    """The mean gradient's norm is known.
+    """Answer to Measure.
 
     Attributes:
-        job: its id.
+        job: job id.
         step: index of the update, from 0.
-        norm: global L2 norm.
-        finite: whether every element is finite.
-        learning_rate: that this step would be made with.
-        now_seconds: of a clock that never goes back.
+        norm: global L2 norm of the mean gradient.
+        finite: whether every element of the gradient is finite.
+        learning_rate: learning rate of this update.
+        now_seconds: time of the measurement, by a monotonic clock.
     """
 
     job: str
@@ -94,7 +98,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Updated:
-    """The weights of one chunk are those after `step` + 1 updates."""
+    """Progress of Update: one chunk of the weights has had `step` + 1 updates."""
 
     job: str
     step: int
@@ -103,20 +107,20 @@ class Updated:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint is complete on disk."""
+    """Answer to Snapshot: the checkpoint is complete on disk."""
 
     written: CheckpointWritten
 
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A snapshot did not become a checkpoint; those before it are as they were.
+    """Answer to Snapshot: no checkpoint was written, and older checkpoints are unchanged.
 
     Attributes:
-        job: its id.
-        generation: of the snapshot.
-        step: of the snapshot.
-        reason: what went wrong, for people.
+        job: job id.
+        generation: generation of the snapshot.
+        step: step of the snapshot.
+        reason: error text for people.
     """
 
     job: str
@@ -127,7 +131,7 @@ class SaveFailed:
 
 @dataclass(frozen=True)
 class OperationFailed:
-    """Something that was asked for could not be done."""
+    """Failure of an effect other than Snapshot; the job cannot go on."""
 
     job: str
     reason: str
@@ -135,7 +139,7 @@ class OperationFailed:
 
 @dataclass(frozen=True)
 class TensorsLost:
-    """What the tensors lived in is gone: the job is no longer open, and must be loaded from its newest checkpoint."""
+    """Loss of the process that holds the tensors; the job must be loaded again from its newest checkpoint."""
 
 
 Input = (
@@ -157,22 +161,22 @@ Input = (
 
 
 @dataclass(frozen=True)
-class Say:
-    """Send a message to the aggregator."""
+class ToAggregator:
+    """Request to send a message to the aggregator."""
 
     body: OptimizerBody
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """End the link, telling the aggregator why."""
+    """Request to end the link and to tell the aggregator the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Load:
-    """Look a job up on disk, but for what is void there, then tell with Loaded (or Broke)."""
+    """Request to look a job up on disk, without its void checkpoints; answered by Loaded or OperationFailed."""
 
     job: str
     spec_json: str
@@ -181,7 +185,7 @@ class Load:
 
 @dataclass(frozen=True)
 class SaveGeneration:
-    """Put the generation on disk before any effect that follows."""
+    """Request to put the generation on disk before any later effect is carried out."""
 
     job: str
     generation: int
@@ -189,14 +193,14 @@ class SaveGeneration:
 
 @dataclass(frozen=True)
 class SaveEpoch:
-    """Put the epoch of the aggregator that is obeyed on disk before any effect that follows."""
+    """Request to put the aggregator's epoch on disk before any later effect is carried out."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """Make room for weights of this layout, then tell with Allocated (or Broke)."""
+    """Request to allocate arrays for weights of this layout; answered by Allocated or OperationFailed."""
 
     job: str
     layout_json: str
@@ -205,26 +209,26 @@ class Allocate:
 
 @dataclass(frozen=True)
 class StoreInitial:
-    """Take the payload that just arrived as this chunk of the weights."""
+    """Request to store the payload that just arrived as this chunk of the weights."""
 
     chunk: int
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Take the payload that just arrived as this chunk of the step's sum."""
+    """Request to stage the payload that just arrived as this chunk of the step's sum."""
 
     chunk: int
 
 
 @dataclass(frozen=True)
 class Unstage:
-    """Forget what is staged of the step's sum."""
+    """Request to discard the staged chunks of the step's sum."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure the staged gradient, then tell with Measured."""
+    """Request to measure the staged gradient; answered by Measured."""
 
     job: str
     step: int
@@ -232,14 +236,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Update:
-    """Update all weights, first chunk first, telling with Updated of each.
+    """Request to update all weights in the order of the layout; each chunk is answered by Updated.
 
     Attributes:
-        job: its id.
+        job: job id.
         step: index of the update, from 0.
-        applied: False leaves the weights as they are.
-        norm: global norm of the mean gradient.
-        learning_rate: of this update.
+        applied: whether the gradient is applied; False leaves the weights unchanged.
+        norm: global L2 norm of the mean gradient.
+        learning_rate: learning rate of this update.
     """
 
     job: str
@@ -251,9 +255,9 @@ class Update:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copy weights and state as they are, write them as a checkpoint, then tell with Saved or SaveFailed, always.
+    """Request to copy weights and state and to write them as a checkpoint; answered by Saved or SaveFailed.
 
-    The next one is asked for after that answer, so there is one copy at most, however slow the disk is.
+    The core waits for that answer before the next request, so there is at most one copy, however slow the disk is.
     """
 
     job: str
@@ -263,11 +267,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class DropJob:
-    """Forget the job's tensors."""
+    """Request to free the job's tensors."""
 
 
 Effect = (
-    Say
+    ToAggregator
     | Refuse
     | Load
     | SaveGeneration
@@ -284,26 +288,16 @@ Effect = (
 
 
 @dataclass
-class Outbox:
-    """Collects the effects of one input.
+class OptimizerOutbox(Outbox[Effect]):
+    """Effects of one input of the optimizer's core.
 
     Attributes:
-        connected: whether there is an aggregator to be told anything.
+        connected: whether an aggregator is connected; messages are dropped while there is none.
     """
 
     connected: bool = False
-    effects: list[Effect] = field(default_factory=list)
 
-    def put(self, effect: Effect) -> None:
-        """Append an effect."""
-        self.effects.append(effect)
-
-    def say(self, body: OptimizerBody) -> None:
-        """Append a message to the aggregator, if there is one."""
+    def send(self, body: OptimizerBody) -> None:
+        """Append a message to the aggregator, if one is connected."""
         if self.connected:
-            self.put(Say(body))
-
-    def take(self) -> list[Effect]:
-        """All effects so far, leaving none."""
-        effects, self.effects = self.effects, []
-        return effects
+            self.put(ToAggregator(body))

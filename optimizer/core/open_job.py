@@ -1,4 +1,4 @@
-"""The job that an optimizer holds: its layout, its step, what of the next one is staged. Pure."""
+"""The job that an optimizer has open: its layout, its step, and the chunks staged for the next step. Pure."""
 
 from __future__ import annotations
 
@@ -12,48 +12,78 @@ from services.tensors.layout import chunk_count
 
 
 class OpenJob:
-    """The job that the optimizer holds."""
+    """State of the job that the optimizer has open.
+
+    Args:
+        job: job id.
+        plan: shape of the job in steps.
+        generation: generation under which the job was opened.
+
+    Attributes:
+        opened_generation: generation under which the job was opened; `generation` rises when a step starts over.
+        state: EMPTY without weights, RECEIVING while initial weights arrive, TRAINING from then on.
+        step: number of updates that made the newest weights.
+        staged: chunks of the step's sum, or of the initial weights, that have arrived.
+        non_finite: micro-batches of the staged sum whose own gradient is not finite; they come with chunk 0.
+        deciding: whether all chunks are staged, and the measurement or the first checkpoint is awaited.
+        starts_over: whether the step starts over as soon as its measurement has come.
+        updated_chunks: number of chunks whose weights are those of `step`.
+        allocating_layout: layout for which arrays are being allocated; empty if there is none.
+        failure_reason: reason why the job cannot go on; None while it can.
+        newest_checkpoint: newest checkpoint on disk that counts.
+        checkpoint_due: whether a snapshot is to be taken as soon as the weights and the disk allow it.
+        checkpoint_timer_seconds: start of the time to the next checkpoint, by a monotonic clock; None: not started.
+        failed_checkpoint_step: step of the newest checkpoint if it could not be written.
+    """
 
     def __init__(self, job: str, plan: JobPlan, generation: int) -> None:
         self.job = job
         self.plan = plan
         self.generation = self.opened_generation = generation
-        self.state = pb.OptimizerStatus.EMPTY
+        self.state: pb.OptimizerStatus.State = pb.OptimizerStatus.EMPTY
         self.step = 0
         self.layout_json = ""
         self.elements = 0
         self.chunks = 0
         self.staged: set[int] = set()
-        self.non_finite: list[NonFinite] = []  # of the micro-batches whose sum is staged; told with chunk 0
+        self.non_finite: list[NonFinite] = []
         self.deciding = False
-        self.void = False  # what is being decided is to be forgotten: the step starts over
-        self.updated = 0  # chunks whose weights are those of `step`
-        self.allocating = ""  # the layout that room is being made for
-        self.broken = ""  # why the job can't go on here
+        self.starts_over = False
+        self.updated_chunks = 0
+        self.allocating_layout = ""
+        self.failure_reason: str | None = None
         self.newest_checkpoint: pb.CheckpointWritten | None = None
-        self.due = False  # a checkpoint is to be made as soon as the weights rest and the disk is free
-        self.counting_since_seconds: float | None = None  # the minutes to the next checkpoint
-        self.failed_step: int | None = None  # whose checkpoint could not be written, at the newest attempt
+        self.checkpoint_due = False
+        self.checkpoint_timer_seconds: float | None = None
+        self.failed_checkpoint_step: int | None = None
 
-    def take_layout(self, layout_json: str, elements: int) -> None:
-        """The layout is known."""
+    def set_layout(self, layout_json: str, elements: int) -> None:
+        """Set the layout, its number of elements and of chunks."""
         self.layout_json, self.elements, self.chunks = layout_json, elements, chunk_count(elements)
 
-    def counts(self, void: Iterable[pb.Void]) -> bool:
-        """Whether nothing that a faulty worker did is in it, or it went back since."""
+    def start_training(self, step: int) -> None:
+        """Enter TRAINING with complete weights of `step`."""
+        self.state, self.step = pb.OptimizerStatus.TRAINING, step
+        self.updated_chunks, self.deciding = self.chunks, False
+        self.staged.clear()
+
+    def is_newer_than(self, void: Iterable[pb.Void]) -> bool:
+        """Whether this generation began after everything that was declared void, so that none of it is in here."""
         return all(each.generation < self.generation for each in void)
 
-    def made(self, job: str, generation: int) -> bool:
-        """Whether what was made of a job under a generation is this one's: a step that starts over undoes none."""
+    def owns(self, job: str, generation: int) -> bool:
+        """Whether a checkpoint was taken since this job was opened; a step that starts over voids no checkpoint."""
         return job == self.job and self.opened_generation <= generation <= self.generation
 
     @property
-    def rests(self) -> bool:
-        """Whether the weights are those of one step, all of them."""
-        return self.deciding if self.state == pb.OptimizerStatus.RECEIVING else self.updated == self.chunks
+    def is_consistent(self) -> bool:
+        """Whether all weights are there and are those of one step, so that a snapshot can be taken."""
+        if self.state == pb.OptimizerStatus.RECEIVING:
+            return self.deciding
+        return self.updated_chunks == self.chunks
 
     def optimizer_status(self) -> pb.OptimizerStatus:
-        """Where the job stands, and what is missing of what comes in now."""
+        """Return the job's state, with the chunks that are missing of the step's sum or of the initial weights."""
         missing = [] if self.deciding else [each for each in range(self.chunks) if each not in self.staged]
         return pb.OptimizerStatus(
             job=self.job,
@@ -66,7 +96,7 @@ class OpenJob:
 
 
 def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
-    """Whether a checkpoint is one of those that do not count."""
+    """Whether a checkpoint was declared void, because a faulty worker may have contributed to it."""
     return checkpoint is not None and any(
         checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
     )

@@ -1,8 +1,8 @@
-"""The optimizer's mind: it decides when a step happens, and that it happens once. Pure.
+"""The optimizer's state machine: decides when a step happens, and that it happens once. Pure.
 
-It stages a step's sum chunk by chunk; when all of it is there and measured, it commits (apply or skip), updates its
-master weights and streams them back. A job it finds on disk continues from its newest checkpoint under a new
-generation.
+It stages a step's sum chunk by chunk. When the sum is complete and measured, it commits the step (apply or skip),
+has the master weights updated and streams them back. A job found on disk continues from its newest checkpoint, under a
+new generation.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from optimizer.core.events import (
     Measure,
     Measured,
     OperationFailed,
+    OptimizerOutbox,
     Ordered,
-    Outbox,
     Refuse,
     Saved,
     SaveEpoch,
@@ -39,35 +39,42 @@ from optimizer.core.events import (
 from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
+from services.errors import Refusal
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
 from services.tensors.layout import chunk_range
 
 
 class OptimizerCore:
-    """The state machine of one optimizer process.
+    """State machine of one optimizer process.
 
     Args:
-        name: of the optimizer.
-        epoch: the highest that one of its processes has obeyed.
+        name: name of the optimizer.
+        epoch: highest epoch that an earlier process of this optimizer obeyed.
+
+    Attributes:
+        epoch: epoch of the aggregator that is obeyed.
+        open_job: job that is open; None if there is none.
     """
 
     def __init__(self, *, name: str, epoch: int = 0) -> None:
         self.name = name
         self.epoch = epoch
         self.open_job: OpenJob | None = None
-        self._loading = ""
+        self._loading_job = ""  # job whose Loaded is awaited
         self._spec_json = ""
         self._least_generation = 0
-        self._void: tuple[pb.Void, ...] = ()  # checkpoints of the job that is loading or open
-        self._to_send: int | None = None  # next chunk of weights to stream; None: nobody asked on this link
-        self._out = Outbox()
+        self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
+        self._to_send: int | None = (
+            None  # next chunk of weights to stream; None until the aggregator asks for weights
+        )
+        self._out = OptimizerOutbox()
         self._checkpoints = CheckpointSchedule(self._out)
 
     def next_weights(self) -> ChunkHeader | None:
-        """The header of the next chunk of weights to stream, counted as sent; None: nothing for now."""
+        """Return the header of the next chunk of weights to stream and count it as sent; None: nothing to send yet."""
         job = self.open_job
-        if job is None or self._to_send is None or self._to_send >= job.updated:
+        if job is None or self._to_send is None or self._to_send >= job.updated_chunks:
             return None
         chunk = self._to_send
         self._to_send += 1
@@ -85,17 +92,17 @@ class OptimizerCore:
         )
 
     def expected_elements(self, job: str) -> int | None:
-        """Elements of the job's layout; None: it is not open or its layout not known."""
-        return (
-            self.open_job.elements or None if self.open_job is not None and self.open_job.job == job else None
-        )
+        """Return the number of elements of the job's layout; None if it is not open or its layout is unknown."""
+        if self.open_job is None or self.open_job.job != job:
+            return None
+        return self.open_job.elements or None
 
     def is_loading(self, job: str) -> bool:
-        """Whether the job's Loaded is waited for."""
-        return bool(job) and self._loading == job
+        """Whether the answer to this job's Load is awaited."""
+        return bool(job) and self._loading_job == job
 
     def handle(self, event: Input) -> list[Effect]:
-        """Take one input; return what is to be done, in order."""
+        """Take one input and return its effects, in the order in which they must be carried out."""
         match event:
             case ChunkArrived():
                 self._chunk(event.header)
@@ -103,14 +110,14 @@ class OptimizerCore:
                 self._updated(event)
             case Ordered():
                 if event.epoch == self.epoch:
-                    self._ordered(event)
+                    self._handle_order(event)
             case Measured():
                 self._checkpoints.now_seconds = event.now_seconds
                 self._commit(event)
             case Saved():
                 self._saved(event.written)
             case SaveFailed():
-                self._not_saved(event)
+                self._save_failed(event)
             case Loaded():
                 self._loaded(event)
             case Allocated():
@@ -120,45 +127,47 @@ class OptimizerCore:
             case Disconnected():
                 self._out.connected, self._to_send = False, None
             case OperationFailed():
-                self._broke(event)
+                self._operation_failed(event)
             case TensorsLost():
-                self._loading = ""
+                self._loading_job = ""
                 self._drop()
         return self._out.take()
 
     # ---- the link ----
 
-    def why_not(self, hello: pb.Hello) -> str:
-        """Why this aggregator is turned away; empty if it is welcome."""
+    def check_hello(self, hello: pb.Hello) -> Refusal | None:
+        """Return why this aggregator is refused; None if it is accepted."""
         if hello.protocol != PROTOCOL_VERSION:
-            return (
+            return Refusal(
                 f"aggregator {hello.name} speaks protocol {hello.protocol}, this optimizer {PROTOCOL_VERSION}; "
                 "install the same version of Tiermesh on both"
             )
         if hello.role != "aggregator":
-            return f"{hello.name} says that it is a {hello.role!r}; only aggregators attend an optimizer"
+            return Refusal(
+                f"{hello.name} says that it is a {hello.role!r}; only aggregators attend an optimizer"
+            )
         if hello.epoch_seen < self.epoch:
-            return (
+            return Refusal(
                 f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
                 f"{self.epoch}: a newer aggregator has taken over; stop this one"
             )
         if hello.epoch_seen > LAST_EPOCH:
-            return (
-                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, the last that there is is {LAST_EPOCH}: it "
-                "is damaged, or something else"
+            return Refusal(
+                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the "
+                "aggregator's job queue from a backup, since its epoch is damaged"
             )
-        return ""
+        return None
 
     def _connect(self, hello: pb.Hello) -> None:
-        reason = self.why_not(hello)
-        if reason:
-            self._out.put(Refuse(reason))
+        refusal = self.check_hello(hello)
+        if refusal is not None:
+            self._out.put(Refuse(refusal.reason))
             return
         if hello.epoch_seen > self.epoch:
             self._out.put(SaveEpoch(hello.epoch_seen))
         self.epoch, self._out.connected, self._to_send = hello.epoch_seen, True, None
 
-    def _ordered(self, event: Ordered) -> None:
+    def _handle_order(self, event: Ordered) -> None:
         body = event.body
         match body:
             case pb.Open():
@@ -173,7 +182,7 @@ class OptimizerCore:
                 self._start_over(body)
 
     def _send_weights(self, order: pb.SendWeights) -> None:
-        """Whoever asks for a version is sent it, or what has come of it since; and then every later one."""
+        """Stream the requested version, or the newer one that has replaced it, and every later version."""
         job = self.open_job
         if job is not None and (order.job, order.generation) == (job.job, job.generation):
             self._to_send = 0 if order.step <= job.step else job.chunks
@@ -182,32 +191,34 @@ class OptimizerCore:
 
     def _open(self, order: pb.Open) -> None:
         job, self._void = self.open_job, tuple(order.void)
-        if job is not None and job.job == order.job and job.counts(order.void):
-            self._tell_standing()
+        if job is not None and job.job == order.job and job.is_newer_than(order.void):
+            self._send_status()
             return
         if job is not None and job.job != order.job:
             self._leave(job)
         self._drop()
         self._least_generation, self._spec_json = order.generation, order.spec_json
-        if self._loading != order.job:
+        if self._loading_job != order.job:
             self._load(order.job)
 
     def _load(self, job: str) -> None:
-        self._loading = job
+        self._loading_job = job
         self._out.put(Load(job, self._spec_json, self._void))
 
     def _close(self, job: str) -> None:
-        if self._loading == job:
-            self._loading = ""
+        if self._loading_job == job:
+            self._loading_job = ""
         if self.open_job is not None and self.open_job.job == job:
             self._leave(self.open_job)
             self._drop()
 
     def _leave(self, job: OpenJob) -> None:
-        """The job has ended: its record is to name what is on the disk of it, and what will be."""
+        """Report the newest checkpoint of a job that ended: the aggregator's record of the job is to name it."""
         if job.newest_checkpoint is not None:
-            self._out.say(job.newest_checkpoint)  # it may have been written while nobody listened
-        self._checkpoints.leave(job)
+            self._out.send(
+                job.newest_checkpoint
+            )  # it may have been written while no aggregator was connected
+        self._checkpoints.job_ended(job)
 
     def _drop(self) -> None:
         if self.open_job is not None:
@@ -215,58 +226,58 @@ class OptimizerCore:
             self._out.put(DropJob())
 
     def _loaded(self, event: Loaded) -> None:
-        if event.job != self._loading:
+        if event.job != self._loading_job:
             return
         if is_void(event.checkpoint, self._void):
-            self._load(event.job)  # it became so while it was looked up
+            self._load(event.job)  # the checkpoint was declared void while the disk was searched
             return
-        self._loading = ""
-        generation = self._after(event.job, max(event.generation, self._least_generation))
+        self._loading_job = ""
+        generation = self._generation_after(event.job, max(event.generation, self._least_generation))
         if generation is None:
             return
         job = OpenJob(event.job, event.plan, generation)
         self._out.put(SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:
-            job.take_layout(event.layout_json, event.elements)
-            job.state, job.step, job.updated = pb.OptimizerStatus.TRAINING, event.checkpoint.step, job.chunks
+            job.set_layout(event.layout_json, event.elements)
+            job.start_training(event.checkpoint.step)
             job.newest_checkpoint = event.checkpoint
-        self._tell_standing()
+        self._send_status()
 
-    def _after(self, job: str, generation: int) -> int | None:
-        """The generation that follows; None: there is none, and the aggregator is told."""
+    def _generation_after(self, job: str, generation: int) -> int | None:
+        """Return the next generation; None, after a message to the aggregator, if there is none."""
         if generation < LAST_GENERATION:
             return generation + 1
         reason = (
-            f"generation {LAST_GENERATION} is the last that there is, and the job needs another; the file that "
-            "says so is damaged, or the aggregator's record of the job"
+            f"the job needs a generation after {LAST_GENERATION}, which is the last one; either the file "
+            "`generation` in the job's checkpoint folder is damaged, or the aggregator's record of the job is"
         )
-        self._out.say(pb.Failure(job=job, reason=reason))
+        self._out.send(pb.Failure(job=job, reason=reason))
         return None
 
-    def _tell_standing(self) -> None:
+    def _send_status(self) -> None:
         job = self.open_job
         if job is None:
             return
-        self._out.say(job.optimizer_status())
+        self._out.send(job.optimizer_status())
         if job.newest_checkpoint is not None:
-            self._out.say(job.newest_checkpoint)
-        self._tell_broken(job)
+            self._out.send(job.newest_checkpoint)
+        self._send_failure(job)
 
-    def _broke(self, event: OperationFailed) -> None:
-        if event.job == self._loading:
-            self._loading = ""
+    def _operation_failed(self, event: OperationFailed) -> None:
+        if event.job == self._loading_job:
+            self._loading_job = ""
         job = self.open_job
         if job is not None and job.job == event.job:
-            job.broken = event.reason  # told again to an aggregator that comes later
-            self._tell_broken(job)
+            job.failure_reason = event.reason  # sent again to an aggregator that connects later
+            self._send_failure(job)
         else:
-            self._out.say(pb.Failure(job=event.job, reason=event.reason))
+            self._out.send(pb.Failure(job=event.job, reason=event.reason))
 
-    def _tell_broken(self, job: OpenJob) -> None:
-        """The last word on a job that can't go on: it comes after what became of the checkpoint being written."""
-        if job.broken and not self._checkpoints.is_written_of(job):
-            self._out.say(pb.Failure(job=job.job, reason=job.broken))
+    def _send_failure(self, job: OpenJob) -> None:
+        """Report a failed job, after the outcome of its checkpoint: the aggregator closes the job at once."""
+        if job.failure_reason is not None and not self._checkpoints.is_writing(job):
+            self._out.send(pb.Failure(job=job.job, reason=job.failure_reason))
 
     # ---- initial weights ----
 
@@ -274,48 +285,48 @@ class OptimizerCore:
         job = self.open_job
         if job is None or job.job != order.job or job.state == pb.OptimizerStatus.TRAINING:
             return
-        if job.deciding or (
-            job.state == pb.OptimizerStatus.RECEIVING and job.layout_json == order.layout_json
-        ):
-            self._tell_standing()
+        receiving_them = job.state == pb.OptimizerStatus.RECEIVING and job.layout_json == order.layout_json
+        if job.deciding or receiving_them:
+            self._send_status()
             return
-        if job.allocating == order.layout_json:
+        if job.allocating_layout == order.layout_json:
             return
-        job.allocating = order.layout_json
+        job.allocating_layout = order.layout_json
         self._out.put(Allocate(order.job, order.layout_json, dict(order.files)))
 
     def _allocated(self, event: Allocated) -> None:
         job = self.open_job
-        if job is None or (job.job, job.allocating) != (event.job, event.layout_json):
+        if job is None or (job.job, job.allocating_layout) != (event.job, event.layout_json):
             return
-        job.allocating = ""
-        job.take_layout(event.layout_json, event.elements)
+        job.allocating_layout = ""
+        job.set_layout(event.layout_json, event.elements)
         job.state = pb.OptimizerStatus.RECEIVING
         job.staged.clear()
-        self._tell_standing()
+        self._send_status()
 
     # ---- a step ----
 
-    def why_stale(self, header: ChunkHeader) -> str:
-        """Why a chunk is of no use (any more), for people; empty if it is of use."""
+    def check_chunk(self, header: ChunkHeader) -> Refusal | None:
+        """Return why a chunk is stale; None if the open job can use it."""
         job = self.open_job
         if header.epoch != self.epoch:
-            return f"of epoch {header.epoch}: this optimizer obeys epoch {self.epoch}"
+            return Refusal(f"its epoch is {header.epoch}, this optimizer obeys epoch {self.epoch}")
         if job is None or header.job != job.job:
-            return f"of job {header.job!r}: the open job is {job.job if job else 'none'}"
+            return Refusal(f"its job is {header.job!r}, the open job is {job.job if job else 'none'}")
         if job.state == pb.OptimizerStatus.RECEIVING:
-            return "" if header.kind == INITIAL_WEIGHTS else "of a gradient: the job has no weights yet"
+            initial = header.kind == INITIAL_WEIGHTS
+            return None if initial else Refusal("it is a gradient, and the job has no weights yet")
         if header.kind != GRADIENT or (header.generation, header.step) != (job.generation, job.step):
-            return (
-                f"of kind {header.kind}, generation {header.generation}, step {header.step}: the job waits for "
-                f"gradients of generation {job.generation}, step {job.step}"
+            return Refusal(
+                f"its kind is {header.kind}, its generation {header.generation}, its step {header.step}; the job waits "
+                f"for gradients of generation {job.generation}, step {job.step}"
             )
-        return ""
+        return None
 
     def _chunk(self, header: ChunkHeader) -> None:
-        """Stage a chunk; stale ones are dropped, repeated ones harmless."""
+        """Stage a chunk; drop it if it is stale or a repetition."""
         job = self.open_job
-        if job is None or self.why_stale(header) or job.deciding or job.allocating:
+        if job is None or self.check_chunk(header) or job.deciding or job.allocating_layout:
             return
         if header.index >= job.chunks or header.index in job.staged:
             return
@@ -328,7 +339,7 @@ class OptimizerCore:
             return
         job.deciding = True
         if initial:
-            self._checkpoints.due(job)
+            self._checkpoints.request(job)
         else:
             self._out.put(Measure(job.job, job.step))
 
@@ -336,14 +347,15 @@ class OptimizerCore:
         job = self.open_job
         if job is None or (event.job, event.step) != (job.job, job.step) or not job.deciding:
             return
-        if job.void:
-            self._next_generation(job)
+        if job.starts_over:
+            self._begin_generation(job)
             return
         if not event.finite and job.plan.on_non_finite == "stop":
-            why = describe_non_finite(job.non_finite, job.plan.wire.gradients)
-            self._broke(OperationFailed(job.job, f"step {job.step + 1}: {why} (on_non_finite: stop)"))
+            text = describe_non_finite(job.non_finite, job.plan.wire.gradients)
+            reason = f"step {job.step + 1}: {text} (on_non_finite: stop)"
+            self._operation_failed(OperationFailed(job.job, reason))
             return
-        self._out.say(
+        self._out.send(
             pb.Commit(
                 job=job.job,
                 generation=job.generation,
@@ -356,73 +368,67 @@ class OptimizerCore:
         )
         self._out.put(Update(job.job, job.step, event.finite, event.norm, event.learning_rate))
         job.step += 1
-        job.updated, job.deciding = 0, False
+        job.updated_chunks, job.deciding = 0, False
         job.staged.clear()
         if self._to_send is not None:
             self._to_send = 0
 
     def _updated(self, event: Updated) -> None:
         job = self.open_job
-        if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated):
+        if job is None or (event.job, event.step + 1, event.chunk) != (job.job, job.step, job.updated_chunks):
             return
-        job.updated += 1
-        if job.updated == job.chunks:
-            self._checkpoints.stepped(job)
+        job.updated_chunks += 1
+        if job.updated_chunks == job.chunks:
+            self._checkpoints.step_completed(job)
 
     # ---- a step that starts over ----
 
     def _start_over(self, order: pb.StartOver) -> None:
-        """What is staged is void: the same step is made again, under the next generation."""
+        """Discard the staged sum; the same step is computed again under the next generation."""
         job = self.open_job
         if job is None or job.job != order.job or job.state != pb.OptimizerStatus.TRAINING:
-            return  # whoever opens it is told of a later generation
+            return  # the job gets a later generation when it is opened
         if order.generation < job.generation:
-            self._out.say(job.optimizer_status())
+            self._out.send(job.optimizer_status())
         elif job.deciding:
-            job.void = True  # its measure is on the way, and must not be taken for the next one's
+            job.starts_over = True  # the pending measurement must not be taken for that of the next sum
         else:
-            self._next_generation(job)
+            self._begin_generation(job)
 
-    def _next_generation(self, job: OpenJob) -> None:
-        generation = self._after(job.job, job.generation)
+    def _begin_generation(self, job: OpenJob) -> None:
+        generation = self._generation_after(job.job, job.generation)
         if generation is None:
             return
-        job.generation, job.deciding, job.void = generation, False, False
+        job.generation, job.deciding, job.starts_over = generation, False, False
         job.staged.clear()
         self._to_send = None
         self._out.put(SaveGeneration(job.job, generation))
         self._out.put(Unstage())
-        self._out.say(job.optimizer_status())
+        self._out.send(job.optimizer_status())
 
     # ---- checkpoints ----
 
     def _saved(self, written: pb.CheckpointWritten) -> None:
-        left = self._checkpoints.answered(written)
+        job_ended = self._checkpoints.finish(written)
         job = self.open_job
-        if job is not None and job.made(written.job, written.generation):
-            job.newest_checkpoint, job.failed_step = written, None
+        if job is not None and job.owns(written.job, written.generation):
+            job.newest_checkpoint, job.failed_checkpoint_step = written, None
             if job.state == pb.OptimizerStatus.RECEIVING:
-                job.state, job.step, job.updated, job.deciding = (
-                    pb.OptimizerStatus.TRAINING,
-                    0,
-                    job.chunks,
-                    False,
-                )
-                job.staged.clear()
-                self._tell_standing()
+                job.start_training(step=0)
+                self._send_status()
             else:
-                self._out.say(written)
-                self._tell_broken(job)
-        elif left:
-            self._out.say(written)
-        self._checkpoints.make_if_free(job)
+                self._out.send(written)
+                self._send_failure(job)
+        elif job_ended:
+            self._out.send(written)
+        self._checkpoints.start_if_possible(job)
 
-    def _not_saved(self, event: SaveFailed) -> None:
-        self._checkpoints.answered(event)
+    def _save_failed(self, event: SaveFailed) -> None:
+        self._checkpoints.finish(event)
         job = self.open_job
-        if job is not None and job.made(event.job, event.generation):
-            if job.broken:
-                self._tell_broken(job)
-            elif why := self._checkpoints.why_not_without(job, event):
-                self._broke(OperationFailed(job.job, why))
-        self._checkpoints.make_if_free(job)
+        if job is not None and job.owns(event.job, event.generation):
+            if job.failure_reason is not None:
+                self._send_failure(job)
+            elif refusal := self._checkpoints.handle_failure(job, event):
+                self._operation_failed(OperationFailed(job.job, refusal.reason))
+        self._checkpoints.start_if_possible(job)

@@ -181,7 +181,7 @@ def test_an_optimizer_in_this_process_has_room_when_its_engine_has() -> None:
     class Engine:
         roomy = asyncio.Event()
 
-        async def room(self) -> None:
+        async def wait_for_room(self) -> None:
             await self.roomy.wait()
 
     async def scenario() -> None:

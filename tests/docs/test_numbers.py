@@ -11,7 +11,7 @@ from aggregator.daemon import OWN_RUNGS
 from aggregator.shards.server.session import WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
-from optimizer.checkpoint_store import PART_BYTES
+from optimizer.checkpoint_store import FILE_PART_BYTES
 from services.instrumentation.timeline import MAX_EVENTS
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
@@ -66,7 +66,7 @@ FACTS = {
     "benchmarks/README.md": (f"{CHUNK_MI} MiB",),
     "protos/tensors.proto": (f"at most {CHUNK_MI} MiB",),
     "protos/shards.proto": (f"at most {CHUNK_MI} MiB",),
-    "protos/cluster.proto": (f"at most {PART_BYTES // MI} MiB",),
+    "protos/cluster.proto": (f"at most {FILE_PART_BYTES // MI} MiB",),
     **{
         f"deploy/systemd/tiermesh-{role}.service": (
             f"{STANDARD_TIMEOUTS.stop:g} s",

@@ -1,4 +1,4 @@
-"""Schedules have the shapes of tt-train and nanoGPT, at their corners too."""
+"""Learning rate schedules match tt-train and nanoGPT, including the first and last steps."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def rates(schedule: ScheduleConfig, base: float = 1e-3) -> list[float]:
     return [learning_rate(schedule, base, step) for step in range(schedule.total_steps + 5)]
 
 
-def test_identity_is_constant() -> None:
+def test_identity_schedule_is_constant() -> None:
     assert set(rates(ScheduleConfig(total_steps=20))) == {1e-3}
 
 
-def test_warmup_linear_is_tt_trains() -> None:
+def test_warmup_linear_matches_tt_train() -> None:
     schedule = ScheduleConfig(type="warmup_linear", total_steps=100, warmup_steps=10)
     factors = rates(schedule, base=1.0)
     assert factors[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
@@ -39,7 +39,7 @@ def test_warmup_linear_is_tt_trains() -> None:
     assert factors[99:] == pytest.approx([0.01] * 6)
 
 
-def test_warmup_cosine_is_nano_gpts() -> None:
+def test_warmup_cosine_matches_nanogpt() -> None:
     schedule = ScheduleConfig(type="warmup_cosine", total_steps=2000, warmup_steps=100, min_lr=1e-4)
     values = rates(schedule)
     assert values[0] == pytest.approx(1e-3 / 101)

@@ -1,4 +1,4 @@
-"""The optimizer's door: what comes to it is taken when there is room."""
+"""The optimizer's gRPC service reads its data stream only while the engine takes chunks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from services.tensors.chunk_messages import Message
 LIMIT_SECONDS = 30
 
 
-def test_a_stream_is_not_read_while_there_is_no_room(tmp_path: Path) -> None:
+def test_a_chunk_is_not_taken_while_the_engine_has_no_room(tmp_path: Path) -> None:
     class Stub:
-        """Context, link and engine: a message is always there, and room after a while."""
+        """Stand-in for context, session, link and engine; two messages, and room once `has_room` is set."""
 
         def __init__(self) -> None:
             self.read_messages, self.taken = 0, 0
-            self.roomy = asyncio.Event()
+            self.has_room = asyncio.Event()
 
-        async def room(self) -> None:
-            await self.roomy.wait()
+        async def wait_for_room(self) -> None:
+            await self.has_room.wait()
 
         async def read(self) -> Any:
             self.read_messages += 1
@@ -35,11 +35,11 @@ def test_a_stream_is_not_read_while_there_is_no_room(tmp_path: Path) -> None:
     async def scenario() -> None:
         stub: Any = Stub()
         service: Any = OptimizerService(name="opt", state_dir=tmp_path, metrics=OptimizerMetrics())
-        service.engine, service._chunk_arrived = stub, lambda chunk: ""
+        service.engine, service._take_chunk = stub, lambda chunk: None
         receiving = asyncio.ensure_future(service._receive(stub, stub, stub))
         await asyncio.sleep(0)
         assert (stub.read_messages, stub.taken) == (1, 0)
-        stub.roomy.set()
+        stub.has_room.set()
         await receiving
         assert (stub.read_messages, stub.taken) == (3, 2)
 

@@ -1,4 +1,4 @@
-"""Update rules follow torch's formulas, with bits that hang on nothing but the values."""
+"""Update rules follow torch's formulas, and their bits depend on nothing but the values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from optimizer.update_rules import UpdateRule, build_rule, clip_coefficient
 from services.config.job_parts import OptimizerConfig
 from services.errors import Refused
-from services.tensors.kernels import arithmetic
-from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.kernels.arithmetic import Float32Array, norm, norm_squared_blocks
 from services.tensors.layout import Layout
 
 ADAMW = OptimizerConfig(lr=0.1, beta2=0.99, weight_decay=0.1)
@@ -36,7 +35,7 @@ SMALL_GRADIENTS = [
     [-0.5, 0.125, 0.003, 1.0, 0.5, -1e-5],
 ]
 
-# Decaying and other entries alternate, none of them aligned with anything.
+# Decaying and other entries alternate; none is aligned to a block or a cache line.
 LARGE = Layout.build(
     (name, (size,), name.startswith("d"), name, False)
     for name, size in (("d0", 70_001), ("d1", 3), ("x0", 40_000), ("d2", 1), ("x1", 33_333), ("d3", 9_999))
@@ -51,8 +50,7 @@ def run_small(config: OptimizerConfig, clip_to: float | None = None) -> Float32A
     rule, weights = build_rule(config, SMALL), np.array(SMALL_WEIGHTS, np.float32)
     for row in SMALL_GRADIENTS:
         gradient = np.array(row, np.float32)
-        norm = arithmetic.norm(arithmetic.norm_squared_blocks(gradient))
-        rule.begin(config.lr, clip_coefficient(norm, clip_to))
+        rule.begin(config.lr, clip_coefficient(norm(norm_squared_blocks(gradient)), clip_to))
         rule.update(weights, gradient, 0, 6)
     return weights
 
@@ -80,14 +78,14 @@ def run_large(rule: UpdateRule, weights: Float32Array, steps: range, cuts: list[
         (NESTEROV, None, [0.7822111, -0.4179164, 0.2298546, 0.2363002, -3.2122753, 0.1250016]),
     ],
 )
-def test_three_updates_are_those_of_torch(
+def test_three_updates_match_torch(
     config: OptimizerConfig, clip_to: float | None, expected: list[float]
 ) -> None:
     # The expected weights were computed with torch 2.13, `b` in a parameter group without weight decay.
     np.testing.assert_allclose(run_small(config, clip_to), expected, rtol=3e-7)
 
 
-def test_adamw_follows_its_definition_in_float64_over_many_updates() -> None:
+def test_adamw_matches_its_formula_in_float64_over_many_updates() -> None:
     config, steps = OptimizerConfig(lr=0.01, weight_decay=0.1), 50
     rule, weights = build_rule(config, SMALL), values(1, 6)
     exact, mean, square = weights.astype(np.float64), np.zeros(6), np.zeros(6)
@@ -106,7 +104,7 @@ def test_adamw_follows_its_definition_in_float64_over_many_updates() -> None:
 @ALL
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.lists(st.integers(0, LARGE.elements), max_size=12))
-def test_bits_do_not_hang_on_how_the_layout_is_cut(config: OptimizerConfig, cuts: list[int]) -> None:
+def test_bits_do_not_depend_on_how_the_layout_is_split(config: OptimizerConfig, cuts: list[int]) -> None:
     whole, cut = build_rule(config, LARGE), build_rule(config, LARGE)
     weights, cut_weights = values(0), values(0)
     run_large(whole, weights, range(3))
@@ -118,7 +116,7 @@ def test_bits_do_not_hang_on_how_the_layout_is_cut(config: OptimizerConfig, cuts
 
 
 @ALL
-def test_bits_do_not_hang_on_threads(config: OptimizerConfig) -> None:
+def test_bits_do_not_depend_on_threads(config: OptimizerConfig) -> None:
     alone, shared = build_rule(config, LARGE), build_rule(config, LARGE)
     weights, shared_weights = values(0), values(0)
     run_large(alone, weights, range(2))
@@ -137,7 +135,7 @@ GOLDEN_SCRIPT = """
 import google_crc32c, numpy as np
 from optimizer.update_rules import build_rule
 from services.config.job_parts import OptimizerConfig
-from services.tensors.kernels import arithmetic
+from services.tensors.kernels.arithmetic import norm, norm_squared_blocks
 from services.tensors.layout import Layout
 
 layout = Layout.build([("a", (100_003,), True, "a", False), ("b", (54_321,), False, "b", False)])
@@ -147,7 +145,7 @@ for rule_type in ("adamw", "sgd"):
     rule, weights = build_rule(config, layout), (index % 1013).astype(np.float32) / np.float32(997)
     for step in range(5):
         gradient = (index * (step + 3) % 757).astype(np.float32) / np.float32(-499)
-        clip = 1 / arithmetic.norm(arithmetic.norm_squared_blocks(gradient))
+        clip = 1 / norm(norm_squared_blocks(gradient))
         rule.begin(0.01 * (step + 1), clip)
         rule.update(weights, gradient, 0, layout.elements)
     print(rule_type, f"{google_crc32c.value(weights):08x}")
@@ -156,7 +154,7 @@ for rule_type in ("adamw", "sgd"):
 
 @pytest.mark.parametrize("vector_units", ["all", "none"])
 def test_golden_bits_with_and_without_vector_instructions(vector_units: str) -> None:
-    # A job that resumes under a newer release keeps its bits; they change only with an issue that asks.
+    # A job that resumes under a newer release must keep its bits; they change only with an issue that asks for it.
     environment = dict(os.environ)
     if vector_units == "none":
         if platform.machine() != "x86_64":
@@ -180,7 +178,7 @@ def test_only_decaying_entries_decay(config: OptimizerConfig) -> None:
     rule.update(weights, np.zeros(LARGE.elements, np.float32), 0, LARGE.elements)
     for entry in LARGE.entries:
         part = slice(entry.offset, entry.stop)
-        # With Nesterov's momentum the decay, part of the gradient, enters the first update 1.9 times.
+        # Nesterov momentum applies the first gradient, which includes the decay, 1 + 0.9 times.
         decay = 0.5 * 0.1 * (1.9 if config.nesterov else 1.0) if entry.decays else 0.0
         factor = np.float32(1 - decay)
         np.testing.assert_allclose(weights[part], before[part] * factor, rtol=2e-7)
@@ -188,7 +186,7 @@ def test_only_decaying_entries_decay(config: OptimizerConfig) -> None:
 
 
 @ALL
-def test_an_update_touches_its_range_alone(config: OptimizerConfig) -> None:
+def test_an_update_changes_only_its_range(config: OptimizerConfig) -> None:
     rule, weights = build_rule(config, LARGE), values(0)
     before = weights.copy()
     rule.begin(0.1)
@@ -198,7 +196,7 @@ def test_an_update_touches_its_range_alone(config: OptimizerConfig) -> None:
 
 
 @ALL
-def test_the_gradient_is_left_as_it_was(config: OptimizerConfig) -> None:
+def test_an_update_does_not_change_the_gradient(config: OptimizerConfig) -> None:
     rule, gradient = build_rule(config, LARGE), values(1)
     rule.begin(0.1, clip=0.5)
     rule.update(values(0), gradient, 0, LARGE.elements)
@@ -217,7 +215,7 @@ def test_a_restored_rule_continues_with_the_same_bits(config: OptimizerConfig) -
     second.restore(saved)
     run_large(second, resumed_weights, range(2, 4))
     assert resumed_weights.tobytes() == weights.tobytes()
-    assert saved["applied"].tolist() == [2], "the restored rule must own its state"
+    assert saved["applied"].tolist() == [2], "the restored rule must not share the saved arrays"
 
 
 def test_a_skipped_step_does_not_count_in_the_bias_correction() -> None:
@@ -233,8 +231,8 @@ def test_a_skipped_step_does_not_count_in_the_bias_correction() -> None:
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({}, "holds ; expected applied, exp_avg, exp_avg_sq"),
-        ({"applied": np.zeros(1, np.int64)}, "holds applied; expected applied, exp_avg, exp_avg_sq"),
+        ({}, "expected applied, exp_avg, exp_avg_sq"),
+        ({"applied": np.zeros(1, np.int64)}, "applied, expected applied, exp_avg, exp_avg_sq"),
         (
             {"applied": np.zeros(1, np.int64), "exp_avg": np.zeros(6), "exp_avg_sq": np.zeros(6)},
             r"exp_avg is float64 \[6\], expected float32 \[6\]",
@@ -259,7 +257,7 @@ def test_rules_without_momentum_keep_no_model_sized_state() -> None:
     assert build_rule(MOMENTUM, SMALL).state.keys() == {"applied", "momentum_buffer"}
 
 
-def test_clip_coefficient_is_torchs() -> None:
+def test_clip_coefficient_matches_torch() -> None:
     assert clip_coefficient(123.0, None) == 1.0
     assert clip_coefficient(0.5, 1.0) == 1.0
     assert clip_coefficient(4.0, 1.0) == 1.0 / 4.000001
@@ -267,8 +265,8 @@ def test_clip_coefficient_is_torchs() -> None:
 
 
 @given(st.floats(0, 1e30), st.floats(1e-6, 1e6))
-def test_clipping_never_lengthens_and_bounds_the_norm(norm: float, max_norm: float) -> None:
-    coefficient = clip_coefficient(norm, max_norm)
+def test_clipping_bounds_the_norm(grad_norm: float, max_norm: float) -> None:
+    coefficient = clip_coefficient(grad_norm, max_norm)
     assert 0 <= coefficient <= 1
-    assert norm * coefficient <= max_norm * (1 + 1e-12)
+    assert grad_norm * coefficient <= max_norm * (1 + 1e-12)
     assert math.isfinite(coefficient)

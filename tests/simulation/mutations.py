@@ -21,6 +21,7 @@ from aggregator.core.verification.opinions import Check
 from optimizer.core.events import SaveGeneration, Snapshot
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from services.errors import Refusal
 from services.protocol.versions import Version
 from worker.core.worker import WorkerCore
 
@@ -74,10 +75,11 @@ def sends_weights_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
 
 
 def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
-    def why_stale(self: OptimizerCore, header: Any) -> str:
-        return "" if self.open_job is not None and header.job == self.open_job.job else "of another job"
+    def check_chunk(self: OptimizerCore, header: Any) -> Refusal | None:
+        same_job = self.open_job is not None and header.job == self.open_job.job
+        return None if same_job else Refusal(f"its job is {header.job}")
 
-    patch.setattr(OptimizerCore, "why_stale", why_stale)
+    patch.setattr(OptimizerCore, "check_chunk", check_chunk)
 
 
 def commits_twice(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +115,7 @@ def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
         for effect in list(effects):
             if isinstance(effect, Snapshot) and effect.step:
                 written = pb.CheckpointWritten(job=effect.job, generation=effect.generation, step=effect.step)
-                self._out.say(written)
+                self._out.send(written)
         return effects + self._out.take()
 
     patch.setattr(OptimizerCore, "handle", early)

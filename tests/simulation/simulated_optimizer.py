@@ -55,9 +55,9 @@ class SimulatedOptimizer(Process):
         if is_end(epoch):
             link.ended(body)
         elif isinstance(body, pb.Hello):
-            reason = self.core.why_not(body)
-            if reason:
-                link.close(reason)
+            refusal = self.core.check_hello(body)
+            if refusal is not None:
+                link.close(refusal.reason)
                 return
             answer = pb.Hello(role="optimizer", name="optimizer", shard_count=1)
             if self._link is not None and self._link is not link:
@@ -133,7 +133,7 @@ class SimulatedOptimizer(Process):
                 assert tensors is not None
                 for chunk in range(tensors.job.chunks):
                     self._kernel.submit(random() * min(seconds, 0.02), self._update, tensors, effect, chunk)
-            case ev.Say():
+            case ev.ToAggregator():
                 if self._link is not None:
                     self._link.down_control.send(self.core.epoch, effect.body)
             case ev.Snapshot():

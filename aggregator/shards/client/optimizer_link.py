@@ -52,7 +52,7 @@ class ShardedOptimizerLink:
         self._refused: asyncio.Future[None] = self._loop.create_future()
         self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
         self._outlet = EngineCallbacks(
-            say=lambda body: _later(self._loop, message, body),
+            send=lambda body: _later(self._loop, message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
             wake=self._wake.set,
         )
@@ -95,11 +95,11 @@ class ShardedOptimizerLink:
 
     def finished(self, header: ChunkHeader) -> None:
         """The sum of a chunk is finished, in its shard."""
-        _later(self._loop, self._engine.chunk, header, None)
+        _later(self._loop, self._engine.chunk_arrived, header, None)
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
         """The file parts of a checkpoint."""
-        return self._engine.store.parts(request)
+        return self._engine.checkpoint_store.read_files(request)
 
 
 def _later(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:

@@ -20,10 +20,9 @@ from aggregator.shards.array_pieces import GatheredTensors, scattered
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.link import ShardLink
 from optimizer.core import events as ev
-from optimizer.local_tensor_store import not_saved
-from optimizer.master_tensors import measured
-from optimizer.tensor_store import Save, TensorStoreEvents, TensorStoreLost
-from optimizer.update_rules import state_kinds
+from optimizer.master_tensors import measure_gradient
+from optimizer.tensor_store import Save, TensorStoreCallbacks, TensorStoreLost, to_save_failed
+from optimizer.update_rules import state_dtypes
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.checkpoints import Checkpoint
@@ -46,7 +45,7 @@ class ShardedTensorStore:
         metrics: of the optimizer.
     """
 
-    def __init__(self, events: TensorStoreEvents, shards: ShardGroup, metrics: OptimizerMetrics) -> None:
+    def __init__(self, events: TensorStoreCallbacks, shards: ShardGroup, metrics: OptimizerMetrics) -> None:
         self._events = events
         self._shards = shards
         self._metrics = metrics
@@ -86,7 +85,7 @@ class ShardedTensorStore:
         self._forget()
         self._job, self._config = job, config
         self._elements, self._chunks = layout.elements, layout.chunks
-        self._kinds = state_kinds(config.optimizer)
+        self._kinds = state_dtypes(config.optimizer)
         self._opening += 1
         opening = self._opening
         self._opened = {link: self._loop.create_future() for link in self._shards.links}
@@ -142,7 +141,7 @@ class ShardedTensorStore:
         elif opened is not None and not opened.done():
             opened.set_exception(Failed(reason))
         else:
-            self._events.tell(ev.OperationFailed(self._job, reason))
+            self._events.report(ev.OperationFailed(self._job, reason))
 
     # ---- a step ----
 
@@ -151,7 +150,7 @@ class ShardedTensorStore:
         self._staging[chunk] += 1
         self._shards.of_chunk(chunk).order(pb.StageChunk(chunk=chunk))
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """At once: sums are in their shards."""
 
     def unstage(self) -> None:
@@ -197,8 +196,8 @@ class ShardedTensorStore:
         self._measuring = None
         sums = [self._block_sums[chunk] for chunk in range(self._chunks)]
         self._block_sums.clear()
-        norm, finite, rate = measured(config, sums, effect.step)
-        self._events.tell(ev.Measured(effect.job, effect.step, norm, finite, rate))
+        norm, finite, rate = measure_gradient(config, sums, effect.step)
+        self._events.report(ev.Measured(effect.job, effect.step, norm, finite, rate))
 
     def update(self, effect: ev.Update, header: ChunkHeader) -> None:
         """Each shard updates its chunks, and has them ready to be sent."""
@@ -268,9 +267,9 @@ class ShardedTensorStore:
             save(gathered.weights, gathered.state)
         except (TensorStoreLost, grpc.aio.AioRpcError) as gone:
             log.info("job %s: the checkpoint of step %d is given up: %s", effect.job, effect.step, gone)
-            self._events.tell(ev.SaveFailed(effect.job, effect.generation, effect.step, str(gone)))
+            self._events.report(ev.SaveFailed(effect.job, effect.generation, effect.step, str(gone)))
         except Exception as error:
-            self._events.tell(not_saved(effect, error))
+            self._events.report(to_save_failed(effect, error))
 
     async def _read(self, link: ShardLink, copy: int, gathered: GatheredTensors) -> None:
         async for piece in link.read_part(copy):

@@ -81,7 +81,7 @@ class ShardTensors:
         local = self._stripe.to_local(chunk)
         with timeline.span("kernel", "stage", chunk=chunk):
             self.tensors.stage(local, values)
-        return self.tensors.take_block_sums(local)
+        return self.tensors.pop_block_sums(local)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
         """Take a chunk of initial weights."""

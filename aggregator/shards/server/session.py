@@ -21,7 +21,7 @@ from aggregator.shards.messages import from_node, opened, report, to_effect
 from aggregator.shards.server.core import ShardCore
 from aggregator.shards.server.kernel_state import KernelState, ShardTensors, WeightsReady
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
-from optimizer.local_tensor_store import broke
+from optimizer.tensor_store import reason_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.config.job import JobConfig
@@ -231,7 +231,7 @@ class ShardSession:
         try:
             self._work(body)
         except Exception as error:
-            self._tell(pb.PartBroke(opening=self._bench.opening, reason=broke("", error).reason))
+            self._tell(pb.PartBroke(opening=self._bench.opening, reason=reason_of(error)))
 
     def _tell(self, body: Message) -> None:
         self._loop.call_soon_threadsafe(self._report, body)

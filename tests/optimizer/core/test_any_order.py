@@ -1,4 +1,4 @@
-"""Whatever an aggregator orders, in any state: the optimizer's core obeys, refuses or passes it over."""
+"""Any order in any state: the optimizer's core carries it out, refuses it or ignores it, and never raises."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import wrap
+from services.protocol.versions import LAST_GENERATION
 from tests.support.anything import message
 from tests.support.dialogues.optimizer import PLAN, Dialogue
 
@@ -40,7 +41,7 @@ INPUTS = st.one_of(
     st.builds(ev.Connected, message(pb.Hello, **LIKELY)),
     st.builds(ev.Measured, st.just("a"), STEPS, st.just(2.0), st.booleans(), st.just(0.1)),
     st.builds(ev.Updated, st.just("a"), STEPS, st.integers(0, 1)),
-    st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just((1 << 32) - 1)),
+    st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just(LAST_GENERATION)),
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
     st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),
     st.builds(ev.SaveFailed, st.just("a"), st.just(1), STEPS, st.just("disk full")),
@@ -80,22 +81,20 @@ STATES: dict[str, Callable[[], Dialogue]] = {
 @pytest.mark.parametrize("state", STATES)
 @settings(max_examples=120, deadline=None)
 @given(inputs=st.lists(INPUTS, min_size=1, max_size=12))
-def test_nothing_that_an_aggregator_orders_stops_an_optimizer(state: str, inputs: list[ev.Input]) -> None:
+def test_no_input_stops_an_optimizer(state: str, inputs: list[ev.Input]) -> None:
     talk = STATES[state]()
     for event in inputs:
         effects = talk.core.handle(event)
         assert len(effects) <= 4
         for effect in effects:
-            if isinstance(effect, ev.Say):
+            if isinstance(effect, ev.ToAggregator):
                 wrap(pb.OptimizerMessage, talk.core.epoch, effect.body).SerializeToString()
         assert len(talk.stream()) <= 2
 
 
-def test_there_is_no_generation_after_the_last() -> None:
+def test_a_job_that_needs_a_generation_after_the_last_fails() -> None:
     talk = Dialogue()
-    talk.open(generation=(1 << 32) - 1)
-    assert talk.loaded() == [
-        "say unable: generation 4294967295 is the last that there is, and the job needs another; the file that says so "
-        "is damaged, or the aggregator's record of the job"
-    ]
+    talk.open(generation=LAST_GENERATION)
+    (failure,) = talk.loaded()
+    assert failure.startswith("send failure: ") and str(LAST_GENERATION) in failure
     assert talk.core.open_job is None

@@ -1,4 +1,4 @@
-"""What an open job knows of itself: what was made of it, and what of that counts."""
+"""State of an open job: which checkpoints belong to it, and which are void."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from tests.support.dialogues.optimizer import PLAN
 
 
 def job_of_generation(opened: int, now: int) -> OpenJob:
-    """A job that was opened under one generation and has started a step over since."""
+    """Return a job that was opened under one generation and now has another one, after steps that started over."""
     job = OpenJob("a", PLAN, opened)
     job.generation = now
     return job
 
 
 @pytest.mark.parametrize(
-    ("job", "generation", "made"),
+    ("job", "generation", "owned"),
     [("a", 3, True), ("a", 4, True), ("a", 5, True), ("a", 2, False), ("a", 6, False), ("b", 4, False)],
 )
-def test_what_was_made_since_the_job_was_opened_is_of_it(job: str, generation: int, made: bool) -> None:
-    assert job_of_generation(3, 5).made(job, generation) is made
+def test_a_job_owns_the_checkpoints_taken_since_it_was_opened(job: str, generation: int, owned: bool) -> None:
+    assert job_of_generation(3, 5).owns(job, generation) is owned
 
 
-def test_a_job_counts_once_it_went_back_from_every_void() -> None:
+def test_a_job_is_newer_than_voids_of_earlier_generations_only() -> None:
     void = [pb.Void(generation=2, step=7), pb.Void(generation=4, step=1)]
-    assert not job_of_generation(3, 4).counts(void)
-    assert job_of_generation(3, 5).counts(void)
+    assert not job_of_generation(3, 4).is_newer_than(void)
+    assert job_of_generation(3, 5).is_newer_than(void)
 
 
 @pytest.mark.parametrize(
     ("generation", "step", "void"),
     [(2, 8, True), (1, 9, True), (2, 7, False), (3, 8, False)],
-    ids=["after it", "of a generation before", "of the last step that counts", "made again since"],
+    ids=["later step", "earlier generation", "last valid step", "later generation"],
 )
-def test_a_checkpoint_is_void_after_the_last_step_that_counts(generation: int, step: int, void: bool) -> None:
+def test_a_checkpoint_after_the_last_valid_step_is_void(generation: int, step: int, void: bool) -> None:
     checkpoint = pb.CheckpointWritten(job="a", generation=generation, step=step)
     assert is_void(checkpoint, [pb.Void(generation=2, step=7)]) is void
     assert not is_void(checkpoint, [])
 
 
-def test_the_weights_rest_when_all_are_of_one_step() -> None:
+def test_weights_are_consistent_when_all_are_of_one_step() -> None:
     job = OpenJob("a", PLAN, 1)
-    job.take_layout("layout", 2 * CHUNK_ELEMENTS)
+    job.set_layout("layout", 2 * CHUNK_ELEMENTS)
     job.state = pb.OptimizerStatus.RECEIVING
-    assert not job.rests
-    job.deciding = True  # all initial weights are there
-    assert job.rests
-    job.state, job.deciding, job.updated = pb.OptimizerStatus.TRAINING, False, 1
-    assert not job.rests
-    job.updated = 2
-    assert job.rests
+    assert not job.is_consistent
+    job.deciding = True  # all initial weights have arrived
+    assert job.is_consistent
+    job.state, job.deciding, job.updated_chunks = pb.OptimizerStatus.TRAINING, False, 1
+    assert not job.is_consistent
+    job.updated_chunks = 2
+    assert job.is_consistent
 
 
-def test_nothing_is_missing_while_it_is_decided() -> None:
+def test_no_chunk_is_missing_while_a_step_is_decided() -> None:
     job = OpenJob("a", PLAN, 1)
-    job.take_layout("layout", 3 * CHUNK_ELEMENTS)
+    job.set_layout("layout", 3 * CHUNK_ELEMENTS)
     job.staged.add(1)
     assert list(from_ranges(job.optimizer_status().missing, 9)) == [0, 2]
     job.deciding = True

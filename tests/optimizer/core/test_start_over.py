@@ -1,4 +1,4 @@
-"""Dialogues on a step whose sum is void: it is made again, under the next generation, from the same weights."""
+"""A step starts over: its sum is void and computed again, under the next generation, from the same weights."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ def start_over(talk: Dialogue, generation: int = 1, job: str = "a") -> list[str]
     return talk.order(pb.StartOver(job=job, generation=generation))
 
 
-def test_what_is_staged_is_forgotten_and_staged_again() -> None:
+def test_staged_chunks_are_discarded_and_staged_again() -> None:
     talk = training()
     assert talk.chunk(1) == ["stage #1"]
-    assert start_over(talk) == ["save generation 2", "unstage", "say training 2.0, missing #0 #1"]
-    assert talk.chunk(0) == [], "of the generation before"
+    assert start_over(talk) == ["save generation 2", "unstage", "send training 2.0, missing #0 #1"]
+    assert talk.chunk(0) == [], "a chunk of the former generation"
     assert talk.send_weights(2, 0) == []
     assert talk.stream() == ["2.0 #0", "2.0 #1"], "the same weights, of a later version"
     assert talk.chunk(1, 2) == ["stage #1"]
     assert talk.chunk(0, 2) == ["stage #0", "measure step 0"]
-    assert talk.measured(0) == ["say commit 2.0", "update step 0"]
+    assert talk.measured(0) == ["send commit 2.0", "update step 0"]
 
 
 def test_a_repeated_order_changes_nothing() -> None:
     talk = training()
     start_over(talk)
     talk.chunk(1, 2)
-    assert start_over(talk) == ["say training 2.0, missing #0"]
+    assert start_over(talk) == ["send training 2.0, missing #0"]
 
 
 def test_a_sum_that_is_being_measured_is_not_committed() -> None:
     talk = training()
     talk.chunk(0)
     talk.chunk(1)
-    assert start_over(talk) == [], "its measure is on the way"
-    assert talk.measured(0) == ["save generation 2", "unstage", "say training 2.0, missing #0 #1"]
+    assert start_over(talk) == [], "its measurement is awaited"
+    assert talk.measured(0) == ["save generation 2", "unstage", "send training 2.0, missing #0 #1"]
     assert talk.measured(0) == []
 
 
-def test_a_step_that_is_decided_already_is_not_undone() -> None:
+def test_a_committed_step_is_not_undone() -> None:
     talk = training()
     talk.step(1, 0)
-    assert start_over(talk) == ["save generation 2", "unstage", "say training 2.1, missing #0 #1"]
+    assert start_over(talk) == ["save generation 2", "unstage", "send training 2.1, missing #0 #1"]
 
 
-def test_a_checkpoint_on_its_way_to_the_disk_is_told_of() -> None:
+def test_a_checkpoint_that_is_being_written_is_still_reported() -> None:
     talk = training()
     talk.step(1, 0)
     assert talk.step(1, 1) == ["snapshot 1.2"]
     start_over(talk)
-    assert talk.saved(1, 2) == ["say checkpoint 1.2"]
+    assert talk.saved(1, 2) == ["send checkpoint 1.2"]
 
 
-def test_a_checkpoint_of_a_life_before_is_not() -> None:
+def test_a_checkpoint_from_before_the_job_was_opened_is_not_reported() -> None:
     talk = training(generation=4, step=1)
     assert talk.saved(4, 1) == []
 
 
-def test_another_jobs_order_and_one_before_there_are_weights_are_not_heeded() -> None:
+def test_an_order_for_another_job_or_before_training_is_ignored() -> None:
     talk = training()
     assert start_over(talk, job="b") == []
     fresh = Dialogue()
@@ -68,37 +68,37 @@ def test_another_jobs_order_and_one_before_there_are_weights_are_not_heeded() ->
     assert start_over(fresh) == []
 
 
-def test_there_is_a_last_generation() -> None:
+def test_a_step_that_needs_a_generation_after_the_last_fails_the_job() -> None:
     talk = training(generation=LAST_GENERATION - 1)
     (line,) = start_over(talk, LAST_GENERATION)
-    assert line.startswith(f"say unable: generation {LAST_GENERATION} is the last that there is")
+    assert line.startswith("send failure: ") and str(LAST_GENERATION) in line
 
 
 # ---- back to a checkpoint ----
 
 
-def opened(talk: Dialogue, *void: tuple[int, int]) -> list[str]:
-    """The job is opened by an aggregator that knows of void checkpoints: (generation, step)."""
+def open_without(talk: Dialogue, *void: tuple[int, int]) -> list[str]:
+    """Order the job to be opened without these void checkpoints: (generation, step)."""
     voids = [pb.Void(generation=generation, step=step) for generation, step in void]
     return talk.order(pb.Open(job="a", spec_json="{}", generation=1, void=voids))
 
 
-def test_a_job_whose_generation_is_void_is_taken_up_anew() -> None:
+def test_a_job_whose_generation_is_void_is_loaded_again() -> None:
     talk = training(step=2)
     talk.step(1, 2)
-    assert opened(talk, (1, 1)) == ["drop job", "load a"]
-    assert talk.measured(3) == talk.updated(3) == [], "of what was dropped"
+    assert open_without(talk, (1, 1)) == ["drop job", "load a"]
+    assert talk.measured(3) == talk.updated(3) == [], "answers about the dropped job"
     assert talk.loaded(generation=1, step=0) == [
         "save generation 2",
-        "say training 2.0, missing #0 #1",
-        "say checkpoint 1.0",
+        "send training 2.0, missing #0 #1",
+        "send checkpoint 1.0",
     ]
-    assert opened(talk, (1, 1)) == ["say training 2.0, missing #0 #1", "say checkpoint 1.0"], (
-        "it has gone back"
+    assert open_without(talk, (1, 1)) == ["send training 2.0, missing #0 #1", "send checkpoint 1.0"], (
+        "it has gone back to a valid checkpoint"
     )
 
 
-def test_what_is_void_is_told_to_whoever_looks_on_the_disk() -> None:
+def test_void_checkpoints_are_part_of_the_load() -> None:
     talk = training()
     void = pb.Void(generation=1, step=1)
     order = pb.Open(job="a", spec_json="{}", void=[void])
@@ -106,15 +106,15 @@ def test_what_is_void_is_told_to_whoever_looks_on_the_disk() -> None:
     assert loads == [ev.Load("a", "{}", (void,))]
 
 
-def test_a_checkpoint_that_became_void_while_it_was_looked_up_is_not_taken() -> None:
+def test_a_checkpoint_that_became_void_while_it_was_loaded_is_not_used() -> None:
     talk = Dialogue()
     talk.open()
-    assert opened(talk, (1, 1)) == [], "it is being looked up"
+    assert open_without(talk, (1, 1)) == [], "it is being loaded"
     assert talk.loaded(generation=1, step=2) == ["load a"]
     assert talk.loaded(generation=1, step=1)[0] == "save generation 2"
 
 
-def test_a_checkpoint_of_a_later_generation_counts() -> None:
+def test_a_checkpoint_of_a_later_generation_is_valid() -> None:
     talk = Dialogue()
-    opened(talk, (1, 1))
+    open_without(talk, (1, 1))
     assert talk.loaded(generation=2, step=2)[0] == "save generation 3"

@@ -1,4 +1,4 @@
-"""Dialogues with the optimizer's core, one line for each effect."""
+"""Dialogues with the optimizer's core: each call gives it one input and returns its effects, one line each."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ STATES = {
 
 
 def line(effect: ev.Effect) -> str:
-    """An effect on one line."""
+    """Return an effect as one line."""
     match effect:
-        case ev.Say(pb.OptimizerStatus() as body):
+        case ev.ToAggregator(pb.OptimizerStatus() as body):
             missing = "".join(f" #{chunk}" for chunk in from_ranges(body.missing, 99))
-            return f"say {STATES[body.state]} {body.generation}.{body.step}, missing{missing or ' nothing'}"
-        case ev.Say(pb.Commit() as body):
+            return f"send {STATES[body.state]} {body.generation}.{body.step}, missing{missing or ' nothing'}"
+        case ev.ToAggregator(pb.Commit() as body):
             found = "".join(f", {each.worker} {each.micro_batch}" for each in body.non_finite)
-            return f"say commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}{found}"
-        case ev.Say(pb.CheckpointWritten() as body):
-            return f"say checkpoint {body.generation}.{body.step}"
-        case ev.Say(pb.CheckpointMissed() as body):
-            return f"say no checkpoint {body.generation}.{body.step}: {body.reason}"
-        case ev.Say(pb.Failure() as body):
-            return f"say unable: {body.reason}"
+            return f"send commit {body.generation}.{body.step}{'' if body.applied else ' skipped'}{found}"
+        case ev.ToAggregator(pb.CheckpointWritten() as body):
+            return f"send checkpoint {body.generation}.{body.step}"
+        case ev.ToAggregator(pb.CheckpointMissed() as body):
+            return f"send no checkpoint {body.generation}.{body.step}: {body.reason}"
+        case ev.ToAggregator(pb.Failure() as body):
+            return f"send failure: {body.reason}"
         case ev.Refuse():
             return f"refuse: {effect.reason}"
         case ev.SaveEpoch():
@@ -59,7 +59,11 @@ def line(effect: ev.Effect) -> str:
 
 
 class Dialogue:
-    """An optimizer's core of a job of two chunks, and what was said to it."""
+    """An optimizer's core with a connected aggregator and a job `a` of two chunks.
+
+    Args:
+        epoch: epoch of the aggregator.
+    """
 
     def __init__(self, epoch: int = 1) -> None:
         self.core = OptimizerCore(name="opt")
@@ -69,32 +73,32 @@ class Dialogue:
         assert self.connect(epoch) == [f"save epoch {epoch}"]
 
     def give(self, event: ev.Input) -> list[str]:
-        """Any input."""
+        """Give any input."""
         return [line(effect) for effect in self.core.handle(event)]
 
-    def connect(self, epoch: int, **words: Any) -> list[str]:
-        """An aggregator connects."""
+    def connect(self, epoch: int, **fields: Any) -> list[str]:
+        """Connect an aggregator, with other fields in its Hello if given."""
         hello = {
             "protocol": PROTOCOL_VERSION,
             "role": "aggregator",
             "name": "agg",
             "epoch_seen": epoch,
-            **words,
+            **fields,
         }
         return self.give(ev.Connected(pb.Hello(**hello)))
 
     def order(self, body: Any, epoch: int | None = None) -> list[str]:
-        """An order of the aggregator."""
+        """Give an order of the aggregator, by default under its own epoch."""
         return self.give(ev.Ordered(self.core.epoch if epoch is None else epoch, body))
 
     def open(self, job: str = "a", generation: int = 0) -> list[str]:
-        """The aggregator opens a job."""
+        """Order a job to be opened."""
         return self.order(pb.Open(job=job, spec_json="{}", generation=generation))
 
     def loaded(
         self, job: str = "a", generation: int = 0, step: int | None = None, plan: JobPlan = PLAN
     ) -> list[str]:
-        """A job is found on disk, with a checkpoint of a step or without."""
+        """Answer Load: with a checkpoint of `step`, or without one if it is None."""
         if step is None:
             return self.give(ev.Loaded(job, plan, generation))
         written = self.written(generation, step, job)
@@ -102,30 +106,30 @@ class Dialogue:
 
     @staticmethod
     def written(generation: int, step: int, job: str = "a") -> pb.CheckpointWritten:
-        """What is told of a checkpoint."""
+        """Return the message that names a checkpoint."""
         return pb.CheckpointWritten(job=job, generation=generation, step=step, path=f"step-{step}")
 
     def chunk(
         self, index: int, generation: int = 1, step: int = 0, *, kind: Any = GRADIENT, **fields: Any
     ) -> list[str]:
-        """A chunk of a step's sum."""
+        """Give a chunk of a step's sum."""
         values = {"job": "a", "epoch": self.core.epoch, "index": index, **fields}
         return self.give(ev.ChunkArrived(ChunkHeader(generation=generation, step=step, kind=kind, **values)))
 
     def initial(self, index: int) -> list[str]:
-        """A chunk of initial weights."""
+        """Give a chunk of initial weights."""
         return self.chunk(index, 0, 0, kind=INITIAL_WEIGHTS)
 
     def measured(self, step: int, finite: bool = True) -> list[str]:
-        """The staged gradient is measured."""
+        """Answer Measure."""
         return self.give(ev.Measured("a", step, 2.0, finite, 0.1, self.now_seconds))
 
     def updated(self, step: int, chunks: Iterable[int] = (0, 1)) -> list[str]:
-        """Chunks are updated."""
+        """Answer Update for these chunks."""
         return [each for chunk in chunks for each in self.give(ev.Updated("a", step, chunk))]
 
     def step(self, generation: int, step: int, seconds: float = 0.0) -> list[str]:
-        """A whole step, which takes so long; what its last chunk brings."""
+        """Run a whole step that takes `seconds`; return the effects of its last update."""
         self.now_seconds += seconds
         self.chunk(0, generation, step)
         self.chunk(1, generation, step)
@@ -133,27 +137,27 @@ class Dialogue:
         return self.updated(step)
 
     def saved(self, generation: int, step: int) -> list[str]:
-        """A snapshot is on the disk."""
+        """Answer Snapshot: the checkpoint is on disk."""
         return self.give(ev.Saved(self.written(generation, step)))
 
-    def not_saved(self, generation: int, step: int, reason: str = "disk full") -> list[str]:
-        """A snapshot could not be written."""
+    def save_failed(self, generation: int, step: int, reason: str = "disk full") -> list[str]:
+        """Answer Snapshot: the checkpoint could not be written."""
         return self.give(ev.SaveFailed("a", generation, step, reason))
 
     def stream(self) -> list[str]:
-        """The weights that may be sent now."""
+        """Take all weights that may be sent now; return their versions and chunks."""
         lines = []
         while (header := self.core.next_weights()) is not None:
             lines.append(f"{header.generation}.{header.step} #{header.index}")
         return lines
 
     def send_weights(self, generation: int, step: int) -> list[str]:
-        """The aggregator asks for weights."""
+        """Order weights to be sent."""
         return self.order(pb.SendWeights(job="a", generation=generation, step=step))
 
 
 def training(generation: int = 0, step: int = 0, plan: JobPlan = PLAN) -> Dialogue:
-    """An optimizer that continues a job, under the next generation."""
+    """Return a dialogue with a job that continues from a checkpoint, under the next generation."""
     talk = Dialogue()
     talk.open()
     talk.loaded(generation=generation, step=step, plan=plan)

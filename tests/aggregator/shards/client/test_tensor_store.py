@@ -14,7 +14,7 @@ from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.tensor_store import ShardedTensorStore
 from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
-from optimizer.tensor_store import TensorStoreEvents, TensorStoreLost
+from optimizer.tensor_store import TensorStoreCallbacks, TensorStoreLost
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
@@ -56,7 +56,7 @@ class Home:
         for link in self.shards.links:
             index = link.stripe.index
             vars(link)["order"] = lambda body, index=index: self.orders.append((index, body))
-        events = TensorStoreEvents(self.told.append, lambda event: self.updated.append(event.chunk))
+        events = TensorStoreCallbacks(self.told.append, lambda event: self.updated.append(event.chunk))
         self.home = ShardedTensorStore(events, self.shards, OptimizerMetrics())
 
     async def open(self, config: JobConfig) -> None:
@@ -111,7 +111,7 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
     for chunk in range(CHUNKS):
         size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
         here.stage(chunk, draw.standard_normal(size, np.float32))
-        sums[chunk] = here.take_block_sums(chunk)
+        sums[chunk] = here.pop_block_sums(chunk)
         here._block_sums[chunk] = sums[chunk]
     norm, finite, rate = here.measure(7)
 
