@@ -1,4 +1,4 @@
-"""What a Hugging Face checkpoint says of its model, in our configs' words, and the tensors that such a model has."""
+"""Model config and expected tensors of a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from services.config.refusals import format_path, format_value, to_one_line
 from services.errors import Refused
 
 PretrainableConfig = GPT2Config | LlamaConfig
-"""A model that a job may start from a checkpoint of."""
+"""Config of a model that a job can start from a checkpoint."""
 
 NORM_EPSILON = 1e-5
-"""What our layer norms and root mean square norms add to the variance."""
+"""Term that our layer norms and RMS norms add to the variance."""
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 _BUFFERS = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
 )
-"""Constants that older checkpoints hold beside the weights."""
+"""Constants that older checkpoints store with the weights."""
 _PREFIX = {"gpt2": "transformer.", "llama": "model."}
-"""Checkpoints of the model without its head leave it out."""
+"""Prefix of tensor names that checkpoints without the language model's head omit."""
 
 
 def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConfig:
-    """The model of a `config.json`.
+    """Return the model config that a `config.json` describes.
 
     Args:
-        config: what the file says.
-        path: of the file, for errors.
+        config: content of the file.
+        path: path of the file, for errors.
 
     Raises:
-        Refused: naming the first field that our models can't follow.
+        Refused: our models can't follow a field; the first such field is named.
     """
     reader = _READERS.get(str(config.get("model_type")))
     if reader is None:
-        _refuse(path, config, "model_type", "gpt2 or llama, which are the models that a job can start from")
+        _refuse(path, config, "model_type", "gpt2 or llama, the models that a job can start from")
     try:
         return reader(config, path)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        rule = first.get("ctx", {}).get("error")  # across fields, worded where it is written
+        rule = first.get("ctx", {}).get("error")  # from a validator, which has the whole text
         reason = str(rule or f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
         raise Refused(
             f"{format_path(path)}: {to_one_line(reason)}; or start from another checkpoint"
@@ -53,42 +53,45 @@ def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConf
 
 
 def expected_tensors(model: PretrainableConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that training starts from, as Hugging Face has them.
+    """Return names and shapes of the tensors that training starts from, in Hugging Face's names and layout.
 
     Args:
-        model: with a `vocab_size`.
+        model: config with a `vocab_size`.
     """
     return dict(_gpt2_tensors(model) if isinstance(model, GPT2Config) else _llama_tensors(model))
 
 
 def stored_name(name: str, model: PretrainableConfig, stored: Mapping[str, Any]) -> str:
-    """What a checkpoint calls a tensor: as expected, or without the prefix that models with a head put before it."""
+    """Return a tensor's name in a checkpoint: the expected one, or without the prefix of models with a head."""
     bare = name.removeprefix(_PREFIX[model.model_type])
     return bare if name not in stored and bare in stored else name
 
 
 def may_be_ignored(name: str, model: PretrainableConfig) -> bool:
-    """Whether a tensor may be in a checkpoint though the model has no parameter for it."""
+    """Return whether a checkpoint may have a tensor for which the model has no parameter."""
     if _BUFFERS.fullmatch(name) or (model.weight_tying and name == "lm_head.weight"):
         return True
     if not isinstance(model, GPT2Config):
         return False
-    # Our own checkpoints hold what Hugging Face's GPT-2 has and such a one has not: zeros, and fixed positions.
+    # Tiermesh's checkpoints add what Hugging Face's GPT-2 requires: zero biases and fixed positions.
     unbiased = not model.bias and name.endswith(".bias")
     return unbiased or (model.positional_embedding_type == "fixed" and name.endswith("wpe.weight"))
 
 
 def may_have_more_rows(name: str) -> bool:
-    """Whether the first rows of the checkpoint's tensor will do: those of positions that the job doesn't reach."""
+    """Return whether a checkpoint's tensor may have more rows than the model, which then takes the first ones.
+
+    That holds for learned positions beyond the job's sequence length.
+    """
     return name == "transformer.wpe.weight"
 
 
 def _gpt2(config: Mapping[str, Any], path: Path) -> GPT2Config:
     width = config.get("n_embd", 768)
-    _hold(path, config, "n_inner", None, None, 4 * width if isinstance(width, int) else None)
-    _hold(path, config, "layer_norm_epsilon", NORM_EPSILON, NORM_EPSILON)
-    _hold(path, config, "scale_attn_weights", True, True)
-    _hold(path, config, "scale_attn_by_inverse_layer_idx", False, False)
+    _check_field(path, config, "n_inner", None, None, 4 * width if isinstance(width, int) else None)
+    _check_field(path, config, "layer_norm_epsilon", NORM_EPSILON, NORM_EPSILON)
+    _check_field(path, config, "scale_attn_weights", True, True)
+    _check_field(path, config, "scale_attn_by_inverse_layer_idx", False, False)
     activation = config.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
         _refuse(path, config, "activation_function", f"one of: {', '.join(_ACTIVATIONS)}")
@@ -108,14 +111,14 @@ def _gpt2(config: Mapping[str, Any], path: Path) -> GPT2Config:
 
 def _llama(config: Mapping[str, Any], path: Path) -> LlamaConfig:
     heads, width = config.get("num_attention_heads", 32), config.get("hidden_size", 4096)
-    _hold(path, config, "rms_norm_eps", 1e-6, NORM_EPSILON)
-    _hold(path, config, "hidden_act", "silu", "silu")
-    _hold(path, config, "attention_bias", False, False)
-    _hold(path, config, "mlp_bias", False, False)
+    _check_field(path, config, "rms_norm_eps", 1e-6, NORM_EPSILON)
+    _check_field(path, config, "hidden_act", "silu", "silu")
+    _check_field(path, config, "attention_bias", False, False)
+    _check_field(path, config, "mlp_bias", False, False)
     fitting = width // heads if isinstance(width, int) and isinstance(heads, int) and heads > 0 else None
-    _hold(path, config, "head_dim", None, None, fitting)
+    _check_field(path, config, "head_dim", None, None, fitting)
     groups = config.get("num_key_value_heads")
-    # Since transformers 5 the base of the wavelengths stands beside their scaling.
+    # Since transformers 5 `rope_parameters` has the base (theta) as well as the scaling.
     rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rotation, Mapping):
         _refuse(path, config, "rope_scaling", "a mapping or null")
@@ -205,7 +208,7 @@ def _llama_tensors(model: LlamaConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (vocabulary, width)
 
 
-def _hold(path: Path, config: Mapping[str, Any], field: str, default: Any, *expected: Any) -> None:
+def _check_field(path: Path, config: Mapping[str, Any], field: str, default: Any, *expected: Any) -> None:
     if config.get(field, default) not in expected:
         _refuse(
             path,
@@ -226,5 +229,5 @@ def _refuse(
 
 
 def _number(value: Any) -> Any:
-    """JSON writes 500000.0 as 500000 at times."""
+    """Return an integer as float: JSON may write 500000.0 as 500000."""
     return float(value) if type(value) is int else value

@@ -1,4 +1,4 @@
-"""Corpora and tokenizers: the built-in text, and files held against the sha256 that the job names."""
+"""Corpora and tokenizers: the built-in text, and files verified by the sha256 in the job."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from services.config.refusals import format_path
 from services.errors import Refused
 
 PYTHON_REFERENCE = "builtin:python-reference"
-"""The text of Python's own language reference, which every CPython carries: English prose and code."""
+"""Name of the text of Python's language reference, which every CPython contains: English prose and code."""
 
 _BLOCK_BYTES = 1 << 20
 
 
 def python_reference_text() -> str:
-    """The topics of `pydoc_data.topics`, sorted by name, a line break between two.
+    """Return the topics of `pydoc_data.topics`, sorted by name and joined by line breaks.
 
-    It differs between Python versions by a little, so jobs name its sha256 like that of any file.
+    The text differs a little between Python versions, so jobs name its sha256 like that of any file.
     """
-    from pydoc_data.topics import topics  # half a megabyte: loaded by those who ask for it
+    from pydoc_data.topics import topics  # half a megabyte, so loaded only on demand
 
     return "\n".join(topics[name] for name in sorted(topics))
 
 
 def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
-    """The corpus of a job, held against its sha256.
+    """Return the corpus of a job, verified by its sha256.
 
     Args:
-        data: of the job.
-        data_dir: folder of this host where a file of the same name is taken if the job's path isn't there.
+        data: corpus and tokenizer of the job.
+        data_dir: folder of this host in which a file of the same name is taken, if the job's path doesn't exist.
 
     Raises:
-        Refused: if there is no such file here, its bytes differ from what the job names, or aren't UTF-8.
+        Refused: there is no such file here, its bytes differ from what the job names, or it is not UTF-8.
     """
     if data.path == PYTHON_REFERENCE:
         content = python_reference_text().encode()
-        _hold(
+        _check_sha256(
             content,
             data.sha256,
             "data_path",
@@ -56,7 +56,16 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
 
 
 def read_tokenizer(data: DataConfig, data_dir: Path | None = None) -> bytes:
-    """The `tokenizer.json` of a job with `tokenizer_type: bpe`, held against its sha256 (else Refused)."""
+    """Return the `tokenizer.json` of a job with `tokenizer_type: bpe`, verified by its sha256.
+
+    Args:
+        data: corpus and tokenizer of the job.
+        data_dir: folder of this host in which a file of the same name is taken, if the job's path doesn't exist.
+
+    Raises:
+        Refused: there is no such file here, or its bytes differ from what the job names.
+        ValueError: the job's tokenizer is `char`.
+    """
     if data.tokenizer_path is None or data.tokenizer_sha256 is None:
         raise ValueError(f"a {data.tokenizer_type} tokenizer has no file")
     return _read(data.tokenizer_path, data.tokenizer_sha256, "tokenizer_path", data_dir)
@@ -73,28 +82,28 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
             raise Refused(
                 f"training_config.{key}: {format_path(place)} can't be read ({error.strerror}); make it readable"
             ) from None
-        _hold(content, sha256, key, str(place), "copy the file that the job was submitted with")
+        _check_sha256(content, sha256, key, str(place), "copy the file that the job was submitted with")
         return content
-    looked = ", ".join(format_path(place) for place in places)
+    listed = ", ".join(format_path(place) for place in places)
     raise Refused(
-        f"training_config.{key}: no such file on this host (looked at {looked}); "
+        f"training_config.{key}: no such file on this host (looked at {listed}); "
         "copy it here or give the worker its folder with --data"
     )
 
 
-def _hold(content: bytes, sha256: str, key: str, place: str, mend: str) -> None:
+def _check_sha256(content: bytes, sha256: str, key: str, place: str, fix: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Refused(
-            f"training_config.{key}: {format_path(place)} has sha256 {found}, the job expects {sha256}; {mend}"
+            f"training_config.{key}: {format_path(place)} has sha256 {found}, the job expects {sha256}; {fix}"
         )
 
 
 def hash_text_file(path: Path, field: str) -> tuple[str, int]:
-    """sha256 of a text file's bytes, and how many characters it has; reads a block at a time.
+    """Return the sha256 of a text file's bytes and its number of characters.
 
     Raises:
-        Refused: if it can't be read or is not UTF-8.
+        Refused: the file can't be read or is not UTF-8.
     """
     digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     characters = 0

@@ -1,4 +1,4 @@
-"""The mesh of each worker, and which of its axes carries which kind of parallelism: every rule about that is here."""
+"""The mesh of each worker, and the rules for which of its axes carries which kind of parallelism."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ AxisName = Literal["data", "tensor"]
 
 
 class DeviceConfig(ConfigRecord):
-    """The mesh that each worker drives, tt-train's `device_config`.
+    """The mesh that each worker drives (tt-train's `device_config`).
 
-    Dimensions of size 1 are dropped; the enabled strategies take those that remain, data parallel first (unless
-    `axis_order` says else), and there must be as many of one as of the other.
+    Dimensions of size 1 are dropped. The enabled strategies take the remaining ones, data parallel first unless
+    `axis_order` says otherwise. There must be as many strategies as remaining dimensions.
 
     Attributes:
         mesh_shape: (rows, columns) of chips.
-        enable_ddp: data parallel: a batch is split over the data axis, parameters are on every chip.
-        enable_fsdp: data parallel with parameters sharded over the data axis, gathered when used; instead of
+        enable_ddp: data parallelism: a batch is split over the data axis, every chip has all parameters.
+        enable_fsdp: data parallelism with parameters sharded over the data axis and gathered when used; excludes
             `enable_ddp`.
-        enable_tp: tensor parallel: single layers are split over the tensor axis.
-        axis_order: which strategy takes the first dimension that remains.
-        backend: `auto` takes real `ttnn` where a device or simulator is there, else the emulator.
-        dtype: of weights and activations; None: bfloat16 on ttnn, float32 on the emulator.
-        threads: that the emulator computes with; a device has its own.
-        trace: record the step's device commands once and replay them.
+        enable_tp: tensor parallelism: single layers are split over the tensor axis.
+        axis_order: strategies in the order in which they take the remaining dimensions.
+        backend: `ttnn`, `emulator`, or `auto`: `ttnn` if there is a device or simulator, else the emulator.
+        dtype: type of weights and activations; None: bfloat16 on ttnn, float32 on the emulator.
+        threads: threads of the emulator.
+        trace: whether the step's device commands are recorded once and replayed.
     """
 
     mesh_shape: tuple[PositiveInt, PositiveInt] = (1, 1)
@@ -42,12 +42,12 @@ class DeviceConfig(ConfigRecord):
 
     @property
     def data_axis(self) -> int | None:
-        """The mesh axis (0 rows, 1 columns) over which a batch is split, None for none."""
+        """Mesh axis (0 rows, 1 columns) over which a batch is split; None for none."""
         return self._axis("data")
 
     @property
     def tensor_axis(self) -> int | None:
-        """The mesh axis over which layers are split, None for none."""
+        """Mesh axis (0 rows, 1 columns) over which layers are split; None for none."""
         return self._axis("tensor")
 
     @property
@@ -57,12 +57,12 @@ class DeviceConfig(ConfigRecord):
 
     @property
     def data_parallel_size(self) -> int:
-        """Devices over which a micro-batch is split: each takes batch_size / this many sequences."""
+        """Number of devices over which a micro-batch is split; each takes batch_size / this number of sequences."""
         return 1 if self.data_axis is None else self.mesh_shape[self.data_axis]
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Devices over which a layer is split."""
+        """Number of devices over which a layer is split."""
         return 1 if self.tensor_axis is None else self.mesh_shape[self.tensor_axis]
 
     @property
@@ -75,12 +75,12 @@ class DeviceConfig(ConfigRecord):
         return dict(zip(self._strategies, remaining, strict=True)).get(name)
 
     @model_validator(mode="after")
-    def _strategies_fit_the_mesh(self) -> DeviceConfig:
+    def _check_strategies(self) -> DeviceConfig:
         shape = list(self.mesh_shape)
         if self.enable_ddp and self.enable_fsdp:
             raise ValueError(
-                "device_config.enable_fsdp: true given beside enable_ddp: true, expected one of them, as both split "
-                "the batch over the same axis; set enable_ddp: false"
+                "device_config.enable_fsdp: true given together with enable_ddp: true, expected one of them, as both "
+                "split the batch over the same axis; set enable_ddp: false"
             )
         if len(set(self.axis_order)) < len(self.axis_order):
             raise ValueError(
@@ -96,12 +96,12 @@ class DeviceConfig(ConfigRecord):
         raise ValueError(
             f"device_config.mesh_shape: {shape} given with {flags}, expected the number of parallelization axes "
             f"({strategies}) to be equal to the number of mesh shape dimensions longer than 1 ({remaining}); "
-            f"{_mend(shape, enabled, remaining)}"
+            f"{_fix_hint(shape, enabled, remaining)}"
         )
 
 
-def _mend(shape: list[int], enabled: list[str], remaining: int) -> str:
-    """How to bring mesh and strategies together."""
+def _fix_hint(shape: list[int], enabled: list[str], remaining: int) -> str:
+    """Return how to make mesh and strategies agree."""
     chips = shape[0] * shape[1]
     if remaining == 0:
         off = " and ".join(f"{name}: false" for name in enabled)

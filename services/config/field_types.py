@@ -7,17 +7,17 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1)]
-"""A number of things of which there is at least one."""
+"""Number of things, at least one."""
 NonNegativeInt = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""A number of things of which there may be none."""
+"""Number of things, possibly none."""
 Probability = Annotated[float, Field(ge=0, lt=1)]
-"""A share below one: a dropout probability, a momentum."""
+"""Number from 0 to below 1: a dropout probability, a momentum."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
-"""A share, up to the whole."""
+"""Number from 0 to 1."""
 PositiveFloat = Annotated[float, Field(gt=0)]
-"""A finite number above zero."""
+"""Finite number above zero."""
 NonNegativeFloat = Annotated[float, Field(ge=0)]
-"""A finite number, zero or above."""
+"""Finite number, zero or above."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """sha256 of a file's bytes, in hexadecimal."""
 
@@ -29,10 +29,10 @@ def _printable(text: str) -> str:
 
 
 PrintableName = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_printable)]
-"""One line that a person reads in a list."""
+"""Name in one line of printable characters."""
 
 
 class ConfigRecord(BaseModel):
-    """Base of the records: frozen, no keys beyond those named, no silent conversions, finite numbers only."""
+    """Base of the records: frozen, with finite numbers only, without unknown keys and implicit conversions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""A complete job: all that a cluster needs to know of a training run, in one record that travels as JSON."""
+"""The complete job: all that a cluster needs to know of a training run, in one record that travels as JSON."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 class JobConfig(ConfigRecord):
-    """One training run, resolved: no includes, no relative paths, nothing that hangs on the reader's machine.
+    """One training run, resolved: without includes and relative paths, and independent of the reader's machine.
 
     Attributes:
-        name: for people.
-        seed: of data, dropout and initial weights.
-        steps: optimizer updates to make.
+        name: name for people.
+        seed: seed of data, dropout and initial weights.
+        steps: number of optimizer updates.
         batch_size: sequences (or samples) of a micro-batch, over all devices of a worker's mesh.
-        validation_batch_size: sequences of a held-out batch.
-        num_workers: how many workers tt-train would have: it sizes the step, never the cluster.
-        gradient_accumulation_steps: micro-batches of each of those.
-        evaluate_every: steps between evaluations; 0: only at the end. The end always has one.
-        checkpoint_every: steps between checkpoints; 0: only at the end. The end always has one.
-        checkpoint: what becomes of them.
-        model: what is trained; told apart by `model.model_type`.
-        pretrained: the checkpoint that the weights start from; None: they follow from the seed.
-        device: the mesh of each worker.
-        optimizer: the update rule.
-        schedule: the learning rate over the steps.
-        clip_grad_norm: largest global norm of the mean gradient; None: not clipped.
+        validation_batch_size: sequences of a validation batch.
+        num_workers: number of workers that tt-train would have. It sizes the step, not the cluster.
+        gradient_accumulation_steps: micro-batches per step of each of those workers.
+        evaluate_every: steps between evaluations; 0: only at the end, where there always is one.
+        checkpoint_every: steps between checkpoints; 0: only at the end, where there always is one.
+        checkpoint: schedule by time and retention of checkpoints.
+        model: the model to train; `model.model_type` tells which.
+        pretrained: checkpoint that the weights start from; None: they follow from the seed.
+        device: mesh of each worker.
+        optimizer: update rule.
+        schedule: learning rate over the steps.
+        clip_grad_norm: largest global norm of the mean gradient; None: no clipping.
         data: corpus and tokenizer; None for models that make their data from the seed.
-        sampling: how text is drawn from the trained model.
-        wire_dtype: of gradients and weights between roles.
-        exact: refuse workers whose fingerprint differs from the first one's.
-        min_workers: with fewer of them the job waits; has no part in the result.
-        on_non_finite: skip a step whose gradient has a NaN or an infinity, or stop the job.
-        verify_fraction: share of the micro-batches whose gradients a second worker computes too.
-        on_faulty: when a worker is found faulty, go back to a checkpoint, or on from the step that the job is at.
+        sampling: sampling of text from the trained model.
+        wire_dtype: types of gradients and weights between roles.
+        exact: whether workers are refused whose fingerprint differs from the first one's.
+        min_workers: number of workers below which the job waits; the result does not depend on it.
+        on_non_finite: whether a step with NaN or infinity in its gradient is skipped, or stops the job.
+        verify_fraction: share of the micro-batches whose gradients a second worker computes as well.
+        on_faulty: after a worker was found faulty, go back to a checkpoint, or go on from the current step.
     """
 
     name: PrintableName = "tt_train_nano_gpt"
@@ -91,7 +91,7 @@ class JobConfig(ConfigRecord):
     on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> JobConfig:
+    def _check_consistency(self) -> JobConfig:
         check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
         if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
@@ -100,19 +100,19 @@ class JobConfig(ConfigRecord):
             )
         if self.verify_fraction and not self.exact:
             raise ValueError(
-                f"training_config.verify_fraction: {self.verify_fraction} given with exact: false, expected 0: what "
-                "differs by its hardware or its libraries is not faulty; remove either"
+                f"training_config.verify_fraction: {self.verify_fraction} given with exact: false, expected 0, as "
+                "workers that may differ in hardware or libraries are not faulty; remove one of the two"
             )
         if self.pretrained is not None and getattr(self.model, "vocab_size", None) is None:
             raise ValueError(
-                f"transformer_config.model_path: {self.pretrained.path} given with a {self.model.model_type} of no "
-                "vocab_size, expected a gpt2 or llama with the checkpoint's; remove it or set vocab_size"
+                f"transformer_config.model_path: {self.pretrained.path} given with a {self.model.model_type} without "
+                "vocab_size, expected a gpt2 or llama with the checkpoint's vocab_size; remove it or set vocab_size"
             )
         if (self.data is None) != isinstance(self.model, RegressionConfig):
             raise ValueError(
                 f"training_config.data_path: {self.data.path if self.data else 'none'} given with model_type "
-                f"{self.model.model_type}, expected a corpus for models of text and none for linear_regression "
-                "and mlp; mend either"
+                f"{self.model.model_type}, expected a corpus for language models and none for linear_regression "
+                "and mlp; change one of the two"
             )
         return self
 
@@ -144,15 +144,15 @@ class JobConfig(ConfigRecord):
         )
 
     def to_json(self) -> str:
-        """As canonical JSON: what `submit` sends and a checkpoint keeps; equal jobs give equal text."""
+        """Return the job as canonical JSON (equal jobs give equal text), which `submit` sends and checkpoints keep."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> JobConfig:
-        """The job that `to_json` wrote.
+        """Return the job that `to_json` wrote.
 
         Raises:
-            Refused: naming the first field that is missing, unknown or out of range.
+            Refused: a field is missing, unknown or out of range; the first one is named.
         """
         try:
             return cls.model_validate_json(text)

@@ -1,6 +1,6 @@
-"""The parts of a job: what a worker, an aggregator or an optimizer reads of it, each a frozen record.
+"""The parts of a job's config, one frozen record each.
 
-The values here are resolved: defaults filled in, both spellings of tt-train's files made one, paths absolute.
+Their values are resolved: defaults are filled in, tt-train's two spellings are unified, paths are absolute.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from services.config.refusals import format_value
 
 
 class OptimizerConfig(ConfigRecord):
-    """The update rule, with the settings of all rules; a rule reads its own.
+    """Update rule, with the settings of all rules; each rule reads its own.
 
     Attributes:
-        type: `adamw` reads beta1, beta2, epsilon; `sgd` reads momentum, dampening, nesterov.
+        type: `adamw` (reads beta1, beta2, epsilon) or `sgd` (reads momentum, dampening, nesterov).
         lr: learning rate before the schedule's factor.
-        weight_decay: decoupled for adamw, added to the gradient for sgd (as torch has them).
-        weight_decay_on: every parameter (tt-train) or matrices only, embedding tables among them (nanoGPT).
+        weight_decay: decoupled weight decay for adamw; L2 term of the gradient for sgd, as in torch.
+        weight_decay_on: `all` parameters (tt-train), or `matrices` only, embedding tables included (nanoGPT).
         beta1: decay of the first moment.
         beta2: decay of the second moment.
-        epsilon: added to the root of the second moment.
+        epsilon: term added to the root of the second moment.
         momentum: decay of sgd's velocity; 0 for none.
         dampening: share of the gradient that does not enter the velocity.
-        nesterov: look one velocity ahead; needs momentum above 0 and dampening 0.
+        nesterov: use of Nesterov momentum; needs momentum above 0 and dampening 0.
     """
 
     type: Literal["adamw", "sgd"] = "adamw"
@@ -50,7 +50,7 @@ class OptimizerConfig(ConfigRecord):
     nesterov: bool = False
 
     @model_validator(mode="after")
-    def _nesterov_has_a_momentum(self) -> OptimizerConfig:
+    def _check_nesterov(self) -> OptimizerConfig:
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError(
                 f"training_config.optimizer.nesterov: true given with momentum {self.momentum} and dampening "
@@ -60,11 +60,11 @@ class OptimizerConfig(ConfigRecord):
 
 
 class ScheduleConfig(ConfigRecord):
-    """The learning rate over the steps.
+    """Learning rate over the steps.
 
     Attributes:
-        type: identity: constant. warmup_linear: tt-train's, 0 → lr over the warm-up, then lr → 0.01 lr.
-            warmup_cosine: nanoGPT's, 0 → lr over the warm-up, then along a half cosine lr → min_lr.
+        type: `identity` is constant. `warmup_linear` is tt-train's: 0 → lr over the warm-up, then lr → 0.01 lr.
+            `warmup_cosine` is nanoGPT's: 0 → lr over the warm-up, then a half cosine lr → min_lr.
         total_steps: step at which the decay ends.
         warmup_steps: steps of the warm-up, fewer than `total_steps`.
         min_lr: learning rate (not a factor) at the end of warmup_cosine.
@@ -76,7 +76,7 @@ class ScheduleConfig(ConfigRecord):
     min_lr: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
-    def _warm_up_ends(self) -> ScheduleConfig:
+    def _check_warmup(self) -> ScheduleConfig:
         if self.type != "identity" and self.warmup_steps >= self.total_steps:
             raise ValueError(
                 f"scheduler_config.warmup_steps: {self.warmup_steps} given, expected fewer than the "
@@ -86,14 +86,14 @@ class ScheduleConfig(ConfigRecord):
 
 
 class DataConfig(ConfigRecord):
-    """Corpus and tokenizer of a language model; linear regression makes its data from the seed and has none.
+    """Corpus and tokenizer of a language model. Regression models make their data from the seed and have none.
 
     Attributes:
         path: absolute path of a UTF-8 text, or `builtin:python-reference`.
-        sha256: of the file's bytes, or of the built-in text as UTF-8; workers hold theirs against it.
+        sha256: sha256 of the text's bytes, which workers verify.
         tokenizer_type: `char` (made from the corpus) or `bpe`.
         tokenizer_path: absolute path of a `tokenizer.json`; None for `char`.
-        tokenizer_sha256: of that file's bytes.
+        tokenizer_sha256: sha256 of that file's bytes, which workers verify.
     """
 
     path: Annotated[str, Field(min_length=1)]
@@ -103,7 +103,7 @@ class DataConfig(ConfigRecord):
     tokenizer_sha256: Sha256 | None = None
 
     @model_validator(mode="after")
-    def _a_bpe_tokenizer_has_a_file(self) -> DataConfig:
+    def _check_tokenizer_file(self) -> DataConfig:
         has_file = self.tokenizer_path is not None and self.tokenizer_sha256 is not None
         if has_file != (self.tokenizer_type == "bpe"):
             raise ValueError(
@@ -115,11 +115,11 @@ class DataConfig(ConfigRecord):
 
 
 class PretrainedConfig(ConfigRecord):
-    """The checkpoint whose weights a job starts from, in Hugging Face's format, which ours have too.
+    """Checkpoint whose weights a job starts from, in Hugging Face's format (Tiermesh's checkpoints have it too).
 
     Attributes:
-        path: absolute path of its folder.
-        files: sha256 of each file that is read of it, by name: config and weights.
+        path: absolute path of the checkpoint's folder.
+        files: sha256 by file name, of the config and the weights.
     """
 
     path: Annotated[str, Field(min_length=1)]
@@ -134,32 +134,32 @@ WIRE_TYPE_NAMES = {
     "bf16": "bfloat16",
     "fp16": "float16",
 }
-"""What people write for a type on the wire, and its name."""
+"""Name of a wire type by the way users write it."""
 
 
-def _spelled_out(value: Any) -> Any:
+def _full_type_name(value: Any) -> Any:
     return WIRE_TYPE_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-WireType = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(_spelled_out)]
-"""How elements travel between roles."""
+WireType = Annotated[Literal["float32", "bfloat16", "float16"], BeforeValidator(_full_type_name)]
+"""Type of tensor elements on the wire."""
 
 
 class WireConfig(ConfigRecord):
-    """How tensors travel between roles; the optimizer's master weights are float32 whatever it says.
+    """Types in which tensors travel between roles. The optimizer's master weights are always float32.
 
     Attributes:
-        gradients: of a worker's sums, on their way to the aggregator.
-        weights: on their way from the optimizer to the workers. Initial weights, and the sum that an aggregator
-            sends to an optimizer, are always float32.
+        gradients: type of a worker's gradient sums on their way to the aggregator. The sum that an aggregator sends to
+            an optimizer is always float32.
+        weights: type of weights on their way from the optimizer to the workers. Initial weights are always float32.
     """
 
     gradients: WireType = "float32"
     weights: WireType = "float32"
 
 
-def _of_both(value: Any) -> Any:
-    """One word is meant for both directions."""
+def _expand_single_type(value: Any) -> Any:
+    """Return the mapping that one type for both directions stands for."""
     if isinstance(value, str) and value in WIRE_TYPE_NAMES:
         return {"gradients": value, "weights": value}
     if not isinstance(value, dict | WireConfig):
@@ -170,18 +170,20 @@ def _of_both(value: Any) -> Any:
     return value
 
 
-WireConfigField = Annotated[WireConfig, BeforeValidator(_of_both)]
-"""`WireConfig` as people write it: a mapping, or one word for both directions."""
+WireConfigField = Annotated[WireConfig, BeforeValidator(_expand_single_type)]
+"""`WireConfig` as users write it: a mapping, or one type for both directions."""
 
 
 class CheckpointConfig(ConfigRecord):
-    """What becomes of a job's checkpoints.
+    """Schedule and retention of a job's checkpoints.
 
     Attributes:
-        every_minutes: after a checkpoint the next is due, if it isn't by steps; 0: by steps alone.
-        keep_last: so many newest ones are kept; 0: all.
-        keep_every: beside those, of each so many steps the first one; 0: none. Step 0 always is.
-        on_error: whether the job goes on where one can't be written. Without its first and last one no job does.
+        every_minutes: longest time between two checkpoints, if the steps don't ask for one earlier; 0: no limit.
+        keep_last: number of newest checkpoints to keep; 0: all.
+        keep_every: besides those, the first checkpoint of each `keep_every` steps is kept; 0: none. Step 0 is always
+            kept.
+        on_error: whether the job continues or stops when a checkpoint can't be written. The first and the last
+            checkpoint are always required.
     """
 
     every_minutes: NonNegativeFloat = 0.0
@@ -190,7 +192,7 @@ class CheckpointConfig(ConfigRecord):
     on_error: Literal["continue", "stop"] = "continue"
 
     @model_validator(mode="after")
-    def _what_is_kept_beside_the_last(self) -> CheckpointConfig:
+    def _check_retention(self) -> CheckpointConfig:
         if self.keep_every and not self.keep_last:
             raise ValueError(
                 f"training_config.checkpoint.keep_every: {self.keep_every} given with keep_last 0, which keeps all, "
@@ -200,13 +202,13 @@ class CheckpointConfig(ConfigRecord):
 
 
 class SamplingConfig(ConfigRecord):
-    """How text is drawn from the trained model, tt-train's `eval_config`, applied in this order.
+    """Sampling of text from the trained model (tt-train's `eval_config`), applied in this order.
 
     Attributes:
-        repetition_penalty: logits of tokens seen are divided by it (multiplied if negative); 1 for none.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only that many likeliest tokens; 0 for all.
-        top_p: only the likeliest tokens that make up this probability; 1 for all.
+        repetition_penalty: divisor of the logits of tokens seen before (factor if they are negative); 1 for none.
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: number of likeliest tokens to draw from; 0 for all.
+        top_p: probability that the likeliest tokens to draw from make up; 1 for all.
     """
 
     repetition_penalty: PositiveFloat = 1.0

@@ -1,4 +1,4 @@
-"""Reading a job's YAML file with all that it includes."""
+"""Reading of a job's YAML file with all that it includes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from services.errors import Refused
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig, list[str]]:
-    """The complete job that a training config (tt-train's format) describes.
+    """Return the complete job that a training config in tt-train's format describes.
 
     Args:
-        path: of the YAML file.
-        overrides: settings changed from the command line, each `key=value` with a YAML value; keys are dotted
-            (`training_config.max_steps`), or their last part alone where only one setting has it (`max_steps`).
+        path: path of the YAML file.
+        overrides: settings changed from the command line, each `key=value` with a YAML value. Keys are dotted
+            (`training_config.max_steps`), or their last part alone if only one setting has it (`max_steps`).
 
     Returns:
-        The job with all paths absolute and sha256 of its data, and a line for each setting of tt-train that is
-        without effect here.
+        The job with absolute paths and the sha256 of its data, and a line for each setting of tt-train that has no
+        effect here.
 
     Raises:
-        Refused: for the first thing that is wrong: one line that says which field, what it has, what was expected
-            and how to mend it.
+        Refused: something is wrong; one line about the first error, with field, value, what was expected and the fix.
     """
     document = read_document(Path(path))
     return load_job_document(document, folder=Path(path).absolute().parent, overrides=overrides)
@@ -39,7 +38,13 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig
 def load_job_document(
     document: dict[Any, Any], *, folder: Path, overrides: Sequence[str] = ()
 ) -> tuple[JobConfig, list[str]]:
-    """As `load_job`, of a document read already; `folder` is where its relative paths start. It is left as it is."""
+    """Return the job of a document that is read already; see `load_job`.
+
+    Args:
+        document: content of the YAML file; it is not changed.
+        folder: folder that relative paths start from.
+        overrides: settings changed from the command line.
+    """
     changes = parse_overrides(overrides)
     for key, value in document.items():
         if key not in SECTIONS:
@@ -63,7 +68,7 @@ def _apply(changes: Sequence[Override], sections: dict[Any, Any], *, after_inclu
 
 
 def _read_includes(sections: dict[Any, Any], folder: Path) -> None:
-    """Replace paths of included files by the sections that they hold; move what old files nest to the top."""
+    """Replace paths of included files by their sections, and move sections that old files nest to the top level."""
     training = sections["training_config"]
     if isinstance(training, dict):
         for key in ("multihost_config", "transformer_config"):
@@ -77,12 +82,12 @@ def _read_includes(sections: dict[Any, Any], folder: Path) -> None:
 
 
 def _move_up(sections: dict[Any, Any], training: dict[Any, Any], key: str) -> None:
-    """`training_config.<key>`, a section or the path of its file, to where it stands in other files."""
+    """Move `training_config.<key>`, a section or the path of its file, to the top level."""
     nested = training.get(key)
     if nested is None or nested == "":
         return
     if sections.get(key) is not None:
-        raise Refused(f"training_config.{key}: given beside {key}, expected one of them; remove one")
+        raise Refused(f"training_config.{key}: given together with {key}, expected one of them; remove one")
     if not isinstance(nested, (str, dict)):
         raise Refused(
             f"training_config.{key}: {format_value(nested)} given, expected a path or a mapping; "
@@ -106,7 +111,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
     for key in MODEL_SECTIONS:
         if sections.get(key) is not None:
             raise Refused(
-                f"{field}: {format_value(text)} given beside {key}, expected one of them; remove one "
+                f"{field}: {format_value(text)} given together with {key}, expected one of them; remove one "
                 f"(single settings are changed by --set {key}.key=value)"
             )
     for key, value in included.items():
@@ -115,7 +120,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
 
 
 def _section_of_file(text: str, section: str, folder: Path) -> Any:
-    """What the file that a path names has under the section's own name."""
+    """Return the section of that name from the file at a path."""
     kind = "model_configs" if section in MODEL_SECTIONS else section.replace("_config", "_configs")
     path = find_include(text, field=section, folder=folder, kind=kind)
     included = read_document(path, section)

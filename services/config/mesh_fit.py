@@ -1,4 +1,4 @@
-"""What model, batch and mesh ask of each other: held before a device is opened."""
+"""Checks that model, batch and mesh fit each other, before a device is opened."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def check_mesh_fit(
     batch_size: int,
     validation_batch_size: int,
 ) -> None:
-    """Hold that the mesh can train the model in batches of this size.
+    """Check that the mesh can train the model in batches of these sizes.
 
     Raises:
-        ValueError: a line that names the field, its value, what was expected and how to mend it.
+        ValueError: they don't fit; one line with the field, its value, what was expected and how to fix it.
     """
     devices = device.data_parallel_size
     for key, size in (("batch_size", batch_size), ("validation_batch_size", validation_batch_size)):
         if size % devices:
             raise ValueError(
                 f"training_config.{key}: {size} given, expected a multiple of the {devices} devices that "
-                f"share a batch; write for example {key}: {_up(size, devices)}"
+                f"share a batch; write for example {key}: {_round_up(size, devices)}"
             )
     if not isinstance(model, RegressionConfig) and model.max_sequence_length % TILE:
         raise ValueError(
             f"transformer_config.max_sequence_length: {model.max_sequence_length} given, expected a multiple of "
             f"{TILE}, as the device computes in tiles of {TILE} x {TILE}; write for example max_sequence_length: "
-            f"{_up(model.max_sequence_length, TILE)}"
+            f"{_round_up(model.max_sequence_length, TILE)}"
         )
     if device.tensor_axis is not None:
-        _hold_split(model, device)
+        _check_tensor_parallel(model, device)
     dropout = getattr(model, "dropout_prob", 0.0)
     if device.trace and dropout:
         raise ValueError(
@@ -43,8 +43,8 @@ def check_mesh_fit(
         )
 
 
-def _hold_split(model: TransformerConfig | RegressionConfig, device: DeviceConfig) -> None:
-    """Hold that heads, and widths in whole tiles, divide over the tensor parallel devices."""
+def _check_tensor_parallel(model: TransformerConfig | RegressionConfig, device: DeviceConfig) -> None:
+    """Check that heads, and widths in whole tiles, divide over the tensor parallel devices."""
     devices = device.tensor_parallel_size
     heads: dict[str, int] = {}
     widths: dict[str, int] = {}
@@ -61,25 +61,29 @@ def _hold_split(model: TransformerConfig | RegressionConfig, device: DeviceConfi
     for field, count in heads.items():
         if count % devices:
             raise ValueError(
-                f"{field}: {count} given, expected a multiple of the {devices} devices of tensor parallel "
+                f"{field}: {count} given, expected a multiple of the {devices} devices of the tensor parallel axis "
                 f"(device_config.mesh_shape {list(device.mesh_shape)}), as each computes whole heads; "
-                f"{_other_heads(field, count, devices)}"
+                f"{_heads_fix_hint(field, count, devices)}"
             )
     for field, width in widths.items():
         if width % (TILE * devices):
             raise ValueError(
                 f"{field}: {width} given, expected a multiple of {TILE * devices}: whole tiles of {TILE} on each "
                 f"of the {devices} devices of tensor parallel; write for example "
-                f"{_up(width, TILE * devices)}, or a mesh_shape with fewer"
+                f"{_round_up(width, TILE * devices)}, or a mesh_shape with smaller_axis"
             )
 
 
-def _other_heads(field: str, count: int, devices: int) -> str:
-    fewer = max(size for size in range(1, devices) if count % size == 0)
+def _heads_fix_hint(field: str, count: int, devices: int) -> str:
+    smaller_axis = max(size for size in range(1, devices) if count % size == 0)
     key = field.rpartition(".")[2]
-    axis = f"a tensor parallel axis of {fewer} devices" if fewer > 1 else "enable_ddp instead of enable_tp"
-    return f"write for example {key}: {_up(count, devices)}, or use {axis}"
+    axis = (
+        f"a tensor parallel axis of {smaller_axis} devices"
+        if smaller_axis > 1
+        else "enable_ddp instead of enable_tp"
+    )
+    return f"write for example {key}: {_round_up(count, devices)}, or use {axis}"
 
 
-def _up(value: int, multiple: int) -> int:
+def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

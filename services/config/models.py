@@ -1,4 +1,4 @@
-"""The models that a job may train, each a frozen record by the keys of tt-train's model configs."""
+"""Configs of the models that a job may train, one frozen record each, with the keys of tt-train's model configs."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from services.config.field_types import (
 )
 
 RunnerType = Literal["default", "memory_efficient"]
-"""`memory_efficient` keeps a block's input alone, and computes the block again in the backward pass."""
+"""`memory_efficient` keeps only a block's input, and recomputes the block in the backward pass."""
 
 _INTERMEDIATE_MULTIPLE = 256
 
 
 class GPT2Config(ConfigRecord):
-    """A GPT-2, by the keys of tt-train's `transformer_config`.
+    """A GPT-2, with the keys of tt-train's `transformer_config`.
 
     Attributes:
-        model_type: tells the models apart.
+        model_type: discriminator of the model configs.
         num_heads: attention heads of a block; divides `embedding_dim`.
         embedding_dim: width of the residual stream.
-        num_blocks: transformer blocks.
-        max_sequence_length: tokens of a training sequence and positions of the model.
+        num_blocks: number of transformer blocks.
+        max_sequence_length: tokens of a training sequence, and positions of the model.
         vocab_size: rows of the token embedding; None: as many as the tokenizer has tokens.
-        dropout_prob: of embeddings, attention and residuals alike.
+        dropout_prob: dropout probability of embeddings, attention and residuals.
         weight_tying: whether the output projection is the token embedding.
-        positional_embedding_type: learned positions, or fixed sinusoids.
+        positional_embedding_type: learned positions (`trainable`), or `fixed` sinusoids.
         bias: whether linear layers and layer norms have one.
-        activation: the exact gelu, or its tanh form.
-        runner_type: what the backward pass keeps.
+        activation: the exact gelu, or its tanh approximation.
+        runner_type: what the forward pass keeps for the backward pass.
     """
 
     model_type: Literal["gpt2"] = "gpt2"
@@ -59,19 +59,22 @@ class GPT2Config(ConfigRecord):
         return self.embedding_dim // self.num_heads
 
     @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> GPT2Config:
-        _hold_heads(self.num_heads, self.embedding_dim)
+    def _check_sizes(self) -> GPT2Config:
+        _check_heads(self.num_heads, self.embedding_dim)
         return self
 
 
 class RopeScaling(ConfigRecord):
-    """Llama 3.1's stretching of rotary positions: slow rotations are slowed further, fast ones stay.
+    """Llama 3.1's scaling of rotary positions: low frequencies are slowed, high ones kept.
+
+    The limits below are wavelengths, in tokens.
 
     Attributes:
-        scaling_factor: by which rotations longer than the original context are slowed.
-        high_freq_factor: rotations shorter than the original context over this stay as they are.
-        low_freq_factor: those longer than the original context over this are slowed; between the two, blended.
-        original_context_length: tokens that the model was first trained with.
+        scaling_factor: factor by which low frequencies are slowed.
+        high_freq_factor: wavelengths below original_context_length / high_freq_factor are kept.
+        low_freq_factor: wavelengths above original_context_length / low_freq_factor are slowed; between the two limits
+            the frequency is interpolated.
+        original_context_length: tokens of a sequence in the model's first training.
     """
 
     scaling_factor: Annotated[float, Field(ge=1)]
@@ -80,32 +83,32 @@ class RopeScaling(ConfigRecord):
     original_context_length: PositiveInt
 
     @model_validator(mode="after")
-    def _factors_are_in_order(self) -> RopeScaling:
+    def _check_factors(self) -> RopeScaling:
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
-                f"transformer_config.rope_scaling.low_freq_factor: {self.low_freq_factor} given, expected below "
-                f"high_freq_factor ({self.high_freq_factor}); Llama 3.1 has 1.0 and 4.0"
+                f"transformer_config.rope_scaling.low_freq_factor: {self.low_freq_factor} given, expected less than "
+                f"high_freq_factor ({self.high_freq_factor}); write the values of Llama 3.1, 1.0 and 4.0"
             )
         return self
 
 
 class LlamaConfig(ConfigRecord):
-    """A Llama, by the keys of tt-train's `transformer_config`.
+    """A Llama, with the keys of tt-train's `transformer_config`.
 
     Attributes:
-        model_type: tells the models apart.
+        model_type: discriminator of the model configs.
         num_heads: attention heads (queries) of a block; divides `embedding_dim`.
         num_groups: key and value heads, each shared by num_heads / num_groups queries; divides `num_heads`.
         embedding_dim: width of the residual stream.
         intermediate_dim: width inside a feed-forward layer; None: by tt-train's rule, see `feed_forward_width`.
-        num_blocks: transformer blocks.
+        num_blocks: number of transformer blocks.
         max_sequence_length: tokens of a training sequence.
         vocab_size: rows of the token embedding; None: as many as the tokenizer has tokens.
-        dropout_prob: of embeddings and residuals alike.
+        dropout_prob: dropout probability of embeddings and residuals.
         theta: base of the rotary positions' wavelengths.
-        rope_scaling: how they are stretched, None for not.
+        rope_scaling: scaling of the rotary positions; None for none.
         weight_tying: whether the output projection is the token embedding.
-        runner_type: what the backward pass keeps.
+        runner_type: what the forward pass keeps for the backward pass.
     """
 
     model_type: Literal["llama"] = "llama"
@@ -135,8 +138,8 @@ class LlamaConfig(ConfigRecord):
         return -(-(4 * self.embedding_dim * 2 // 3) // _INTERMEDIATE_MULTIPLE) * _INTERMEDIATE_MULTIPLE
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> LlamaConfig:
-        _hold_heads(self.num_heads, self.embedding_dim)
+    def _check_sizes(self) -> LlamaConfig:
+        _check_heads(self.num_heads, self.embedding_dim)
         if self.num_heads % self.num_groups:
             raise ValueError(
                 f"transformer_config.num_groups: {self.num_groups} given, expected a divisor of num_heads "
@@ -145,7 +148,7 @@ class LlamaConfig(ConfigRecord):
         if self.head_width % 32:
             raise ValueError(
                 f"transformer_config.embedding_dim: {self.embedding_dim} given with num_heads {self.num_heads}, "
-                f"expected heads that are a multiple of 32 wide, as rotary positions need (they are "
+                f"expected a head width that is a multiple of 32, as rotary positions need (it is "
                 f"{self.head_width}); write for example embedding_dim: "
                 f"{self.num_heads * -(-self.head_width // 32) * 32}"
             )
@@ -153,15 +156,15 @@ class LlamaConfig(ConfigRecord):
 
 
 class LinearRegressionConfig(ConfigRecord):
-    """One linear layer, mean squared error, data made from the job's seed (tt-train's first example).
+    """One linear layer with mean squared error on data made from the job's seed (tt-train's first example).
 
     Attributes:
-        model_type: tells the models apart.
+        model_type: discriminator of the model configs.
         num_features: inputs of a sample.
         num_targets: outputs of a sample.
         bias: whether the layer, and the function that makes the data, have one.
-        training_samples: samples to draw from; the last tenth is held out.
-        noise: standard deviation of what is added to the targets.
+        training_samples: number of samples, of which the last tenth is held out.
+        noise: standard deviation of the noise added to the targets.
     """
 
     model_type: Literal["linear_regression"] = "linear_regression"
@@ -173,17 +176,17 @@ class LinearRegressionConfig(ConfigRecord):
 
 
 class MLPConfig(ConfigRecord):
-    """Linear layers with an activation between them, mean squared error, data as linear regression's.
+    """Linear layers with activations between them and mean squared error, on data like that of linear regression.
 
     Attributes:
-        model_type: tells the models apart.
+        model_type: discriminator of the model configs.
         input_features: inputs of a sample.
-        hidden_features: widths of the layers between, in order; none makes it linear.
+        hidden_features: widths of the hidden layers, in order; empty for a linear model.
         output_features: outputs of a sample.
-        activation: after each layer but the last.
+        activation: activation after each layer but the last.
         bias: whether the layers, and the function that makes the data, have one.
-        training_samples: samples to draw from; the last tenth is held out.
-        noise: standard deviation of what is added to the targets.
+        training_samples: number of samples, of which the last tenth is held out.
+        noise: standard deviation of the noise added to the targets.
     """
 
     model_type: Literal["mlp"] = "mlp"
@@ -197,23 +200,23 @@ class MLPConfig(ConfigRecord):
 
     @property
     def num_features(self) -> int:
-        """Inputs of a sample, by linear regression's word."""
+        """Inputs of a sample, under linear regression's name."""
         return self.input_features
 
     @property
     def num_targets(self) -> int:
-        """Outputs of a sample, by linear regression's word."""
+        """Outputs of a sample, under linear regression's name."""
         return self.output_features
 
 
 class CustomConfig(ConfigRecord):
-    """A language model that a Python module of the user's builds.
+    """A language model built by a Python module of the user.
 
     Attributes:
-        model_type: `package.module:Factory`, imported by workers that are allowed to.
+        model_type: `package.module:Factory`, imported by workers that allow it.
         max_sequence_length: tokens of a training sequence.
-        runner_type: passed on to the model.
-        options: every further key of `transformer_config`, passed to the factory as it is.
+        runner_type: passed to the factory.
+        options: all other keys of `transformer_config`, passed to the factory unchanged.
     """
 
     model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
@@ -222,7 +225,7 @@ class CustomConfig(ConfigRecord):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def _hold_heads(heads: int, width: int) -> None:
+def _check_heads(heads: int, width: int) -> None:
     if width % heads:
         raise ValueError(
             f"transformer_config.embedding_dim: {width} given, expected a multiple of num_heads ({heads}); "
@@ -231,7 +234,7 @@ def _hold_heads(heads: int, width: int) -> None:
 
 
 def _model_tag(value: Any) -> str | None:
-    """`model_type`, the word `custom` for those with a colon; None where there is none."""
+    """Return the `model_type`, or `custom` if it has a colon; None if there is none."""
     named = value.get("model_type") if isinstance(value, Mapping) else getattr(value, "model_type", None)
     if isinstance(value, BaseModel) and isinstance(named, str):
         return "custom" if isinstance(value, CustomConfig) else named
@@ -239,9 +242,9 @@ def _model_tag(value: Any) -> str | None:
 
 
 TransformerConfig = GPT2Config | LlamaConfig | CustomConfig
-"""A model of text; the others make their data from the seed."""
+"""Config of a language model."""
 RegressionConfig = LinearRegressionConfig | MLPConfig
-"""A model that makes its data from the seed."""
+"""Config of a model that makes its data from the seed."""
 ModelConfig = Annotated[
     Annotated[GPT2Config, Tag("gpt2")]
     | Annotated[LlamaConfig, Tag("llama")]
@@ -250,4 +253,4 @@ ModelConfig = Annotated[
     | Annotated[CustomConfig, Tag("custom")],
     Discriminator(_model_tag),
 ]
-"""A model that workers can build, told apart by `model_type`."""
+"""Config of a model that workers can build; `model_type` tells which."""

@@ -1,4 +1,4 @@
-"""`--set key=value`: one setting of a config, changed from the command line."""
+"""`--set key=value`: settings of a config, changed from the command line."""
 
 from __future__ import annotations
 
@@ -12,26 +12,31 @@ from services.config.yaml_files import parse_yaml
 from services.errors import Refused
 
 _FROM_FILES = (*MODEL_SECTIONS, "multihost_config")
-"""Sections that come from files which the job names: overridden after those are read."""
+"""Sections from files that the job includes; they are overridden after those files are read."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """A setting's full path, section first, and its new value."""
+    """New value of a setting.
+
+    Attributes:
+        path: keys down to the setting, section first.
+        value: the new value.
+    """
 
     path: tuple[str, ...]
     value: Any
 
     @property
     def after_includes(self) -> bool:
-        """Whether it changes what an included file says, rather than which file that is."""
+        """Whether the setting is in an included file. If not, it may be the path of one."""
         return self.path[0] in _FROM_FILES
 
     def apply(self, sections: dict[Any, Any]) -> None:
-        """Change the setting in `sections`, making (or copying) the mappings on the way to it.
+        """Change the setting in `sections`; mappings on the way to it are created or copied.
 
         Raises:
-            Refused: if a plain value is in the way.
+            Refused: there is a plain value on the way.
         """
         inner = sections
         for depth, part in enumerate(self.path[:-1], start=1):
@@ -42,16 +47,18 @@ class Override:
                     f"--set {'.'.join(self.path)}: {field} is {format_value(value)}, expected a mapping; "
                     f"set {field} itself"
                 )
-            inner[part] = dict(value or {})  # a copy: YAML anchors let two settings share a mapping
+            inner[part] = dict(value or {})  # a copy, because YAML anchors let two settings share a mapping
             inner = inner[part]
         inner[self.path[-1]] = self.value
 
 
 def parse_overrides(texts: Iterable[str]) -> list[Override]:
-    """What `--set` was given, each `key=value`: a dotted key, or the last part of one if only one setting has it.
+    """Return the overrides of `--set` options, each `key=value`.
+
+    A key is dotted, or the last part of one if only one setting has it.
 
     Raises:
-        Refused: for text without `=`, a value that isn't YAML, a key that nobody has, or one that several have.
+        Refused: a text has no `=`, its value is not YAML, or its key is unknown or ambiguous.
     """
     overrides = []
     for text in texts:
@@ -73,28 +80,28 @@ def _full_path(key: str) -> tuple[str, ...]:
         raise Refused(
             f"--set {format_value(key)}: names a whole section, expected a key in it, as in {parts[0]}.key=value"
         )
-    owners = _owners()
-    homes = owners.get(parts[0], [])
-    if len(homes) == 1 and all(parts):
-        return (*homes[0], *parts)
-    if homes:
-        choices = " or ".join(".".join((*home, key)) for home in homes)
+    parents_by_key = _parents_by_key()
+    parents = parents_by_key.get(parts[0], [])
+    if len(parents) == 1 and all(parts):
+        return (*parents[0], *parts)
+    if parents:
+        choices = " or ".join(".".join((*parent, key)) for parent in parents)
         raise Refused(f"--set {format_value(key)}: several settings have this name; write {choices}")
-    near = nearest_name(parts[0], [*owners, *SECTIONS])
+    near = nearest_name(parts[0], [*parents_by_key, *SECTIONS])
     hint = f"did you mean {near}?" if near else "write it in full, as in training_config.max_steps=100"
     raise Refused(f"--set {format_value(key)}: no setting has this name; {hint}")
 
 
-def _owners() -> dict[str, list[tuple[str, ...]]]:
-    """Of each key, the paths of the mappings that have it."""
-    owners: dict[str, list[tuple[str, ...]]] = {}
-    homes: list[tuple[tuple[str, ...], list[str]]] = [
+def _parents_by_key() -> dict[str, list[tuple[str, ...]]]:
+    """Return the paths of the mappings that have a key, by key."""
+    parents_by_key: dict[str, list[tuple[str, ...]]] = {}
+    parents: list[tuple[tuple[str, ...], list[str]]] = [
         ((section,), yaml_keys(schema)) for section, schema in SECTIONS.items()
     ]
-    homes.append(
+    parents.append(
         (("training_config", "optimizer"), sorted({*yaml_keys(AdamWSection), *yaml_keys(SGDSection)}))
     )
-    for home, keys in homes:
+    for parent, keys in parents:
         for key in keys:
-            owners.setdefault(key, []).append(home)
-    return owners
+            parents_by_key.setdefault(key, []).append(parent)
+    return parents_by_key

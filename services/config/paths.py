@@ -1,4 +1,7 @@
-"""Where a path of a config may point to: tt-train's rules, tried in order, every place named when none has it."""
+"""Lookup of the files that a config names, by tt-train's rules.
+
+Candidate paths are tried in order; the error names all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,63 @@ from services.config.refusals import format_path, format_value
 from services.errors import Refused
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
-"""Tiermesh's own tree, whose `configs/` has the folders of `tt-train/configs/`."""
+"""Tiermesh's own tree; its `configs/` has the folders of `tt-train/configs/`."""
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 
 
 def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
-    """The config file that a config names.
+    """Return the path of a config file that another config names.
 
-    In order: as it is if absolute; next to the file that names it; the working directory; then under the tree that
-    the file lies in, under tt-train's (`TT_METAL_HOME`, else ~/.tt-metal) and under Tiermesh's own: relative to the
-    root, to its `configs/`, to `configs/<kind>/`. `${VAR}` and `~` are expanded.
+    An absolute path is taken unchanged. A relative one is looked for in this order:
+
+    1. in the folder of the file that names it,
+    2. in the working directory,
+    3. in three trees, each at its root, in `configs/` and in `configs/<kind>/`: the tree that contains `folder`,
+       tt-train's (`TT_METAL_HOME`, else ~/.tt-metal) and Tiermesh's own.
+
+    `${VAR}` and `~` are expanded.
 
     Args:
-        text: the path as written.
-        field: dotted name of the field that has it.
-        folder: of the file that names it.
+        text: path as written.
+        field: dotted name of the field that has the path, for the error.
+        folder: folder of the file that names the path.
         kind: folder of such files: `model_configs`, `device_configs`, ...
 
     Raises:
-        Refused: if there is no such file; the line names every place tried.
+        Refused: there is no such file.
     """
     path, roots = _expand(text, field), _roots(folder)
     places = [folder / path, Path.cwd() / path]
     for root in roots:
         places += [root / path, root / "configs" / path, root / "configs" / kind / path]
-    return _first(text, _with_shipped(path, places), field, "correct the path, or set TT_METAL_HOME")
+    return _find_first(text, _with_shipped(path, places), field, "correct the path, or set TT_METAL_HOME")
 
 
 def find_data(text: str, *, field: str, folder: Path) -> Path:
-    """The corpus or tokenizer that a config names: as `find_include`, and last in the folder `TIERMESH_DATA` names."""
+    """Return the path of a corpus or tokenizer that a config names.
+
+    The lookup is that of `find_include`, without `configs/`; the folder in `TIERMESH_DATA` comes last.
+
+    Args:
+        text: path as written.
+        field: dotted name of the field that has the path, for the error.
+        folder: folder of the file that names the path.
+
+    Raises:
+        Refused: there is no such file.
+    """
     path, roots = _expand(text, field), _roots(folder)
     places = [folder / path, Path.cwd() / path, *(root / path for root in roots)]
     data_folder = os.environ.get("TIERMESH_DATA")
     if data_folder:
         places += [Path(data_folder) / path, Path(data_folder) / path.name]
-    mend = "correct the path, or set TIERMESH_DATA to the folder that has it"
-    return _first(text, _with_shipped(path, places), field, mend)
+    fix = "correct the path, or set TIERMESH_DATA to the folder that has it"
+    return _find_first(text, _with_shipped(path, places), field, fix)
 
 
 def _metal_root() -> Path:
-    """tt-metal's checkout, by tt-train's rule."""
+    """Return the folder of the tt-metal checkout, by tt-train's rule."""
     named = os.environ.get("TT_METAL_HOME")
     return Path(named) if named else _expand_user(Path("~/.tt-metal"))
 
@@ -58,7 +77,7 @@ def _metal_root() -> Path:
 def _expand_user(path: Path) -> Path:
     try:
         return path.expanduser()
-    except RuntimeError:  # no such user, or no home: left as written, so that the error shows it
+    except RuntimeError:  # no such user or no home: the error then shows the path as written
         return path
 
 
@@ -79,13 +98,17 @@ def _expand(text: str, field: str) -> Path:
 
 
 def _roots(folder: Path) -> list[Path]:
-    """Trees laid out like tt-train's: the one that the file lies in (if it does), tt-train's own, Tiermesh's."""
+    """Return the trees with tt-train's layout: the one that contains `folder` (if any), tt-train's own, Tiermesh's."""
     own = [above.parent for above in (folder, *folder.parents) if above.name == "configs"][:1]
     return [*own, _metal_root() / "tt-train", REPOSITORY_ROOT]
 
 
 def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
-    """For an absolute path just that; if it points into tt-train's tree, then the same file of Tiermesh's."""
+    """Return the candidates for a path.
+
+    For an absolute path that is the path itself. If it points into tt-train's tree, the same file of Tiermesh's tree is
+    the second candidate.
+    """
     if not path.is_absolute():
         return places
     for root in (os.environ.get("TT_METAL_RUNTIME_ROOT"), str(_metal_root())):
@@ -94,7 +117,7 @@ def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
     return [path]
 
 
-def _first(text: str, places: list[Path], field: str, mend: str) -> Path:
+def _find_first(text: str, places: list[Path], field: str, fix: str) -> Path:
     tried: list[str] = []
     for place in places:
         normal = os.path.normpath(place)
@@ -104,7 +127,7 @@ def _first(text: str, places: list[Path], field: str, mend: str) -> Path:
         try:
             if Path(normal).is_file():
                 return Path(normal).absolute()
-        except (OSError, ValueError):  # a name too long, a NUL byte: not a file either
+        except (OSError, ValueError):  # the name is too long or has a NUL byte
             continue
-    looked = ", ".join(format_path(place) for place in tried)
-    raise Refused(f"{field}: no file {format_value(text)}; looked at {looked}; {mend}")
+    listed = ", ".join(format_path(place) for place in tried)
+    raise Refused(f"{field}: no file {format_value(text)}; looked at {listed}; {fix}")

@@ -1,4 +1,4 @@
-"""`transformer_config.model_path`: the checkpoint that a job starts from, held against the job before it is queued."""
+"""`transformer_config.model_path`: the checkpoint that a job starts from, checked before the job is queued."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MODELS: dict[str, type[GPT2Config] | type[LlamaConfig]] = {"gpt2": GPT2Config, 
 
 @contextmanager
 def prefix_field_name() -> Iterator[None]:
-    """Errors within name the setting that the checkpoint comes from."""
+    """Add the field `transformer_config.model_path` to errors raised inside the `with` block."""
     try:
         yield
     except Refused as error:
@@ -45,58 +45,60 @@ def prefix_field_name() -> Iterator[None]:
 
 
 def find_checkpoint_folder(text: str, folder: Path) -> Path:
-    """The folder that `model_path` names, itself or by the `model.safetensors` in it; looked for as a corpus is.
+    """Return the folder that `model_path` names, itself or by the `model.safetensors` in it.
+
+    It is looked for in the places where a corpus is looked for.
 
     Raises:
-        Refused: there is none with a `config.json`; the line names every place tried.
+        Refused: none of them has a `config.json`; the line names all of them.
     """
     text = text.removesuffix(MODEL_FILE).rstrip("/") or "."
     return find_data(f"{text}/{CONFIG_FILE}", field=MODEL_PATH_FIELD, folder=folder).parent
 
 
 def open_pretrained(path: Path) -> tuple[PretrainableConfig, HuggingFaceFolder]:
-    """A checkpoint's model and its opened folder.
+    """Return a checkpoint's model config and its opened folder.
 
     Args:
-        path: folder of a Hugging Face GPT-2 or Llama, or of a checkpoint of ours, whose job knows more of the model
-            than `config.json` can say.
+        path: folder of a Hugging Face GPT-2 or Llama, or of a Tiermesh checkpoint. The job stored in the latter says
+            more about the model than `config.json` can.
 
     Raises:
-        Refused: it is no such folder, or not of a model that a job can start from.
+        Refused: it is no such folder, or a job can't start from its model.
     """
     opened = open_hugging_face(path)
     state = _read_state(path)
     if state is not None:
-        return _of_job(state, opened), opened
+        return _model_from_state(state, opened), opened
     return read_architecture(opened.config, path / CONFIG_FILE), opened
 
 
 def check_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
-    """Hold names, shapes and dtypes of a checkpoint's tensors against what the model needs, by their headers alone.
+    """Check names, shapes and dtypes of a checkpoint's tensors, by the headers of its files alone.
 
     Raises:
-        Refused: for the first tensor that is missing, of another shape or dtype, or not the model's.
+        Refused: a tensor is missing, unexpected, or has another shape or dtype; the first one is named.
     """
     stored = opened.tensors
     where = format_path(opened.path)
     used = set()
     for name, shape in expected_tensors(model).items():
-        kept = stored_name(name, model, stored)
-        used.add(kept)
-        if kept not in stored:
+        stored_key = stored_name(name, model, stored)
+        used.add(stored_key)
+        if stored_key not in stored:
             raise Refused(
-                f"{where} has no tensor {name}, expected one of shape {list(shape)}; give another checkpoint"
+                f"{where} has no tensor {name}, expected shape {list(shape)}; give another checkpoint"
             )
-        found = stored[kept]
+        found = stored[stored_key]
         longer = may_have_more_rows(name) and found.shape[1:] == shape[1:] and found.shape[0] >= shape[0]
         if found.shape != shape and not longer:
             raise Refused(
-                f"{where}: tensor {kept} has shape {list(found.shape)}, expected {list(shape)}, which follows from the "
+                f"{where}: tensor {stored_key} has shape {list(found.shape)}, expected {list(shape)} by the "
                 f"model's sizes; correct {CONFIG_FILE} or give another checkpoint"
             )
         if found.dtype not in WEIGHT_DTYPES:
             raise Refused(
-                f"{where}: tensor {kept} has dtype {found.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}; "
+                f"{where}: tensor {stored_key} has dtype {found.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}; "
                 "convert it"
             )
     for name in sorted(stored.keys() - used):
@@ -108,10 +110,10 @@ def check_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
 
 
 def hash_checkpoint(opened: HuggingFaceFolder) -> PretrainedConfig:
-    """The record that a job keeps of a checkpoint: every file that is read of it, with its sha256.
+    """Return the record that a job keeps of a checkpoint: the sha256 of every file that training reads.
 
     Raises:
-        Refused: a checkpoint of ours is damaged.
+        Refused: a Tiermesh checkpoint is damaged.
     """
     hashes = {name: file_sha256(opened.path / name) for name in opened.files}
     state = _read_state(opened.path)
@@ -125,11 +127,11 @@ def hash_checkpoint(opened: HuggingFaceFolder) -> PretrainedConfig:
 
 
 def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None = None) -> Path:
-    """The folder of a job's checkpoint on this host, its files held against their sha256.
+    """Return the folder of a job's checkpoint on this host, after its files are verified by their sha256.
 
     Args:
-        pretrained: of the job.
-        data_dir: folder of this host where a folder of the same name is taken if the job's path isn't there.
+        pretrained: the job's record of the checkpoint.
+        data_dir: folder of this host in which a folder of the same name is taken, if the job's path doesn't exist.
 
     Raises:
         Refused: there is no such folder here, or a file differs from the one that the job was submitted with.
@@ -138,9 +140,9 @@ def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None
     places = [named] + ([data_dir / named.name] if data_dir else [])
     place = next((place for place in places if place.is_dir()), None)
     if place is None:
-        looked = ", ".join(format_path(place) for place in places)
+        listed = ", ".join(format_path(place) for place in places)
         raise Refused(
-            f"{MODEL_PATH_FIELD}: no such folder on this host (looked at {looked}); "
+            f"{MODEL_PATH_FIELD}: no such folder on this host (looked at {listed}); "
             "copy it here or give the worker the folder that it lies in with --data"
         )
     with prefix_field_name():
@@ -155,7 +157,11 @@ def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes (Refused if it can't be read)."""
+    """Return the sha256 of a file's bytes.
+
+    Raises:
+        Refused: the file can't be read.
+    """
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -167,7 +173,7 @@ def file_sha256(path: Path) -> str:
 
 
 def _read_state(path: Path) -> State | None:
-    """What `state.json` of a checkpoint of ours says; None where there is none."""
+    """Return the `state.json` of a Tiermesh checkpoint, or None if there is none."""
     try:
         return State.load((path / STATE_FILE).read_bytes())
     except FileNotFoundError:
@@ -177,8 +183,8 @@ def _read_state(path: Path) -> State | None:
         raise Refused(f"{format_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
 
 
-def _of_job(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
-    """The model of a checkpoint of ours, by the job that it was written for."""
+def _model_from_state(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
+    """Return the model of a Tiermesh checkpoint, from the config of the job that wrote it."""
     where = format_path(opened.path / STATE_FILE)
     fields = state.config.get("model")
     kind = fields.get("model_type") if isinstance(fields, dict) else None

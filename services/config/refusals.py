@@ -1,4 +1,4 @@
-"""What a person reads of a bad value: one line with the dotted field, the value, what was expected, how to mend it."""
+"""Error texts about bad values: one line with the dotted field, the value, what was expected and how to fix it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _EXPECTED = {
     "tuple_type": "a list",
     "union_tag_not_found": "a mapping with model_type",
 }
-"""What pydantic's error types ask for, in words; those with a bound or a choice are put into words below."""
+"""What pydantic's error types expect, in words. Those with a bound or a choice are in `_expected`."""
 
 
 class _Short(reprlib.Repr):
-    """repr that stays small however large, deep or recursive the value is."""
+    """A `repr` of bounded length, however large, deep or recursive the value is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class _Short(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = _LONGEST_VALUE
 
     def repr_int(self, x: int, level: int) -> str:
-        """As it is, or how long it is: Python refuses to write out very long ones."""
+        """Return the number, or its bit length: Python refuses to write out very long integers."""
         return super().repr_int(x, level) if x.bit_length() < 1024 else f"(a number of {x.bit_length()} bits)"
 
 
 def format_value(value: object) -> str:
-    """A value as it would stand in YAML, on one line of printable characters, cut where it is long."""
+    """Return a value as YAML would have it, in at most 60 printable characters on one line."""
     if value is None or isinstance(value, (bool, str)):
         text = json.dumps(value, ensure_ascii=False)
     else:
@@ -59,7 +59,7 @@ def format_value(value: object) -> str:
 
 
 def dotted_name(*parts: object) -> str:
-    """A field's name as people write it in `--set`: `training_config.optimizer.lr`."""
+    """Return a field's name as users write it in `--set`: `training_config.optimizer.lr`."""
     return ".".join(
         part if isinstance(part, str) and part.isidentifier() and part.isascii() else format_value(part)
         for part in parts
@@ -68,44 +68,44 @@ def dotted_name(*parts: object) -> str:
 
 
 def nearest_name(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is spelled most like this one, if any is."""
+    """Return the known name that is spelled most like this one, or None if none is similar."""
     by_folded = {name.lower(): name for name in known}
     matches = difflib.get_close_matches(word[:100].lower(), by_folded, n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
 
 
 def unknown_key_error(field: str, key: object, value: object, known: Iterable[str]) -> Refused:
-    """The refusal of a key that nobody reads, naming the nearest known one.
+    """Return the error about a key that is not known, which names the nearest known one.
 
     Args:
-        field: dotted name of the mapping that has it; empty at the top.
+        field: dotted name of the mapping that has the key; empty at the top level.
         key: the key.
-        value: what it was given.
-        known: keys of that mapping that are read.
+        value: the key's value.
+        known: known keys of that mapping.
     """
     names = sorted(known)
     near = nearest_name(key, names) if isinstance(key, str) else None
-    known_here = f", expected one of: {', '.join(names)}; rename" if names else "; rename"
-    hint = f", did you mean {near}? Rename" if near else known_here
+    known_text = f", expected one of: {', '.join(names)}; rename" if names else "; rename"
+    hint = f", did you mean {near}? Rename" if near else known_text
     return Refused(
         f"{_join(field, (dotted_name(key),))}: unknown key (value {format_value(value)}){hint} or remove it"
     )
 
 
 def validation_refused(error: ValidationError, where: str, schema: type[BaseModel]) -> Refused:
-    """The first of pydantic's complaints about a mapping, as one line.
+    """Return the first of pydantic's errors about a mapping, as a Refused with one line.
 
     Args:
-        error: what pydantic raised.
-        where: dotted name of the mapping; empty at the top.
-        schema: what it was held against.
+        error: pydantic's exception.
+        where: dotted name of the mapping; empty at the top level.
+        schema: model that the mapping was validated by.
     """
-    problems = error.errors(include_url=False)
-    first = problems[0]
+    errors = error.errors(include_url=False)
+    first = errors[0]
     kind, value, context = first["type"], first["input"], first.get("ctx", {})
     location = _location(first["loc"])
     field = _join(where, location) or "job"
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     if kind in ("extra_forbidden", "invalid_key"):
         inner = _schema_at(schema, location[:-1])
         known = yaml_keys(inner) if inner else []
@@ -117,38 +117,38 @@ def validation_refused(error: ValidationError, where: str, schema: type[BaseMode
             f"{field}.model_type: {format_value(context['tag'])} given, expected "
             f"{_expected(kind, context, '')}; correct it{more}"
         )
-    if kind == "value_error":  # a rule across fields, worded where it is written
+    if kind == "value_error":  # from a validator, which has the whole text
         return Refused(to_one_line(str(context["error"])) + more)
     if kind == "json_invalid":
         return Refused(
             f"{field}: not JSON ({to_one_line(str(context['error']))}); send what JobConfig.to_json gives"
         )
-    mend = _mend(location, schema, value, context if kind == "literal_error" else {})
+    fix = _fix_hint(location, schema, value, context if kind == "literal_error" else {})
     return Refused(
-        f"{field}: {format_value(value)} given, expected {_expected(kind, context, first['msg'])}; {mend}{more}"
+        f"{field}: {format_value(value)} given, expected {_expected(kind, context, first['msg'])}; {fix}{more}"
     )
 
 
 def format_path(path: str | Path) -> str:
-    """A path on one line: as it is, but escaped where it is unprintable, and cut where it is very long."""
+    """Return a path on one line: unprintable characters escaped, and cut to 300 characters."""
     text = str(path)
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= _LONGEST_PATH else text[: _LONGEST_PATH - 3] + "..."
 
 
 def yaml_keys(schema: type[BaseModel]) -> list[str]:
-    """The keys of a schema as people write them."""
+    """Return the keys of a schema as users write them."""
     return [field.alias or name for name, field in schema.model_fields.items()]
 
 
 def to_one_line(text: str) -> str:
-    """Text with every run of white space (line breaks too) made one space, and nothing unprintable."""
+    """Return the text on one line: each run of white space as one space, unprintable characters escaped."""
     flat = " ".join(text.split())
     return flat if flat.isprintable() else ascii(flat)[1:-1]
 
 
 def _schema_at(schema: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:
-    """The schema of a mapping inside a mapping; None where a list, a union or plain values are on the way."""
+    """Return the schema of a nested mapping, or None if a list, a union or a plain value is on the way to it."""
     inner: object = schema
     for part in location:
         field = inner.model_fields.get(str(part)) if _is_schema(inner) else None
@@ -161,7 +161,7 @@ def _is_schema(value: object) -> TypeGuard[type[BaseModel]]:
 
 
 def _location(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Without the tag that pydantic puts after a union told apart by a key (`model.gpt2.num_heads`)."""
+    """Return pydantic's location without the tag that it adds for a discriminated union (`model.gpt2.num_heads`)."""
     return location[:1] + location[2:] if location[:1] == ("model",) and len(location) > 1 else location
 
 
@@ -196,15 +196,15 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
 
 
 def _choices(listed: str) -> list[str]:
-    """pydantic's `'a', 'b' or True` as words of YAML."""
+    """Return the choices in pydantic's text `'a', 'b' or True`, as YAML has them."""
     words = listed.replace("'", "").replace(" or ", ", ").split(", ")
     return [word.lower() if word in ("True", "False") else word for word in words]
 
 
-def _mend(
+def _fix_hint(
     location: tuple[int | str, ...], schema: type[BaseModel], value: object, context: dict[str, Any]
 ) -> str:
-    """How to put it right: the choice spelled most alike, else the default as an example."""
+    """Return how to fix a value: the most similar choice, else the default as an example."""
     if isinstance(value, str) and context:
         near = nearest_name(value, _choices(str(context["expected"])))
         if near:

@@ -1,7 +1,7 @@
-"""The sections of tt-train's YAML files as people write them, each key typed, with tt-train's defaults.
+"""The sections of tt-train's YAML files as users write them: each key with its type and tt-train's default.
 
-A key that defaults to None was not given; `resolve` decides what that means. Keys that are without effect here, or
-not built yet, are typed too: `support` says so when they are used.
+A key with default None was not given; `resolve/` decides what that means. Keys that have no effect here or are not
+supported yet have types, too; `resolve/unsupported.py` reports their use.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from services.errors import Refused
 
 
 class Section(BaseModel):
-    """Base of the sections: no keys beyond those named, no silent conversions, finite numbers only."""
+    """Base of the sections: finite numbers only, no unknown keys, no implicit conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class TrainingSection(Section):
-    """`training_config`: old (flat) and new (`optimizer:`) spelling of the optimizer's settings."""
+    """`training_config`, with the old (flat) and the new (`optimizer:`) spelling of the optimizer's settings."""
 
     project_name: PrintableName = "tt_train_nano_gpt"
     model_type: str | None = None
@@ -78,7 +78,7 @@ class TrainingSection(Section):
 
 
 class AdamWSection(Section):
-    """`training_config.optimizer` of the AdamW family; here all of them keep float32 weights and state."""
+    """`training_config.optimizer` of the AdamW family. Weights and optimizer state are float32 for all of them."""
 
     type: Literal["AdamW", "AdamWFullPrecision", "MorehAdamW", "AdamWComposite", "SGD", "SGDComposite"] = (
         "AdamW"
@@ -107,7 +107,7 @@ class SGDSection(Section):
 
 
 class DeviceSection(Section):
-    """`device_config`; a mesh is `[rows, columns]`, or with names `[[rows, columns], ["fsdp", "tp"]]`."""
+    """`device_config`. A mesh is `[rows, columns]`, or with named axes `[[rows, columns], ["fsdp", "tp"]]`."""
 
     mesh_shape: list[Any] = Field(default_factory=lambda: [1, 1])
     device_ids: list[NonNegativeInt] = Field(default_factory=list)
@@ -123,7 +123,7 @@ class DeviceSection(Section):
 
 
 class MultihostSection(Section):
-    """`multihost_config`; `grpc` is what Tiermesh speaks, whatever is written."""
+    """`multihost_config`. Tiermesh always speaks gRPC, whatever `socket_type` says."""
 
     enabled: bool = False
     num_workers: NonNegativeInt | None = None
@@ -138,7 +138,7 @@ class ExperimentalSection(Section):
 
 
 class TransformerSection(Section):
-    """`transformer_config` of a GPT-2 or a Llama; a key that the other one has is without effect."""
+    """`transformer_config` of a GPT-2 or a Llama. Keys of the other model have no effect."""
 
     model_type: str | None = None
     model_path: str | None = None
@@ -162,7 +162,7 @@ class TransformerSection(Section):
 
 
 class RopeScalingSection(Section):
-    """`transformer_config.rope_scaling`; where the first or the last is null or 0, positions aren't scaled."""
+    """`transformer_config.rope_scaling`. Positions aren't scaled if both the factor and the context are null or 0."""
 
     scaling_factor: NonNegativeFloat | None = None
     high_freq_factor: PositiveFloat | None = None
@@ -171,7 +171,7 @@ class RopeScalingSection(Section):
 
 
 class CustomSection(Section):
-    """`transformer_config` of one's own model: further keys are options of its factory."""
+    """`transformer_config` of a custom model. All other keys are options of its factory."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -182,7 +182,7 @@ class CustomSection(Section):
 
 
 class LinearRegressionSection(Section):
-    """`linear_regression_config`, of our own: tt-train's example has these as arguments."""
+    """`linear_regression_config`, a section of Tiermesh's own: tt-train's example has these as arguments."""
 
     num_features: PositiveInt = 64
     num_targets: PositiveInt = 32
@@ -192,7 +192,7 @@ class LinearRegressionSection(Section):
 
 
 class MLPSection(Section):
-    """`mlp_config`: tt-train's keys, and those of its data as linear regression has them."""
+    """`mlp_config`: tt-train's keys, and those of the data as in linear regression."""
 
     input_features: PositiveInt = 784
     hidden_features: list[PositiveInt] = Field(default_factory=lambda: [128, 128], max_length=1000)
@@ -216,7 +216,7 @@ class SchedulerSection(Section):
 
 
 class EvalSection(Section):
-    """`eval_config`: how text is drawn; `top_k` of -1 is tt-train's word for all."""
+    """`eval_config`: sampling of text. In tt-train a `top_k` of -1 means all tokens."""
 
     repetition_penalty: PositiveFloat = 1.0
     temperature: NonNegativeFloat = 1.0
@@ -234,25 +234,25 @@ SECTIONS: dict[str, type[Section]] = {
     "scheduler_config": SchedulerSection,
     "eval_config": EvalSection,
 }
-"""What may stand at the top of a config."""
+"""Sections that a config may have at its top level."""
 
 MODEL_SECTIONS = ("transformer_config", "linear_regression_config", "mlp_config")
-"""Those that describe a model; a job has one of them."""
+"""Sections that describe a model; a job has one of them."""
 
 
 _SomeSection = TypeVar("_SomeSection", bound=Section)
 
 
 def parse_section(value: Any, where: str, schema: type[_SomeSection]) -> _SomeSection:
-    """A section from what stands under its key; nothing there is a section of defaults.
+    """Return a section, parsed from the value under its key. None stands for a section of defaults.
 
     Args:
-        value: as read from YAML.
+        value: the value as read from YAML.
         where: dotted name of the section.
-        schema: what to hold it against.
+        schema: class of the section.
 
     Raises:
-        Refused: naming the first key that is unknown, of the wrong type or out of range.
+        Refused: a key is unknown, of the wrong type or out of range; the first one is named.
     """
     if value is None:
         value = {}

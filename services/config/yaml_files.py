@@ -1,4 +1,4 @@
-"""YAML files as plain values, or one line that says what is wrong with them and where."""
+"""Reading of YAML files, with errors of one line that say what is wrong and where."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from services.config.refusals import format_path, format_value, to_one_line
 from services.errors import Refused
 
 _LARGEST_BYTES = 1 << 20
-"""A config is some kilobytes; what is larger is another file given by mistake."""
+"""Longest config file. Configs have some kilobytes, so a larger file was given by mistake."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which `3e-4` is a number, as C++ and YAML 1.2 have it, and no key may stand twice."""
+    """Loader for safe YAML that reads `3e-4` as a number, as YAML 1.2 does, and refuses duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """The mapping of a node (ConstructorError for a key that stands twice)."""
+        """Return the mapping of a node.
+
+        Raises:
+            ConstructorError: a key occurs twice.
+        """
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             name = (key.tag, str(key.value))
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {format_value(key.value)} stands twice", key.start_mark
+                    None, None, f"the key {format_value(key.value)} is given twice", key.start_mark
                 )
             seen.add(name)
         return super().construct_mapping(node, deep=deep)
@@ -40,14 +44,14 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that a YAML text has.
+    """Return the value of a YAML text.
 
     Args:
         text: one YAML document.
-        source: names it in the error: a path, or the override that it came from.
+        source: origin of the text, for the error: a path or an override.
 
     Raises:
-        Refused: if it is not YAML; the line says where.
+        Refused: the text is not YAML; the line says where.
     """
     try:
         return yaml.load(text, Loader=_Loader)
@@ -64,14 +68,14 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def read_document(path: Path, field: str = "") -> dict[Any, Any]:
-    """The mapping that a YAML file holds.
+    """Return the mapping in a YAML file.
 
     Args:
-        path: of the file.
-        field: dotted name of the field that named the file; empty for a file named on the command line.
+        path: path of the file.
+        field: dotted name of the field that named the file; empty for a file from the command line.
 
     Raises:
-        Refused: if it can't be read, isn't YAML, or holds no mapping.
+        Refused: the file can't be read, is not YAML, or has no mapping.
     """
     source = f"{field}: {format_path(path)}" if field else format_path(path)
     try:

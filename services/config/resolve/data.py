@@ -1,4 +1,4 @@
-"""Corpus and tokenizer of a job: found, held to be of use, hashed."""
+"""Corpus and tokenizer of a job: found, checked and hashed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def resolve_data(
     folder: Path,
     notices: list[str],
 ) -> DataConfig | None:
-    """Corpus and tokenizer, found and hashed; None for a model that makes its data.
+    """Return corpus and tokenizer, or None for a model that makes its data.
 
     Args:
-        training: the section.
+        training: the `training_config` section.
         resolved: the model, and the checkpoint that it starts from.
-        folder: of the config, for relative paths.
-        notices: gets a line for each setting that is without effect.
+        folder: folder of the config, for relative paths.
+        notices: list to which a line is appended for each setting without effect.
 
     Raises:
         Refused: a file is missing, unreadable, too short, or of another kind.
@@ -46,17 +46,18 @@ def resolve_data(
         return None
     path, sha256, characters = _corpus(training.data_path, folder)
     if training.tokenizer_type == "char" and pretrained is None:
-        _hold_length(training.data_path, characters, model.max_sequence_length)
+        _check_length(training.data_path, characters, model.max_sequence_length)
         if training.tokenizer_path:
             notices.append("training_config.tokenizer_path: without effect with tokenizer_type char")
         return DataConfig(path=path, sha256=sha256)
     named = training.tokenizer_path
     if pretrained is not None and (training.tokenizer_type == "char" or not named):
-        # Ids mean what they meant in training: characters of this corpus would be numbered afresh.
+        # The checkpoint's token ids belong to its tokenizer; a char tokenizer would assign other ids.
         named = _stored_tokenizer(pretrained)
         if "tokenizer_type" in training.model_fields_set and training.tokenizer_type == "char":
             notices.append(
-                "training_config.tokenizer_type: char is without effect with a model_path: its tokenizer is taken"
+                "training_config.tokenizer_type: char is without effect with a model_path: "
+                "the checkpoint's tokenizer is used"
             )
     tokenizer_path, tokenizer_sha256, tokens = _tokenizer(named, folder)
     size = getattr(model, "vocab_size", None)
@@ -78,14 +79,14 @@ def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
     path = Path(pretrained.path) / _TOKENIZER_FILE
     if not path.is_file():
         raise Refused(
-            f"training_config.tokenizer_path: none given, and the checkpoint has no {format_path(path)}; "
+            f"training_config.tokenizer_path: none given, expected {format_path(path)} in the checkpoint; "
             "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
         )
     return str(path)
 
 
 def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
-    """Absolute path (or name of a built-in text), sha256, characters."""
+    """Return absolute path (or name of the built-in text), sha256 and number of characters."""
     field = "training_config.data_path"
     if text.startswith("builtin:"):
         if text != PYTHON_REFERENCE:
@@ -103,8 +104,8 @@ def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
     return str(path), *hash_text_file(path, field)
 
 
-def _hold_length(data_path: str, characters: int, window: int) -> None:
-    """Hold the corpus to be long enough for one training window and one held-out prediction."""
+def _check_length(data_path: str, characters: int, window: int) -> None:
+    """Check that the corpus is long enough for one training window and one held-out prediction."""
     training = int(0.9 * characters)
     if training < window + 1 or characters - training < 2:
         raise Refused(
@@ -115,12 +116,10 @@ def _hold_length(data_path: str, characters: int, window: int) -> None:
 
 
 def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
-    """Absolute path, sha256 and number of tokens of the `tokenizer.json` that a path names, itself or its folder."""
+    """Return absolute path, sha256 and number of tokens of a `tokenizer.json`, given by its path or its folder."""
     field = "training_config.tokenizer_path"
     if not text:
-        raise Refused(
-            f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; give its path"
-        )
+        raise Refused(f"{field}: none given, expected a tokenizer.json with tokenizer_type bpe; set its path")
     if Path(text).suffix != ".json":
         text = f"{text}/{_TOKENIZER_FILE}"
     path = find_data(text, field=field, folder=folder)
@@ -135,18 +134,18 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:
         raise Refused(
-            f"{field}: {format_path(path)} is no tokenizer.json, expected one of Hugging Face tokenizers; "
+            f"{field}: {format_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
             "correct the path"
         )
     return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)
 
 
 def _count_tokens(parsed: dict[str, Any]) -> int:
-    """One more than the largest id; 0 where this can't tell, and the worker will."""
+    """Return one more than the largest token id, or 0 if the file's form is unknown; the worker checks again."""
     model, added = parsed["model"], parsed.get("added_tokens")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     ids: list[Any] = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    if isinstance(vocabulary, list):  # of a Unigram model: pairs of token and score
+    if isinstance(vocabulary, list):  # Unigram models list pairs of token and score
         ids.append(len(vocabulary) - 1)
     if isinstance(added, list):
         ids += [token.get("id") for token in added if isinstance(token, dict)]

@@ -1,4 +1,4 @@
-"""From `device_config`, in either form of a mesh, to the mesh of each worker."""
+"""From `device_config`, with either form of a mesh, to the mesh of each worker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _STRATEGY_OF = {
     "fsdp": "enable_fsdp",
     "tp": "enable_tp",
 }
-"""What the named form of a mesh calls an axis, and the flag that the name stands for."""
+"""Flag by the axis name in the named form of a mesh."""
 
 
 def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
-    """The mesh that `device_config` asks for, and a line for each setting that is without effect.
+    """Return the mesh that `device_config` describes, and a line for each setting without effect.
 
     Args:
         value: the section as read. Its mesh is `[rows, columns]`, or `[[rows, columns], [name, name]]`.
 
     Raises:
-        Refused: for the first thing that is wrong.
+        Refused: something is wrong; the first error is named.
     """
     section = parse_section(value, "device_config", DeviceSection)
     (rows, columns), names = _mesh(section.mesh_shape)
@@ -61,7 +61,7 @@ def resolve_device(value: Any) -> tuple[DeviceConfig, list[str]]:
 
 
 def _mesh(shape: list[Any]) -> tuple[tuple[int, int], list[str]]:
-    """(rows, columns), and the names of the axes if they have any."""
+    """Return (rows, columns), and the names of the axes if there are any."""
     given, names = shape, []
     if len(shape) == 2 and isinstance(shape[0], list) and isinstance(shape[1], list):
         shape, names = shape

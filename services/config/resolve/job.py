@@ -1,4 +1,4 @@
-"""From the sections that people write to the complete job: defaults filled in, files found and hashed."""
+"""From the sections that users write to the complete job: defaults filled in, files found and hashed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from services.errors import Refused
 
 
 def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, list[str]]:
-    """The complete job that sections ask for.
+    """Return the complete job that the sections describe.
 
     Args:
-        sections: by name (`schema.SECTIONS`), includes read and overrides applied.
-        folder: of the config, for relative paths of data.
+        sections: sections by name (`sections.SECTIONS`), with includes read and overrides applied.
+        folder: folder of the config, for relative paths of data.
 
     Returns:
-        The job, and a line for each setting that is without effect.
+        The job, and a line for each setting without effect.
 
     Raises:
-        Refused: for the first thing that is wrong, or not built yet.
+        Refused: something is wrong or not supported yet; the first error is named.
     """
     check_supported(sections)
     training = parse_section(sections.get("training_config"), "training_config", TrainingSection)
@@ -89,14 +89,14 @@ def _steps(training: TrainingSection) -> int:
     given = training.model_fields_set & {"steps", "max_steps"}
     if len(given) == 2 and training.steps != training.max_steps:
         raise Refused(
-            f"training_config.steps: {training.steps} given beside max_steps: {training.max_steps}, "
+            f"training_config.steps: {training.steps} given together with max_steps: {training.max_steps}, "
             "expected one of them; remove steps"
         )
     return training.steps or training.max_steps
 
 
 def _validation_batch_size(training: TrainingSection, device: DeviceConfig) -> int:
-    """tt-train's half of the batch, rounded down to what the devices can share."""
+    """Return tt-train's half of the batch, rounded down to a multiple of the data parallel devices."""
     split = device.data_parallel_size
     return max(training.batch_size // 2 // split, 1) * split
 

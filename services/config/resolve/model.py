@@ -1,4 +1,4 @@
-"""Which model a job's sections ask for, and its config with tt-train's defaults filled in."""
+"""The model that a job's sections describe, with tt-train's defaults filled in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SECTION_OF = {
     "linear_regression": "linear_regression_config",
     "mlp": "mlp_config",
 }
-"""Where the settings of each model stand; those of one's own model stand in `transformer_config`."""
+"""Section of each model's settings. Those of a custom model are in `transformer_config`."""
 
 _LLAMA_ONLY = ("intermediate_dim", "theta", "num_groups", "rope_scaling")
 _DEEPEST_OPTION = 20
@@ -52,9 +52,9 @@ class ResolvedModel:
     """A job's model.
 
     Attributes:
-        model: its config.
-        pretrained: the checkpoint that it starts from, None for the job's seed.
-        notices: a line for each of its settings that is without effect.
+        model: config of the model.
+        pretrained: checkpoint that the weights start from; None: they follow from the job's seed.
+        notices: a line for each model setting without effect.
     """
 
     model: TransformerConfig | RegressionConfig
@@ -63,20 +63,20 @@ class ResolvedModel:
 
 
 def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder: Path) -> ResolvedModel:
-    """The model that sections ask for.
+    """Return the model that the sections describe.
 
     Args:
-        sections: by name, as read.
-        training: the one of them that may name the model.
-        folder: of the config, for a relative `model_path`.
+        sections: sections by name, as read.
+        training: the `training_config` section, which may name the model.
+        folder: folder of the config, for a relative `model_path`.
 
     Raises:
-        Refused: for the first thing that is wrong.
+        Refused: something is wrong; the first error is named.
     """
     given = [key for key in MODEL_SECTIONS if sections.get(key) is not None]
     if len(given) > 1:
-        raise Refused(f"{given[1]}: given beside {given[0]}, expected one model; remove one of them")
-    name = _name(sections, training, given)
+        raise Refused(f"{given[1]}: given together with {given[0]}, expected one model; remove one of them")
+    name = _model_type_of(sections, training, given)
     if name == "linear_regression":
         regression = parse_section(
             sections.get("linear_regression_config"), "linear_regression_config", LinearRegressionSection
@@ -90,11 +90,11 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
     section = parse_section(sections.get("transformer_config"), "transformer_config", TransformerSection)
     if section.model_path:
         return _pretrained(section, name, section.model_path, folder)
-    notices = _notices(name or "gpt2", section)
+    notices = _ineffective_keys(name or "gpt2", section)
     if section.vocab_size is not None:
         notices.append(
-            f"transformer_config.vocab_size: {section.vocab_size} is without effect here: the vocabulary is as large "
-            "as the tokenizer's"
+            f"transformer_config.vocab_size: {section.vocab_size} is without effect: the vocabulary has the "
+            "tokenizer's size"
         )
     if not given and name != "llama":
         notices.append(
@@ -107,8 +107,8 @@ def resolve_model(sections: Mapping[str, Any], training: TrainingSection, folder
 def _pretrained(
     section: TransformerSection, name: str | None, model_path: str, folder: Path
 ) -> ResolvedModel:
-    """The checkpoint's model, whose sizes the job may repeat, but not change."""
-    # numpy and safetensors: loaded by jobs that need them, and in a daemon only after BLAS is set up.
+    """Return the checkpoint's model. The job may repeat its sizes, but not change them."""
+    # Imported late for numpy and safetensors: only jobs that need them load them, in a daemon after BLAS is set up.
     from services.config.pretrained import (
         check_tensors,
         find_checkpoint_folder,
@@ -130,7 +130,7 @@ def _pretrained(
     for key in type(stored).model_fields.keys() & section.model_fields_set - {"model_type", "runner_type"}:
         if getattr(section, key) is None:
             continue
-        value, has = _asked(section, key), getattr(stored, key)
+        value, has = _setting_value(section, key), getattr(stored, key)
         if key == "intermediate_dim" and isinstance(stored, LlamaConfig):
             has = stored.feed_forward_width
         if key == "dropout_prob" or (key == "max_sequence_length" and value <= has):
@@ -144,18 +144,21 @@ def _pretrained(
         check_tensors(stored, opened)
         pretrained = hash_checkpoint(opened)
     model = type(stored).model_validate(stored.model_dump() | changes)
-    return ResolvedModel(model, pretrained, _notices(stored.model_type, section))
+    return ResolvedModel(model, pretrained, _ineffective_keys(stored.model_type, section))
 
 
-def _asked(section: TransformerSection, key: str) -> Any:
-    """A given setting in the words of a model's config."""
+def _setting_value(section: TransformerSection, key: str) -> Any:
+    """Return a given setting as the model's config has it."""
     if key == "weight_tying":
         return section.weight_tying in ("enabled", True)
     return _rope_scaling(section.rope_scaling) if key == "rope_scaling" else getattr(section, key)
 
 
-def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str | None:
-    """`model_type`, from the training section, the model's own, or which section is there; None if none says it."""
+def _model_type_of(sections: Mapping[str, Any], training: TrainingSection, given: list[str]) -> str | None:
+    """Return the model's `model_type`, or None if nothing tells it.
+
+    It comes from `training_config`, from `transformer_config`, or from the only model section that is given.
+    """
     transformer = sections.get("transformer_config")
     inner = transformer.get("model_type") if isinstance(transformer, Mapping) else None
     if inner is not None and not isinstance(inner, str):
@@ -184,7 +187,7 @@ def _name(sections: Mapping[str, Any], training: TrainingSection, given: list[st
         where = "training_config" if outer else "transformer_config"
         raise Refused(
             f"{where}.model_type: {format_value(name)} given with a {given[0]}, expected a {expected}; "
-            "correct one or remove it"
+            "change one of the two"
         )
     return name
 
@@ -229,8 +232,8 @@ def _rope_scaling(value: dict[Any, Any] | None) -> RopeScaling | None:
     if not factor or not context:
         missing = "original_context_length" if factor else "scaling_factor"
         raise Refused(
-            f"{where}.{missing}: missing, expected beside the other settings; Llama 3.1 has scaling_factor: 8.0 "
-            "and original_context_length: 8192"
+            f"{where}.{missing}: missing, expected together with the other settings; write the values of Llama 3.1, "
+            "scaling_factor: 8.0 and original_context_length: 8192"
         )
     return RopeScaling(
         scaling_factor=factor,
@@ -272,7 +275,10 @@ def _custom(value: Any, name: str) -> CustomConfig:
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether JSON can hold it; YAML's anchors can make a value that holds itself, which it can't."""
+    """Return whether a value can be written as JSON.
+
+    YAML's anchors allow values that contain themselves; those can't be.
+    """
     if depth > _DEEPEST_OPTION:
         return False
     if isinstance(value, dict):
@@ -286,10 +292,10 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     )
 
 
-def _notices(name: str, section: TransformerSection) -> list[str]:
+def _ineffective_keys(name: str, section: TransformerSection) -> list[str]:
     keys, owner = (_LLAMA_ONLY, "a GPT-2") if name == "gpt2" else (_GPT2_ONLY, "a Llama")
     return [
-        f"transformer_config.{key}: {format_value(getattr(section, key))} is without effect here: "
+        f"transformer_config.{key}: {format_value(getattr(section, key))} is without effect: "
         f"{owner} has no such setting"
         for key in keys
         if key in section.model_fields_set and getattr(section, key) not in (None, False, {})

@@ -21,17 +21,17 @@ _FLAT_KEYS = {
     "weight_decay": "weight_decay",
     "weight_decay_on": "weight_decay_on",
 }
-"""The old spelling, and what each key is called in the `optimizer` block."""
+"""Key in the `optimizer` block by its old spelling in `training_config`."""
 
 _FLAT_LEARNING_RATE = 3e-4
-"""tt-train's default where there is no `optimizer` block; inside one it is that of the block's schema."""
+"""tt-train's default without an `optimizer` block; the block has a default of its own."""
 
 
 def resolve_optimizer(training: TrainingSection) -> OptimizerConfig:
-    """The update rule that `training_config` asks for.
+    """Return the update rule that `training_config` describes.
 
     Raises:
-        Refused: for a bad `optimizer` block, or a setting that is given in both spellings.
+        Refused: the `optimizer` block is bad, or a setting is given in both spellings.
     """
     flat = {
         new: getattr(training, old) for old, new in _FLAT_KEYS.items() if getattr(training, old) is not None
@@ -41,8 +41,8 @@ def resolve_optimizer(training: TrainingSection) -> OptimizerConfig:
     for old, new in _FLAT_KEYS.items():
         if new in flat:
             raise Refused(
-                f"training_config.{old}: {flat[new]} given beside training_config.optimizer, expected one spelling; "
-                f"write it as training_config.optimizer.{new} alone"
+                f"training_config.{old}: {flat[new]} given together with training_config.optimizer, expected one "
+                f"spelling; write it as training_config.optimizer.{new} alone"
             )
     where = dotted_name("training_config", "optimizer")
     if str(training.optimizer.get("type", "AdamW")).startswith("SGD"):
@@ -54,7 +54,7 @@ def resolve_optimizer(training: TrainingSection) -> OptimizerConfig:
 
 
 def resolve_schedule(training: TrainingSection, scheduler: SchedulerSection, steps: int) -> ScheduleConfig:
-    """The schedule; without `warmup_steps` the warm-up is tt-train's tenth of the steps."""
+    """Return the schedule. Without `warmup_steps` the warm-up is tt-train's tenth of the steps."""
     total = training.total_steps or steps
     if training.scheduler_type == "identity":
         return ScheduleConfig(total_steps=total)
@@ -69,7 +69,7 @@ def resolve_schedule(training: TrainingSection, scheduler: SchedulerSection, ste
 
 
 def schedule_notices(training: TrainingSection, scheduler: SchedulerSection) -> list[str]:
-    """A line for each setting of the schedule that the chosen type does not read."""
+    """Return a line for each setting that the chosen type of schedule does not read."""
     read = {"identity": (), "warmup_linear": ("warmup_steps",), "warmup_cosine": ("warmup_steps", "min_lr")}
     return [
         f"scheduler_config.{key}: {getattr(scheduler, key)} is without effect with "

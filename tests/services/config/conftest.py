@@ -1,4 +1,4 @@
-"""A folder with a corpus in it, and no setting of this machine's environment."""
+"""Fixtures: a folder with a corpus, functions that load a config there, and an environment without variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where the tests' configs lie; `corpus.txt` of 4,000 characters is beside them."""
+    """Return the folder of the tests' configs, with a `corpus.txt` of 4,000 characters."""
     place = tmp_path / "jobs"
     place.mkdir()
     (place / "corpus.txt").write_text("abc " * 1000)
@@ -38,7 +38,7 @@ Load = Callable[..., tuple[JobConfig, list[str]]]
 
 @pytest.fixture
 def load(folder: Path) -> Load:
-    """Loads a config of these sections, with `data_path` set and a tiny model unless they say otherwise."""
+    """Return a function that loads a config with the given sections; `data_path` and a default model are added."""
 
     def load(*overrides: str, **sections: Any) -> tuple[JobConfig, list[str]]:
         training = {"data_path": "corpus.txt", **sections.pop("training_config", {})}
@@ -54,7 +54,7 @@ def load(folder: Path) -> Load:
 
 @pytest.fixture
 def refused(load: Load) -> Callable[..., str]:
-    """The line that such a config is refused with."""
+    """Return a function that returns the line with which such a config is refused."""
 
     def refused(*overrides: str, **sections: Any) -> str:
         with pytest.raises(Refused) as caught:

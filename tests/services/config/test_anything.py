@@ -1,4 +1,4 @@
-"""Whatever YAML holds, and whatever text is given as YAML, is a job or is refused in one printable line."""
+"""Any YAML document, and any text given as YAML, is a job or is refused in one printable line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIMIZER_KEYS = sorted({*yaml_keys(AdamWSection), *yaml_keys(SGDSection)})
 
 
 def section(name: str) -> st.SearchStrategy[Any]:
-    """Anything under keys that the section has, and now and then under others, or no mapping at all."""
+    """Return a strategy for a section: mostly known keys with any values, sometimes other keys or no mapping."""
     keys = st.sampled_from(yaml_keys(SECTIONS[name])) | st.text(max_size=6)
     values = ANYTHING | st.dictionaries(st.sampled_from(OPTIMIZER_KEYS), ANYTHING, max_size=4)
     return st.dictionaries(keys, values, max_size=4) | ANYTHING
@@ -51,7 +51,7 @@ def section(name: str) -> st.SearchStrategy[Any]:
 DOCUMENTS = st.fixed_dictionaries({}, optional={name: section(name) for name in SECTIONS})
 
 
-def held(document: dict[Any, Any], *overrides: str) -> None:
+def check_document(document: dict[Any, Any], *overrides: str) -> None:
     try:
         job, notices = load_job_document(document, folder=FOLDER, overrides=overrides)
     except Refused as error:
@@ -65,9 +65,9 @@ def held(document: dict[Any, Any], *overrides: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(DOCUMENTS)
 def test_any_mapping(document: dict[str, Any]) -> None:
-    held(document)
+    check_document(document)
     training = document.get("training_config")
-    held(
+    check_document(
         {
             **document,
             "training_config": {
@@ -81,7 +81,7 @@ def test_any_mapping(document: dict[str, Any]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(SCALARS, ANYTHING, max_size=3))
 def test_any_mapping_of_other_keys(document: dict[Any, Any]) -> None:
-    held(document)
+    check_document(document)
 
 
 @settings(max_examples=200, deadline=None)
@@ -91,7 +91,7 @@ def test_any_mapping_of_other_keys(document: dict[Any, Any]) -> None:
     )
 )
 def test_any_override(overrides: list[str]) -> None:
-    held({"training_config": {"data_path": "corpus.txt"}}, *overrides)
+    check_document({"training_config": {"data_path": "corpus.txt"}}, *overrides)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,4 +1,4 @@
-"""Corpora and tokenizers are the bytes that the job names, or refused."""
+"""Corpora and tokenizers have the sha256 that the job names, or are refused."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ def test_the_built_in_text_is_english_and_long() -> None:
     assert python_reference_text() == python_reference_text()
 
 
-def test_the_built_in_text_is_held_against_its_hash() -> None:
+def test_the_built_in_text_is_verified() -> None:
     data = DataConfig(path=PYTHON_REFERENCE, sha256=sha256(python_reference_text().encode()))
     assert read_corpus(data) == python_reference_text()
-    with pytest.raises(Refused, match="run the Python version that the job was submitted from"):
+    with pytest.raises(Refused, match="Python version"):
         read_corpus(DataConfig(path=PYTHON_REFERENCE, sha256="0" * 64))
 
 
-def test_a_file_is_read_where_it_is_or_in_the_data_folder(tmp_path: Path) -> None:
+def test_a_corpus_is_read_from_its_path_or_the_data_folder(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("née")
     digest = sha256("née".encode())
     assert read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=digest)) == "née"
     elsewhere = DataConfig(path="/of/another/host/c.txt", sha256=digest)
     assert read_corpus(elsewhere, tmp_path) == "née"
-    with pytest.raises(
-        Refused, match=r"data_path: no such file on this host .*looked at /of/another/host/c.txt\)"
-    ):
+    with pytest.raises(Refused, match=r"data_path: .*/of/another/host/c.txt\)"):
         read_corpus(elsewhere)
 
 
-def test_other_bytes_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_corpus_with_another_sha256_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("other")
-    with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')}, the job expects {'0' * 64}"):
+    with pytest.raises(Refused, match=f"c.txt has sha256 {sha256(b'other')}, .*{'0' * 64}"):
         read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256="0" * 64))
 
 
-def test_no_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"ab\xff")
-    with pytest.raises(Refused, match="is not UTF-8 at byte 2"):
+    with pytest.raises(Refused, match="UTF-8 at byte 2"):
         read_corpus(DataConfig(path=str(tmp_path / "c.txt"), sha256=sha256(b"ab\xff")))
 
 
-def test_a_tokenizer_is_held_against_its_hash(tmp_path: Path) -> None:
+def test_a_tokenizer_is_verified(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     fields = {
         "path": PYTHON_REFERENCE, "sha256": "0" * 64, "tokenizer_type": "bpe",

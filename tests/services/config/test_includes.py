@@ -1,4 +1,4 @@
-"""Where included files and data are looked for, by tt-train's rules."""
+"""Lookup of included files and data, by tt-train's rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_model_files_of_tt_train_s_tree(
 
 @pytest.mark.parametrize("named", ["tiny.yaml", "model_configs/tiny.yaml", "configs/model_configs/tiny.yaml"])
 def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str) -> None:
-    """A copy of tt-train's configs/ works wherever it lies, without any variable."""
+    """A copy of tt-train's configs/ works in any folder, without environment variables."""
     write(tmp_path / "copy/configs/model_configs/tiny.yaml", MODEL)
     write(tmp_path / "copy/data/corpus.txt", "abc " * 1000)
     job = {"training_config": {"model_config": named, "data_path": "data/corpus.txt"}}
@@ -54,12 +54,12 @@ def test_shipped_model_files_stand_in_for_tt_train_s(load: Load) -> None:
         assert load(training_config={"model_config": named})[0].model.embedding_dim == 384
 
 
-def test_home_is_where_tt_metal_is_without_a_variable(load: Load, tmp_path: Path) -> None:
+def test_tt_metal_home_defaults_to_the_home_folder(load: Load, tmp_path: Path) -> None:
     write(tmp_path / "home/.tt-metal/tt-train/configs/model_configs/tiny.yaml", MODEL)
     assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 8
 
 
-def test_the_file_next_to_the_job_goes_before_all_others(load: Load, folder: Path, tmp_path: Path) -> None:
+def test_the_file_next_to_the_job_has_precedence(load: Load, folder: Path, tmp_path: Path) -> None:
     write(folder / "tiny.yaml", MODEL)
     write(tmp_path / "work/tiny.yaml", MODEL.replace("8", "16"))
     assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 8
@@ -67,7 +67,7 @@ def test_the_file_next_to_the_job_goes_before_all_others(load: Load, folder: Pat
     assert load(training_config={"model_config": "tiny.yaml"})[0].model.embedding_dim == 16
 
 
-def test_a_missing_file_is_refused_with_every_place_tried(
+def test_the_error_of_a_missing_file_names_all_places(
     refused: Refuse, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TT_METAL_HOME", str(tmp_path / "metal"))
@@ -86,17 +86,15 @@ def test_a_missing_file_is_refused_with_every_place_tried(
 
 
 def test_a_variable_that_is_not_set_is_named(refused: Refuse) -> None:
-    assert "the environment variable NOWHERE_AT_ALL, which is not set" in refused(
-        training_config={"model_config": "${NOWHERE_AT_ALL}/x.yaml"}
-    )
+    assert "NOWHERE_AT_ALL" in refused(training_config={"model_config": "${NOWHERE_AT_ALL}/x.yaml"})
 
 
 @pytest.mark.parametrize("named", ["a\0b.yaml", "x" * 5000, "~nobody-of-that-name/x.yaml", "\n.yaml", "."])
-def test_paths_that_no_file_can_have_are_refused(refused: Refuse, named: str) -> None:
+def test_impossible_paths_are_refused(refused: Refuse, named: str) -> None:
     assert "training_config.model_config: no file" in refused(training_config={"model_config": named})
 
 
-def test_data_is_looked_for_where_tiermesh_data_says(
+def test_data_is_looked_for_in_tiermesh_data(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "lake/poems.txt", "abc " * 1000)
@@ -105,7 +103,7 @@ def test_data_is_looked_for_where_tiermesh_data_says(
     assert job.data.path == str(tmp_path / "lake/poems.txt")
 
 
-def test_missing_data_says_how_to_have_it_found(refused: Refuse) -> None:
+def test_the_error_of_missing_data_names_tiermesh_data(refused: Refuse) -> None:
     line = refused(training_config={"data_path": "data/poems.txt"})
     assert line.startswith('training_config.data_path: no file "data/poems.txt"; looked at ')
     assert "set TIERMESH_DATA" in line
@@ -113,7 +111,7 @@ def test_missing_data_says_how_to_have_it_found(refused: Refuse) -> None:
 
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
-def test_multihost_config_inline_or_a_path_at_the_top_or_inside(
+def test_multihost_config_may_be_inline_or_a_path_and_nested_or_not(
     load: Load, folder: Path, inline: bool, nested: bool
 ) -> None:
     section = {"enabled": True, "num_workers": 3}
@@ -123,7 +121,7 @@ def test_multihost_config_inline_or_a_path_at_the_top_or_inside(
     assert load(**sections)[0].num_workers == 3
 
 
-def test_a_model_file_s_multihost_config_yields_to_the_job_s(load: Load, folder: Path) -> None:
+def test_the_job_s_multihost_config_has_precedence(load: Load, folder: Path) -> None:
     write(folder / "tiny.yaml", MODEL + "multihost_config: {enabled: true, num_workers: 2}\n")
     training = {"model_config": "tiny.yaml"}
     assert load(training_config=training)[0].num_workers == 2
@@ -136,14 +134,14 @@ def test_other_sections_may_be_paths_too(load: Load, folder: Path) -> None:
     assert load(device_config="mesh.yaml")[0].device.mesh_shape == (1, 2)
 
 
-def test_an_old_file_s_nested_transformer_config(folder: Path) -> None:
+def test_an_old_file_may_nest_transformer_config(folder: Path) -> None:
     nested = yaml.safe_load(MODEL)["transformer_config"]
     job = {"training_config": {"data_path": "corpus.txt", "transformer_config": nested}}
     path = write(folder / "old.yaml", yaml.safe_dump(job))
     assert load_job(path)[0].model.embedding_dim == 8
 
 
-def test_no_model_at_all_is_tt_train_s_default_and_said(folder: Path) -> None:
+def test_without_a_model_tt_train_s_default_is_used_and_reported(folder: Path) -> None:
     path = write(folder / "old.yaml", "training_config: {data_path: corpus.txt, model_type: gpt2}")
     job, notices = load_job(path)
     assert (job.model.num_blocks, job.model.embedding_dim) == (6, 384)
@@ -154,14 +152,14 @@ def test_no_model_at_all_is_tt_train_s_default_and_said(folder: Path) -> None:
     ("model", "sections", "line"),
     [
         ("device_config: {}", {}, "device_config: unknown key"),
-        ("multihost_config: {}", {}, "has no transformer_config, expected a model's config"),
-        (MODEL, {"transformer_config": {}}, "given beside transformer_config, expected one of them"),
+        ("multihost_config: {}", {}, "transformer_config"),
+        (MODEL, {"transformer_config": {}}, "transformer_config"),
         (
             "transformer_config: {num_head: 3}",
             {},
-            "transformer_config.num_head: unknown key (value 3), did you mean",
+            "transformer_config.num_head: unknown key (value 3)",
         ),
-        ("- 1", {}, "holds [1], expected a mapping"),
+        ("- 1", {}, "[1], expected a mapping"),
     ],
 )
 def test_a_bad_model_file_is_refused(
@@ -173,7 +171,7 @@ def test_a_bad_model_file_is_refused(
 
 def test_a_section_given_twice_is_refused(refused: Refuse) -> None:
     line = refused(training_config={"multihost_config": {}}, multihost_config={})
-    assert line.startswith("training_config.multihost_config: given beside multihost_config")
+    assert line.startswith("training_config.multihost_config: given together with multihost_config")
 
 
 def test_a_file_without_the_section_is_refused(refused: Refuse, folder: Path) -> None:

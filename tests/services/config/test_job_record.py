@@ -1,4 +1,4 @@
-"""JobConfig: complete, canonical as JSON, and closed to anything else."""
+"""JobConfig: canonical JSON, and strict checks of jobs that come as JSON."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from services.config.models import (
     RopeScaling,
 )
 from services.errors import Refused
+from tests.support.facts import has_facts
 
 DATA = DataConfig(path="builtin:python-reference", sha256="0" * 64)
 JOB = JobConfig(model=GPT2Config(), data=DATA)
@@ -39,7 +40,7 @@ JOB = JobConfig(model=GPT2Config(), data=DATA)
                   device=DeviceConfig(mesh_shape=(1, 8), enable_ddp=True, dtype="bfloat16")),
     ],
 )  # fmt: skip
-def test_json_gives_the_same_job_back(job: JobConfig) -> None:
+def test_json_round_trip(job: JobConfig) -> None:
     assert JobConfig.from_json(job.to_json()) == job
     assert JobConfig.from_json(job.to_json().encode()) == job
 
@@ -49,13 +50,13 @@ def test_equal_jobs_give_equal_text_whatever_the_order_of_keys() -> None:
     assert JobConfig.from_json(shuffled).to_json() == JOB.to_json()
 
 
-def test_micro_batches_are_those_of_all_workers() -> None:
+def test_micro_batches_count_all_workers() -> None:
     job = JOB.model_copy(update={"num_workers": 3, "gradient_accumulation_steps": 4, "batch_size": 5})
     assert (job.micro_batches, job.sequences_per_step) == (12, 60)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "facts"),
     [
         ({"seed": -1}, "seed: -1 given, expected at least 0"),
         ({"colour": "red"}, 'colour: unknown key (value "red")'),
@@ -65,7 +66,7 @@ def test_micro_batches_are_those_of_all_workers() -> None:
             {"model": {"model_type": "lama"}},
             'model.model_type: "lama" given, expected one of: gpt2, llama, linear_regression, mlp, custom',
         ),
-        ({"model": {"model_type": 3}}, "model: {'model_type': 3} given, expected a mapping with model_type"),
+        ({"model": {"model_type": 3}}, "model: {'model_type': 3} given"),
         ({"model": {"model_type": "a b:C"}}, 'model.model_type: "a b:C" given, expected a text that matches'),
         ({"model": {"model_type": "llama", "num_groups": 4}}, "transformer_config.num_groups: 4 given"),
         ({"model": {"model_type": "gpt2", "num_heads": 0}}, "model.num_heads: 0 given"),
@@ -81,16 +82,16 @@ def test_micro_batches_are_those_of_all_workers() -> None:
         ({"name": "two\nlines"}, "training_config.project_name"),
         (
             {"wire_dtype": "bf17"},
-            'wire_dtype: "bf17" given, expected float32, bfloat16, float16 or one for each',
+            'wire_dtype: "bf17" given, expected float32, bfloat16, float16',
         ),
         ({"wire_dtype": {"weights": "half"}}, 'wire_dtype.weights: "half" given, expected one of: float32'),
     ],
 )
-def test_what_a_client_sends_is_held_to_the_same_rules(change: dict[str, object], named: str) -> None:
+def test_a_bad_job_in_json_is_refused(change: dict[str, object], facts: str) -> None:
     fields = {**json.loads(JOB.to_json()), **change}
     with pytest.raises(Refused) as caught:
         JobConfig.from_json(json.dumps(fields))
-    assert named in str(caught.value)
+    assert has_facts(str(caught.value), facts)
     assert "\n" not in str(caught.value)
 
 

@@ -126,7 +126,7 @@ def test_a_custom_model_gets_all_other_keys(load: Load) -> None:
          'training_config.model_type: "gpt2" given with transformer_config.model_type "llama", expected the same'),
         ({"transformer_config": {"model_type": "mlp"}},
          'transformer_config.model_type: "mlp" given with a transformer_config, expected a mlp_config'),
-        ({"transformer_config": {}, "mlp_config": {}}, "mlp_config: given beside transformer_config, expected one"),
+        ({"transformer_config": {}, "mlp_config": {}}, "mlp_config: given together with transformer_config"),
         ({"transformer_config": {"model_type": "llama", "num_heads": 6, "num_groups": 4}},
          "transformer_config.num_groups: 4 given, ... num_heads (6) ... num_groups: 2"),
         ({"transformer_config": {"model_type": "llama", "num_heads": 8, "num_groups": 2}},

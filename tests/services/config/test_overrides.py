@@ -1,4 +1,4 @@
-"""`--set key=value`: dotted or short, applied to what the job and its includes say."""
+"""`--set key=value`: dotted or short keys, applied to the job and its includes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.config.load import load_job_document
+from tests.support.facts import has_facts
 
 Load = Callable[..., tuple]
 Refuse = Callable[..., str]
@@ -23,7 +24,7 @@ def test_dotted_keys_and_short_ones(load: Load) -> None:
     assert (job.model.num_blocks, job.num_workers) == (1, 3)
 
 
-def test_the_last_of_two_wins(load: Load) -> None:
+def test_the_last_of_two_overrides_wins(load: Load) -> None:
     assert load("max_steps=7", "max_steps=8")[0].steps == 8
 
 
@@ -46,7 +47,7 @@ def test_which_file_is_included_can_be_overridden(load: Load, folder: Path) -> N
     assert job.model.embedding_dim == 16
 
 
-def test_the_document_itself_is_left_as_it_is(folder: Path) -> None:
+def test_the_document_is_not_changed(folder: Path) -> None:
     document = {
         "training_config": {"data_path": "corpus.txt", "optimizer": {"lr": 0.1}},
         "transformer_config": {},
@@ -58,27 +59,27 @@ def test_the_document_itself_is_left_as_it_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "line"),
+    ("override", "facts"),
     [
         ("max_steps", '--set "max_steps": expected key=value'),
         ("=3", '--set "=3": expected key=value'),
-        ("max_step=3", '--set "max_step": no setting has this name; did you mean max_steps?'),
-        ("zzz=3", "write it in full"),
+        ("max_step=3", '--set "max_step": ... max_steps'),
+        ("zzz=3", '--set "zzz"'),
         (
             "bias=false",
-            "several settings have this name; write transformer_config.bias or linear_regression_config.bias",
+            '--set "bias" ... transformer_config.bias or linear_regression_config.bias',
         ),
-        ("training_config=3", "names a whole section"),
+        ("training_config=3", '--set "training_config"'),
         (
             "training_config.max_stepz=3",
-            "training_config.max_stepz: unknown key (value 3), did you mean max_steps?",
+            "training_config.max_stepz: unknown key (value 3) ... max_steps",
         ),
         ("max_steps=[1", '--set "max_steps=[1": line 1'),
         ("max_steps=", "training_config.max_steps: null given, expected a whole number"),
         ("data_path.x=3", 'training_config.data_path is "corpus.txt", expected a mapping'),
         ("max_steps=0x" + "f" * 9000, "training_config.max_steps: (a number of 36000 bits) given"),
-        ("max_steps=" + "9" * 9000, "not YAML"),
+        ("max_steps=" + "9" * 9000, "YAML"),
     ],
 )
-def test_a_bad_override_is_refused(refused: Refuse, override: str, line: str) -> None:
-    assert line in refused(override)
+def test_a_bad_override_is_refused(refused: Refuse, override: str, facts: str) -> None:
+    assert has_facts(refused(override), facts)

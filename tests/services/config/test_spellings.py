@@ -1,4 +1,4 @@
-"""tt-train's keys, old and new spelling, and what they become."""
+"""tt-train's keys in both spellings, and the job that they become."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_defaults_are_those_of_tt_train(load: Callable) -> None:
 
 
 @pytest.mark.parametrize(("long", "short"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")])
-def test_types_on_the_wire_have_two_spellings_and_one_word_is_for_both(
+def test_wire_types_have_two_spellings_and_one_may_stand_for_both_directions(
     load: Callable, long: str, short: str
 ) -> None:
     both = WireConfig(gradients=long, weights=long)
@@ -46,7 +46,7 @@ def test_types_on_the_wire_have_two_spellings_and_one_word_is_for_both(
     assert JobConfig.from_json(down.to_json()) == down
 
 
-def test_old_and_new_spelling_of_the_optimizer_mean_the_same(load: Callable) -> None:
+def test_old_and_new_spelling_of_the_optimizer_give_the_same_job(load: Callable) -> None:
     old, _ = load(training_config={
         "learning_rate": 0.02, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.3,
     })  # fmt: skip
@@ -57,14 +57,14 @@ def test_old_and_new_spelling_of_the_optimizer_mean_the_same(load: Callable) -> 
     assert old.optimizer.lr == 0.02
 
 
-def test_an_optimizer_block_has_the_registry_s_defaults(load: Callable) -> None:
+def test_an_optimizer_block_has_defaults_of_its_own(load: Callable) -> None:
     assert load(training_config={"optimizer": {}})[0].optimizer.lr == 1e-3
     sgd = load(training_config={"optimizer": {"type": "SGD", "momentum": 0.9, "nesterov": True}})[0].optimizer
     assert (sgd.type, sgd.lr, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 1e-3, 0.0, 0.9, True)
 
 
 @pytest.mark.parametrize("value", ["3e-4", "3E-4", "0.0003", "3.0e-4"])
-def test_numbers_may_be_written_as_in_other_languages(load: Callable, value: str) -> None:
+def test_numbers_may_have_exponents(load: Callable, value: str) -> None:
     assert load(f"learning_rate={value}")[0].optimizer.lr == 3e-4
 
 
@@ -102,7 +102,7 @@ def test_steps_is_an_old_name_of_max_steps(load: Callable) -> None:
     assert load(training_config={"steps": 7})[0].steps == 7
 
 
-def test_a_validation_batch_is_half_a_batch_that_devices_can_share(load: Callable) -> None:
+def test_a_validation_batch_is_half_a_batch_rounded_to_the_devices(load: Callable) -> None:
     assert load(training_config={"batch_size": 64})[0].validation_batch_size == 32
     assert load(training_config={"batch_size": 1})[0].validation_batch_size == 1
     mesh = {"mesh_shape": [1, 8], "enable_ddp": True}
@@ -126,12 +126,12 @@ def test_weight_tying_in_all_its_spellings(load: Callable, given: object, tied: 
         ({}, 1),
     ],
 )
-def test_workers_size_the_step(load: Callable, multihost: dict, workers: int) -> None:
+def test_num_workers_sizes_the_step(load: Callable, multihost: dict, workers: int) -> None:
     job, notices = load(training_config={"gradient_accumulation_steps": 2}, multihost_config=multihost)
     assert (job.num_workers, job.micro_batches, notices) == (workers, 2 * workers, [])
 
 
-def test_sampling_takes_all_tokens_for_minus_one(load: Callable) -> None:
+def test_a_top_k_of_minus_one_means_all_tokens(load: Callable) -> None:
     assert load(eval_config={"top_k": -1, "temperature": 0.7})[0].sampling == SamplingConfig(temperature=0.7)
     assert load(eval_config={"top_k": 50})[0].sampling.top_k == 50
 
@@ -145,7 +145,7 @@ def test_linear_regression_has_no_corpus(load: Callable) -> None:
     assert job.model == LinearRegressionConfig(num_features=5)
 
 
-def test_the_corpus_is_named_by_its_absolute_path_and_hash(load: Callable, folder: Path) -> None:
+def test_the_job_has_the_corpus_s_absolute_path_and_sha256(load: Callable, folder: Path) -> None:
     data = load()[0].data
     assert data.path == str(folder / "corpus.txt")
     assert data.sha256 == hashlib.sha256((folder / "corpus.txt").read_bytes()).hexdigest()
@@ -190,7 +190,7 @@ def test_a_bpe_tokenizer_is_a_file_or_its_folder(load: Callable, folder: Path, g
          "scheduler_config.min_lr"),
     ],
 )  # fmt: skip
-def test_settings_without_effect_are_named_once(load: Callable, sections: dict, field: str) -> None:
+def test_settings_without_effect_are_reported_once(load: Callable, sections: dict, field: str) -> None:
     _, notices = load(**sections)
     assert len(notices) == 1
     assert notices[0].startswith(f"{field}: ")
@@ -226,7 +226,7 @@ def test_settings_without_effect_are_named_once(load: Callable, sections: dict, 
         {"eval_config": None},
     ],
 )
-def test_settings_that_are_off_are_not_worth_a_word(load: Callable, sections: dict) -> None:
+def test_settings_that_are_off_are_not_reported(load: Callable, sections: dict) -> None:
     assert load(**sections)[1] == []
 
 
@@ -278,7 +278,7 @@ device_config: {enable_ddp: true, mesh_shape: [1, 8], device_ids: []}
 """
 
 
-def test_whole_files_of_both_generations_are_the_same_job(folder: Path) -> None:
+def test_whole_files_in_both_spellings_give_the_same_job(folder: Path) -> None:
     jobs = []
     for name, text, fields in (
         ("old", OLD_FILE, ["training_config.num_epochs", "training_config.use_moreh_adamw"]),
