@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import google_crc32c
 import grpc
 
-from aggregator.core.events import CancelAsked, Submitted
+from aggregator.core.events import CancelRequested, Submitted
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config.job import JobConfig
@@ -69,7 +69,7 @@ class JobsServicer:
             state = jobs.JobState.Name(job.state).lower()
             text = f"job {job.id} is {state} already; only queued and running jobs can be cancelled"
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-        self._service.feed(CancelAsked(job.id))
+        self._service.feed(CancelRequested(job.id))
         return await self._job(request.job, context)
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:

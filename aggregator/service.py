@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 
 from aggregator.core import events as ev
-from aggregator.core.aggregator import AggregatorCore, Clock, Record
+from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.job_report import Record
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
 from aggregator.jobs_service import JobsServicer
 from aggregator.optimizer_link import (
@@ -152,7 +153,7 @@ class AggregatorService:
             heartbeat_seconds=self._heartbeat_seconds,
             timeout_overrides=self._timeout_overrides,
             tiers=3 if self._optimizer else 2,
-            lanes=max(1, len(self._shard_addresses)),
+            shards=max(1, len(self._shard_addresses)),
         )
         self._sessions = WorkerSessions(epoch)
         if self._shard_addresses:
@@ -359,7 +360,7 @@ class AggregatorService:
                 self.link.tell(effect.body)
             case ev.Note():
                 self._publish(effect, clock)
-            case ev.Verified():
+            case ev.CheckClosed():
                 self.metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.spec_json, effect.fingerprint)

@@ -1,21 +1,19 @@
-"""The aggregator's mind: jobs, their queue, and the workers. Pure: no sockets, clocks, threads or files.
+"""The core of one aggregator: its jobs, their queue, its workers and the optimizer.
 
-`handle` takes one input and returns the effects that the service carries out, in order. The running job's steps are in
-run.py; here is what outlives a job.
+What outlives a job is here. The steps of the running job are in running_job.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from aggregator.core.events import (
-    CancelAsked,
+    CancelRequested,
     ChunkArrived,
     CloseWorker,
+    DataStreamOpened,
     Effect,
-    ExchangeOpened,
     FromOptimizer,
     FromWorker,
     Input,
@@ -31,39 +29,44 @@ from aggregator.core.events import (
     WorkerConnected,
     WorkerLost,
 )
-from aggregator.core.job_report import name_checkpoint
-from aggregator.core.membership.members import Member
+from aggregator.core.job_report import Record, copy_job, describe_checkpoint, set_checkpoint
+from aggregator.core.membership.admission import check_hello
+from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
-from aggregator.core.waits import OptimizerWait
+from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
-from services.protocol.plan import JobPlan
-from services.protocol.versions import PROTOCOL_VERSION
 from services.timeouts import Timeouts
 
 
 class Clock(NamedTuple):
-    """The time of an input: monotonic for durations, Unix time for people."""
+    """The time of an input: monotonic for durations, Unix time for users."""
 
     monotonic_seconds: float
     unix_seconds: float
 
 
-@dataclass
-class Record:
-    """A job as it is kept on disk."""
-
-    job: Job
-    spec_json: str
-    plan: JobPlan
-    fingerprint: dict[str, str]
-
-
 class AggregatorCore:
-    """The state machine of one aggregator epoch."""
+    """The state machine of one aggregator epoch.
+
+    Args:
+        name: The aggregator's name.
+        epoch: Its epoch.
+        records: All jobs, in order of submission.
+        heartbeat_seconds: The heartbeat that all timeouts follow from.
+        tiers: 2 if the optimizer runs in this process, else 3.
+        shards: The number of processes that share the chunks.
+        timeout_overrides: Timeouts set by hand, in seconds.
+
+    Attributes:
+        records: The jobs by id, in order of submission.
+        members: The connected workers, by session.
+        run: The running job; None if there is none.
+        optimizer: The optimizer's name; None while it is not connected.
+    """
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class AggregatorCore:
         records: Iterable[Record],
         heartbeat_seconds: float,
         tiers: int,
-        lanes: int = 1,
+        shards: int = 1,
         timeout_overrides: Mapping[str, float] | None = None,
     ) -> None:
         self.name = name
@@ -81,33 +84,36 @@ class AggregatorCore:
         self.heartbeat_seconds = heartbeat_seconds
         self.timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self.tiers = tiers
-        self._lanes = lanes
+        self._shards = shards
         self.records = {record.job.id: record for record in records}
         self.members: dict[int, Member] = {}
         self.run: RunningJob | None = None
-        self.optimizer = ""
-        self._why_no_optimizer = "not connected yet"
+        self.optimizer: str | None = None
+        self._optimizer_lost_reason = "not connected yet"
         self._optimizer_wait = OptimizerWait()
-        self._last_lease = epoch << 32  # no lease of another epoch has the same id
-        self._looked_seconds: float | None = None
-        self._absent_seconds = 0.0
+        self._last_lease = epoch << 32  # so that no two epochs have a lease id in common
+        self._last_tick_seconds: float | None = None
+        self._stopped_seconds = 0.0
         self._out = Outbox()
 
-    # ---- what the service asks ----
+    # ---- questions of the service ----
 
     def next_weights(self, session: int) -> ChunkHeader | None:
-        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
+        """Return the header of the chunk of weights to send a worker next; None if there is none now.
+
+        The chunk counts as sent.
+        """
         member = self.members.get(session)
         if self.run is None or member is None:
             return None
         return self.run.router.next_weights(member)
 
     def expected_elements(self, job: str) -> int | None:
-        """Elements of the running job's layout; None: this job is not running or its layout not known."""
+        """Return the number of elements in the running job's layout; None for another job or an unknown layout."""
         return self.run.elements or None if self.run is not None and self.run.job.id == job else None
 
     def wire_type(self, kind: ChunkKind) -> DType:
-        """How chunks of this kind travel between this aggregator and its workers; of the running job."""
+        """Return the type in which the running job's chunks of this kind travel."""
         assert self.run is not None
         return self.run.plan.wire.dtype_of(kind)
 
@@ -121,67 +127,72 @@ class AggregatorCore:
         return self.run.lease_book.check_chunk(session, header)
 
     def status(self, now: float) -> ClusterStatus:
-        """The cluster as people see it."""
-        own = self._own_time(now)
+        """Return the cluster's status for users."""
+        own_now = self._own_time(now)
         status = ClusterStatus(
             epoch=self.epoch,
             tiers=self.tiers,
-            optimizer=self.optimizer or self._why_no_optimizer,
+            optimizer=self.optimizer or self._optimizer_lost_reason,
             running_job=self.run.job.id if self.run else "",
-            waiting=self.waits_for(now),
+            waiting=self.describe_wait(now) or "",
             waits=self.waits(now),
         )
         for member in self.members.values():
-            if self.run is None:
-                doing = "connected"
-            else:
-                doing = "computing" if self.run.lease_book.is_computing(member) else member.describe()
             status.workers.append(
                 MemberStatus(
                     name=member.name,
                     incarnation=member.incarnation,
-                    state=doing,
-                    detail=member.refused or member.unfit,
-                    generation=member.holds.generation if member.holds else 0,
-                    step=member.holds.step if member.holds else 0,
-                    seconds_since_heard=own - member.heard_seconds,
+                    state=self._state_of(member).value,
+                    detail=str(member.refusal or member.unfit or ""),
+                    generation=member.loaded_version.generation if member.loaded_version else 0,
+                    step=member.loaded_version.step if member.loaded_version else 0,
+                    seconds_since_heard=own_now - member.heard_seconds,
                     micro_batches_per_second=member.speed,
                 )
             )
         return status
 
+    def _state_of(self, member: Member) -> MemberState:
+        if self.run is None:
+            return MemberState.CONNECTED
+        return MemberState.COMPUTING if self.run.lease_book.is_computing(member) else member.state
+
     def waits(self, now: float) -> list[Wait]:
-        """What workers and the optimizer owe the running job, the longest wait first."""
+        """Return what workers and the optimizer owe the running job, the longest wait first."""
         if self.run is None:
             return []
-        own = self._own_time(now)
-        waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own) + self.run.lease_book.waits(own)
+        own_now = self._own_time(now)
+        waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own_now)
+        waits += self.run.lease_book.waits(own_now)
         return sorted(waits, key=lambda wait: -wait.seconds)
 
     def _owed_by_optimizer(self) -> Wait | None:
-        """What the optimizer owes the running job, without the time; None: nothing."""
+        """Return what the optimizer owes the running job, without the time; None for nothing."""
         if self.run is None:
             return None
-        what = self.run.owed_by_optimizer() if self.optimizer else f"a connection: {self._why_no_optimizer}"
-        if not what:
+        if self.optimizer:
+            what = describe_optimizer_debt(self.run)
+        else:
+            what = f"a connection: {self._optimizer_lost_reason}"
+        if what is None:
             return None
         job = self.run.job
         return Wait(
             role="optimizer", peer=self.optimizer or "optimizer", job=job.id, step=job.step, what=what
         )
 
-    def waits_for(self, now: float) -> str:
-        """What the running job waits for; empty if there is none."""
+    def describe_wait(self, now: float) -> str | None:
+        """Return one line on what the running job waits for; None if no job runs."""
         if self.run is None:
-            return ""
+            return None
         if not self.optimizer:
-            return f"the optimizer: {self._why_no_optimizer}"
-        return self.run.waits_for(self._own_time(now))
+            return f"the optimizer: {self._optimizer_lost_reason}"
+        return describe_wait(self.run, self._own_time(now))
 
     # ---- inputs ----
 
     def handle(self, event: Input, clock: Clock) -> list[Effect]:
-        """Take one input; return what is to be done, in order."""
+        """Take one input and return the effects to carry out, in order."""
         self._excuse_own_absence(clock.monotonic_seconds)
         now = self._own_time(clock.monotonic_seconds)
         match event:
@@ -198,8 +209,8 @@ class AggregatorCore:
                 self._from_optimizer(event, now)
             case WorkerConnected():
                 self._worker_connected(event, now)
-            case ExchangeOpened():
-                self._exchange_opened(event.session, now)
+            case DataStreamOpened():
+                self._data_stream_opened(event.session, now)
             case WorkerLost():
                 self._worker_lost(event.session, event.reason, now)
             case OptimizerConnected():
@@ -207,30 +218,29 @@ class AggregatorCore:
                 if self.run is not None:
                     self.run.open()
             case OptimizerLost():
-                self.optimizer, self._why_no_optimizer = "", event.reason
+                self.optimizer, self._optimizer_lost_reason = None, event.reason
             case Submitted():
                 self._submitted(event)
-            case CancelAsked():
+            case CancelRequested():
                 self._cancel(event.job)
             case Ticked():
-                self._looked_seconds = clock.monotonic_seconds
+                self._last_tick_seconds = clock.monotonic_seconds
                 self._ticked(now)
-        self._retire()
-        self._next_job(now, clock.unix_seconds)
-        return self._stamped(clock)
+        self._drop_ended_job()
+        self._start_next_job(now, clock.unix_seconds)
+        return self._take_effects(clock)
 
     def _concerns_run(self, job: str) -> bool:
         return self.run is not None and self.run.job.id == job
 
-    def _retire(self) -> None:
-        """Let go of a job that has ended."""
+    def _drop_ended_job(self) -> None:
         if self.run is not None and self.run.ended:
             self.run = None
             for member in self.members.values():
                 member.leave_job()
 
-    def _stamped(self, clock: Clock) -> list[Effect]:
-        """The effects, with the time at which a job ended."""
+    def _take_effects(self, clock: Clock) -> list[Effect]:
+        """Return the effects, with the end time set in the records of jobs that have ended."""
         effects = self._out.take()
         for effect in effects:
             if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING):
@@ -242,9 +252,15 @@ class AggregatorCore:
 
     def _worker_connected(self, event: WorkerConnected, now: float) -> None:
         hello = event.hello
-        reason = self._why_not(hello, now)
-        if reason:
-            self._out.put(CloseWorker(event.session, reason))
+        refusal = check_hello(
+            hello,
+            epoch=self.epoch,
+            members=self.members.values(),
+            now=now,
+            silent_seconds=self.timeouts.silent,
+        )
+        if refusal is not None:
+            self._out.put(CloseWorker(event.session, str(refusal)))
             return
         for old in [each for each in self.members.values() if each.name == hello.name]:
             self._close(old, "replaced by a newer connection of the same worker", now)
@@ -254,39 +270,13 @@ class AggregatorCore:
             ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))
         )
         if self.run is not None:
-            self.run.join(member)
+            self.run.job_members.join(member)
 
-    def _why_not(self, hello: pb.Hello, now: float) -> str:
-        """Why this worker is turned away; empty if it is welcome."""
-        if hello.protocol != PROTOCOL_VERSION:
-            return (
-                f"worker {hello.name} speaks protocol {hello.protocol}, this aggregator {PROTOCOL_VERSION}; "
-                "install the same version of Tiermesh on both"
-            )
-        if hello.role != "worker":
-            return f"{hello.name} says that it is a {hello.role!r}; only workers attend an aggregator"
-        if hello.epoch_seen > self.epoch:
-            return (
-                f"worker {hello.name} has obeyed epoch {hello.epoch_seen}, this aggregator is of epoch "
-                f"{self.epoch}: a newer one has taken over; stop this one"
-            )
-        if (hello.shard_index, hello.shard_count) != (0, 1):
-            return f"worker {hello.name} asks for shard {hello.shard_index} of {hello.shard_count}; expected 0 of 1"
-        for other in self.members.values():
-            silent = now - other.heard_seconds
-            namesake = other.name == hello.name and other.incarnation != hello.incarnation
-            if namesake and silent < self.timeouts.silent:
-                return (
-                    f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
-                    "give this one another --name"
-                )
-        return ""
-
-    def _exchange_opened(self, session: int, now: float) -> None:
+    def _data_stream_opened(self, session: int, now: float) -> None:
         member = self.members.get(session)
         if member is None:
             return
-        member.exchange = True
+        member.has_data_stream = True
         if self.run is not None:
             self.run.dispatch(now)
 
@@ -307,7 +297,7 @@ class AggregatorCore:
         body = event.body
         if isinstance(body, pb.Hello | pb.Heartbeat) or event.epoch != self.epoch:
             return
-        if self.run is None or self.run.ended or body.job != self.run.job.id or member.refused:
+        if self.run is None or self.run.ended or body.job != self.run.job.id or member.refusal is not None:
             return
         match body:
             case pb.Ready():
@@ -326,20 +316,23 @@ class AggregatorCore:
                 elif body.lease:
                     self.run.failed(member, body, now)
                 else:
-                    self.run.refuse(member, body.reason, now)
+                    self.run.refuse(member, Refusal(body.reason), now)
                 if not self.run.ended:
                     self.run.dispatch(now)
 
     def _excuse_own_absence(self, monotonic_seconds: float) -> None:
-        """Whoever seems silent or slow because this process was stopped is not: what they sent waits to be read."""
-        looked = self._looked_seconds
-        if looked is not None and monotonic_seconds - looked > self.heartbeat_seconds:
-            self._absent_seconds += monotonic_seconds - looked
-            self._looked_seconds = monotonic_seconds
+        """Stop the own time for as long as this process was stopped.
+
+        Workers that seem silent or slow then are not: their messages wait to be read.
+        """
+        last = self._last_tick_seconds
+        if last is not None and monotonic_seconds - last > self.heartbeat_seconds:
+            self._stopped_seconds += monotonic_seconds - last
+            self._last_tick_seconds = monotonic_seconds
 
     def _own_time(self, monotonic_seconds: float) -> float:
-        """The time by which everybody else is measured: it stands still while this process is stopped."""
-        return monotonic_seconds - self._absent_seconds
+        """Return the time by which peers are measured, which excludes time in which this process was stopped."""
+        return monotonic_seconds - self._stopped_seconds
 
     def _ticked(self, now: float) -> None:
         for member in list(self.members.values()):
@@ -348,7 +341,7 @@ class AggregatorCore:
                 self._close(member, f"silent for {silent:.1f} s", now)
         if self.run is not None and not self.run.ended:
             self.run.tick(now)
-        self._optimizer_wait.look(self._owed_by_optimizer(), now)
+        self._optimizer_wait.update(self._owed_by_optimizer(), now)
 
     # ---- the optimizer ----
 
@@ -358,7 +351,7 @@ class AggregatorCore:
             return
         if self.run is None or self.run.job.id != body.job:
             if isinstance(body, pb.CheckpointWritten):
-                self._written_late(body)
+                self._record_late_checkpoint(body)
             return
         match body:
             case pb.OptimizerStatus():
@@ -368,30 +361,32 @@ class AggregatorCore:
             case pb.CheckpointWritten():
                 self.run.checkpoint_written(body)
             case pb.CheckpointMissed():
-                self.run.report.checkpoint_missed(body)
+                self.run.report.record_missed_checkpoint(body)
             case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
-    def _written_late(self, written: pb.CheckpointWritten) -> None:
-        """A job had ended while this was being written; the one that its record names may be gone by now."""
+    def _record_late_checkpoint(self, written: pb.CheckpointWritten) -> None:
+        """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now."""
         record = self.records.get(written.job)
         if record is None or record.job.state in (QUEUED, RUNNING):
             return
         job = record.job
         if not job.checkpoint or written.step > job.checkpoint_step:
-            name_checkpoint(job, written)
-            self._out.put(SaveJob(_copy(job), record.spec_json, record.fingerprint))
-            self._out.put(
-                Note("checkpoint", f"checkpoint of step {written.step}: {written.path}", _copy(job))
-            )
+            set_checkpoint(job, written)
+            self._save(record)
+            self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))
 
     # ---- jobs ----
 
+    def _save(self, record: Record) -> None:
+        self._out.put(SaveJob(copy_job(record.job), record.spec_json, record.fingerprint))
+
     def _submitted(self, event: Submitted) -> None:
         event.job.state, event.job.steps = QUEUED, event.plan.steps
-        self.records[event.job.id] = Record(event.job, event.spec_json, event.plan, {})
-        self._out.put(SaveJob(_copy(event.job), event.spec_json, {}))
-        self._out.put(Note("state", f"queued: {event.job.name}", _copy(event.job)))
+        record = Record(event.job, event.spec_json, event.plan, {})
+        self.records[event.job.id] = record
+        self._save(record)
+        self._out.put(Note("state", f"queued: {event.job.name}", copy_job(event.job)))
 
     def _cancel(self, job: str) -> None:
         if self.run is not None and self.run.job.id == job:
@@ -400,11 +395,11 @@ class AggregatorCore:
         record = self.records.get(job)
         if record is not None and record.job.state == QUEUED:
             record.job.state, record.job.detail = CANCELLED, "cancelled by request while queued"
-            self._out.put(SaveJob(_copy(record.job), record.spec_json, record.fingerprint))
-            self._out.put(Note("state", "cancelled", _copy(record.job)))
+            self._save(record)
+            self._out.put(Note("state", "cancelled", copy_job(record.job)))
 
-    def _next_job(self, now: float, unix_seconds: float) -> None:
-        """Start what was running when the previous epoch ended, else the oldest job in the queue."""
+    def _start_next_job(self, now: float, unix_seconds: float) -> None:
+        """Start the job that was running when the previous epoch ended, else the oldest one in the queue."""
         if self.run is not None:
             return
         waiting = [each for each in self.records.values() if each.job.state in (RUNNING, QUEUED)]
@@ -414,30 +409,21 @@ class AggregatorCore:
         if not record.job.started_seconds:
             record.job.started_seconds = unix_seconds
         self.run = RunningJob(
-            record.job,
-            record.spec_json,
-            record.plan,
-            record.fingerprint,
+            record,
             epoch=self.epoch,
             timeouts=self.timeouts,
-            lanes=self._lanes,
+            shards=self._shards,
             new_lease=self._new_lease,
             members=self.members,
             out=self._out,
             now=now,
         )
-        self.run.report.begun()
+        self.run.report.begin()
         for member in self.members.values():
-            self.run.join(member)
+            self.run.job_members.join(member)
         if self.optimizer:
             self.run.open()
 
     def _new_lease(self) -> int:
         self._last_lease += 1
         return self._last_lease
-
-
-def _copy(job: Job) -> Job:
-    copy = Job()
-    copy.CopyFrom(job)
-    return copy

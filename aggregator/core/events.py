@@ -1,6 +1,6 @@
-"""What goes into the aggregator's core and what comes out of it.
+"""Inputs and effects of the aggregator's core.
 
-Inputs tell what happened; effects tell the service what to do, in order. Both are plain data, so that a run can be
+An input says what happened. An effect says what the service must do. Both are plain data, so that a run can be
 recorded and replayed (services/runtime/recording.py).
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from aggregator.core.verification.opinions import CheckOutcome
 from protos.cluster_pb2 import Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
@@ -22,7 +23,7 @@ from services.tensors.reduction_tree import Node
 
 @dataclass(frozen=True)
 class Submitted:
-    """A person submitted a job."""
+    """A user submitted a job."""
 
     job: Job
     spec_json: str
@@ -30,8 +31,8 @@ class Submitted:
 
 
 @dataclass(frozen=True)
-class CancelAsked:
-    """A person cancels a job."""
+class CancelRequested:
+    """A user cancels a job."""
 
     job: str
 
@@ -52,14 +53,14 @@ class OptimizerLost:
 
 @dataclass(frozen=True)
 class FromOptimizer:
-    """A control message of the optimizer."""
+    """A control message from the optimizer."""
 
     body: OptimizerBody
 
 
 @dataclass(frozen=True)
 class WeightsArrived:
-    """A chunk of weights came from the optimizer."""
+    """A chunk of weights arrived from the optimizer."""
 
     header: ChunkHeader
 
@@ -73,7 +74,7 @@ class WorkerConnected:
 
 
 @dataclass(frozen=True)
-class ExchangeOpened:
+class DataStreamOpened:
     """The worker's data stream is up."""
 
     session: int
@@ -89,7 +90,7 @@ class WorkerLost:
 
 @dataclass(frozen=True)
 class FromWorker:
-    """A control message of a worker, under the epoch that it obeys."""
+    """A control message from a worker, with the epoch the worker obeys."""
 
     session: int
     epoch: int
@@ -98,12 +99,12 @@ class FromWorker:
 
 @dataclass(frozen=True)
 class ChunkArrived:
-    """A chunk of a gradient or of initial weights came from a worker; its bytes match its header.
+    """A chunk of a gradient or of initial weights arrived from a worker; its bytes match its header.
 
     Attributes:
-        session: of the worker.
-        header: of the chunk.
-        in_place: whether it is read in the worker's own memory, where it stays until the COMMIT and costs none here.
+        session: The worker's session.
+        header: The chunk's header.
+        in_place: Whether the payload stays in memory that the worker shares, and so costs none here until COMMIT.
     """
 
     session: int
@@ -113,18 +114,18 @@ class ChunkArrived:
 
 @dataclass(frozen=True)
 class Ticked:
-    """Time went by."""
+    """Some time has passed."""
 
 
 Input = (
     Submitted
-    | CancelAsked
+    | CancelRequested
     | OptimizerConnected
     | OptimizerLost
     | FromOptimizer
     | WeightsArrived
     | WorkerConnected
-    | ExchangeOpened
+    | DataStreamOpened
     | WorkerLost
     | FromWorker
     | ChunkArrived
@@ -136,7 +137,7 @@ Input = (
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Put the job on disk before any effect that follows."""
+    """Write the job to disk before any later effect is carried out."""
 
     job: Job
     spec_json: str
@@ -153,7 +154,7 @@ class ToWorker:
 
 @dataclass(frozen=True)
 class CloseWorker:
-    """End a worker's streams, telling it why."""
+    """Close a worker's streams, with the reason as the status text."""
 
     session: int
     reason: str
@@ -168,7 +169,7 @@ class ToOptimizer:
 
 @dataclass(frozen=True)
 class Keep:
-    """Keep the payload that just arrived as the sum of `node`."""
+    """Store the payload that just arrived as the sum of `node`."""
 
     chunk: int
     node: Node
@@ -176,7 +177,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget the kept sum of `node`."""
+    """Delete the stored sum of `node`."""
 
     chunk: int
     node: Node
@@ -184,7 +185,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Merge:
-    """Add two kept sums into that of their parent."""
+    """Add two stored sums and store the result as their parent's sum."""
 
     chunk: int
     left: Node
@@ -194,7 +195,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Forward:
-    """Send the kept sum of `node` on to the optimizer under this header, and forget it."""
+    """Send the stored sum of `node` to the optimizer under this header, then delete it."""
 
     header: ChunkHeader
     node: Node
@@ -202,16 +203,16 @@ class Forward:
 
 @dataclass(frozen=True)
 class DropAll:
-    """Forget every kept sum."""
+    """Delete every stored sum."""
 
 
 SumEffect = Keep | Drop | DropAll | Merge | Forward
-"""What is done with payloads on their way up."""
+"""Effects on payloads that travel from workers to the optimizer."""
 
 
 @dataclass(frozen=True)
 class StoreWeights:
-    """Keep the payload that just arrived from the optimizer as this chunk of the newest weights."""
+    """Store the payload that just arrived from the optimizer as this chunk of the newest weights."""
 
     header: ChunkHeader
     elements: int
@@ -219,7 +220,7 @@ class StoreWeights:
 
 @dataclass(frozen=True)
 class Note:
-    """Tell people: one line for the job's log and its watchers."""
+    """Publish one line to the job's log and its watchers."""
 
     kind: str
     text: str
@@ -229,11 +230,11 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """A check of a micro-batch is closed: passed, faulty, undecided or abandoned. For the metrics."""
+class CheckClosed:
+    """Count the outcome of a micro-batch's check in the metrics."""
 
     job: str
-    outcome: str
+    outcome: CheckOutcome
 
 
 Effect = (
@@ -248,7 +249,7 @@ Effect = (
     | DropAll
     | StoreWeights
     | Note
-    | Verified
+    | CheckClosed
 )
 
 

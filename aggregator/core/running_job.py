@@ -1,32 +1,34 @@
-"""The running job's part of the aggregator's core: initialise, train, evaluate, checkpoint. Pure.
+"""One running job: initialise, train, evaluate, checkpoint.
 
-One step: workers are granted nodes of the reduction tree of (generation, step), as soon as its weights begin to stream
-to them; their chunks are merged and passed on; the optimizer commits and its new weights come back; they are sent to
-every worker.
+One training step goes like this. Workers get leases for nodes of the reduction tree of (generation, step) as soon as
+its weights begin to stream to them. Their chunks are merged and passed on to the optimizer. The optimizer commits,
+and its new weights are sent to every worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from aggregator.core.events import DropAll, Outbox, ToOptimizer
-from aggregator.core.job_report import JobReport
-from aggregator.core.leasing.evaluation import MOST_BATCHES, Evaluation
-from aggregator.core.leasing.failures import MOST_FAILURES, FailedWork, LeaseFailures
+from aggregator.core.job_report import JobReport, Record
+from aggregator.core.leasing.evaluation import Evaluation
+from aggregator.core.leasing.failures import LeasedWork, LeaseFailures
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.exclusions import Exclusions
+from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from aggregator.core.membership.quorum import Quorum
 from aggregator.core.sums.chunk_router import ChunkRouter
 from aggregator.core.sums.step_sum import StepSum
 from aggregator.core.verification.checks import Finding
-from aggregator.core.verification.opinions import sampled
+from aggregator.core.verification.opinions import sample_micro_batches
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, Job, JobState
+from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
-from services.protocol.plan import JobPlan
+from services.errors import Refusal
+from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import Layout
@@ -34,36 +36,62 @@ from services.timeouts import Timeouts
 
 
 class RunningJob:
-    """One running job."""
+    """The state of the running job.
+
+    Args:
+        record: The job; its `job` is updated in place.
+        epoch: The aggregator's epoch.
+        timeouts: The cluster's timeouts.
+        shards: The number of processes that share the chunks.
+        new_lease: Returns a lease id that was never used before.
+        members: The connected workers, by session.
+        out: Takes the effects.
+        now: The time, on the monotonic clock.
+
+    Attributes:
+        job: The job's record.
+        plan: What the aggregator needs to know of the job's configuration.
+        members: The connected workers, by session.
+        job_members: Admits workers to the job and refuses them.
+        report: Saves the job's record and publishes events.
+        quorum: Whether the job has enough workers.
+        lease_book: The leases of its workers.
+        router: Its chunks on their way.
+        elements: The number of elements in the layout; 0 before it is known.
+        chunks: The number of chunks in the layout; 0 before it is known.
+        version: The version of the newest weights; None before there are any.
+        optimizer_state: What the optimizer said last; STATE_UNSPECIFIED until it answers Open.
+    """
 
     def __init__(
         self,
-        job: Job,
-        spec_json: str,
-        plan: JobPlan,
-        fingerprint: Mapping[str, str],
+        record: Record,
         *,
         epoch: int,
         timeouts: Timeouts,
-        lanes: int,
+        shards: int,
         new_lease: Callable[[], int],
         members: Mapping[int, Member],
         out: Outbox,
         now: float,
     ) -> None:
-        self.job = job
-        self.plan = plan
-        self.admission = Admission(exact=plan.exact, fingerprint=fingerprint, timeouts=timeouts, now=now)
-        self.report = JobReport(job, spec_json, self.admission, out)
-        self.quorum = Quorum(
-            plan.min_workers, members, self.admission, lambda text: self.report.note("member", text)
+        self.job = job = record.job
+        self.plan = plan = record.plan
+        self.members = members
+        self._admission = Admission(
+            exact=plan.exact, fingerprint=record.fingerprint, timeouts=timeouts, now=now
         )
-        self.orders = WorkerOrders(job.id, new_lease, out)
+        self.report = JobReport(job, record.spec_json, self._admission, out)
+        self.quorum = Quorum(
+            plan.min_workers, members, self._admission, lambda text: self.report.note("member", text)
+        )
+        self._orders = WorkerOrders(job.id, new_lease, out)
         self.lease_book = LeaseBook(
-            timeouts, members, self.orders, self.report, out, checked=bool(plan.verify_fraction)
+            timeouts, members, self._orders, self.report, out, checked=bool(plan.verify_fraction)
         )
         self._failures = LeaseFailures()
         self._exclusions = Exclusions(job)
+        self.job_members = JobMembers(members, self._admission, self._exclusions, self._orders, self.report)
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
@@ -72,10 +100,9 @@ class RunningJob:
         self._evaluation_batches: int | None = None
         self._checkpoint: Version | None = None
         self._tokens_per_micro_batch = 0
-        self._members = members
-        self._lanes = lanes
+        self._shards = shards
         self._out = out
-        job.state, job.steps, job.phase = RUNNING, plan.steps, "initialise"
+        job.state, job.steps, job.phase = RUNNING, plan.steps, JobPhase.INITIALISE.value
 
     # ---- the job ----
 
@@ -84,210 +111,184 @@ class RunningJob:
         """Whether the job is over."""
         return bool(self.job.state != RUNNING)
 
+    @property
+    def phase(self) -> JobPhase | None:
+        """The phase in the job's record; None once the job is over."""
+        return JobPhase(self.job.phase) if self.job.phase else None
+
+    def _set_phase(self, phase: JobPhase) -> None:
+        self.job.phase = phase.value
+
     def end(self, state: JobState, detail: str) -> None:
-        """End the job; workers and optimizer drop it."""
-        self.report.ended(state, detail)
-        for session in self._members:
-            self.orders.leave(session, detail)
+        """End the job and have workers and optimizer drop it."""
+        self.report.end(state, detail)
+        for session in self.members:
+            self._orders.leave(session, detail)
         self._out.put(ToOptimizer(pb.Close(job=self.job.id)))
         self._out.put(DropAll())
 
-    def waits_for(self, now: float) -> str:
-        """What the job waits for, for people."""
-        able = self.lease_book.able()
-        if self.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
-            return "the optimizer's answer"
-        missed = f"; {self.job.detail}" if self.job.detail else ""
-        if self.job.phase == "checkpoint":
-            return f"the optimizer to write the checkpoint of step {self.job.step}{missed}"
-        if short := self.quorum.waits_for(now):
-            return short
-        if self.job.phase == "train" and self.lease_book.sum is None:
-            return f"the optimizer to start step {self.job.step} over"
-        if not self._members:
-            return "workers: none is connected"
-        if not able:
-            return "workers to build the job: " + ", ".join(
-                f"{member.name} ({member.refused or member.unfit or member.describe()})"
-                for member in self._members.values()
-            )
-        holders = sum(member.holds == self.version for member in able)
-        hold = f"{holders} of {len(able)} workers hold its weights"
-        return f"{self.job.phase} of step {self.job.step}; {hold}{missed}"
-
     # ---- the optimizer ----
 
-    def owed_by_optimizer(self) -> str:
-        """What the job waits for the optimizer to do, for people; empty: nothing."""
-        if self.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
-            return "an answer: where it stands"
-        if self.job.phase == "checkpoint":
-            return "the last checkpoint"
-        if self.job.phase == "train" and self.lease_book.sum is None:
-            return "to start over"
-        if self.version is not None and self.router.weights.prefix < self.chunks:
-            return "the weights"
-        step_sum = self.lease_book.sum
-        return "the update" if step_sum is not None and step_sum.coverage.complete else ""
-
     def open(self) -> None:
-        """The link to the optimizer is up: ask where it stands."""
+        """Ask the optimizer, whose link has come up, which version it has."""
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
         void = self._exclusions.void_checkpoints() if self.plan.on_faulty == "go_back" else ()
-        ask = pb.Open(
+        request = pb.Open(
             job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
         )
-        self._out.put(ToOptimizer(ask))
+        self._out.put(ToOptimizer(request))
 
-    def optimizer_status(self, optimizer_status: pb.OptimizerStatus, now: float) -> None:
-        """The optimizer says where it stands."""
-        self.optimizer_state = optimizer_status.state
-        if optimizer_status.state == pb.OptimizerStatus.EMPTY:
+    def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:
+        """Continue at the version that the optimizer reports."""
+        self.optimizer_state = status.state
+        if status.state == pb.OptimizerStatus.EMPTY:
             self._forget_weights()
             self.lease_book.end_initialisation()
-            self.admission.layout_hash = ""
+            self._admission.layout_hash = ""
             self.dispatch(now)
             return
-        version = Version(optimizer_status.generation, optimizer_status.step)
-        if optimizer_status.step > self.plan.steps:
-            self.end(
-                FAILED,
-                f"the optimizer stands at step {optimizer_status.step}, the job has {self.plan.steps} steps",
-            )
+        version = Version(status.generation, status.step)
+        if status.step > self.plan.steps:
+            self.end(FAILED, f"the optimizer is at step {status.step}, the job has {self.plan.steps} steps")
             return
         if (
-            optimizer_status.state == pb.OptimizerStatus.TRAINING
+            status.state == pb.OptimizerStatus.TRAINING
             and self.version is not None
             and version < self.version
         ):
-            return  # its weights, on the data stream, were faster
+            return  # stale: newer weights have already come on the data stream
         try:
-            layout = Layout.loads(optimizer_status.layout_json)
+            layout = Layout.loads(status.layout_json)
         except ValueError as error:
             self.end(FAILED, f"the optimizer's {error}; give all hosts the same version of Tiermesh")
             return
-        self.admission.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
-        for member in list(self._members.values()):
-            other = member.ready and self.admission.why_not_layout(member.layout_hash)
-            if other and not self.ended:
-                self.refuse(member, other, now)
+        self._admission.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
+        for member in list(self.members.values()):
+            refusal = self._admission.check_layout(member.layout_hash) if member.ready else None
+            if refusal is not None and not self.ended:
+                self.refuse(member, refusal, now)
         if self.ended:
             return
-        if optimizer_status.state == pb.OptimizerStatus.RECEIVING:
+        if status.state == pb.OptimizerStatus.RECEIVING:
             self._forget_weights()
             current = self.lease_book.initialisation
             if current is not None and current.described:
-                self.orders.resend(current.session, current.lease, optimizer_status.missing)
-        elif self._is_void(version, optimizer_status.missing):
-            self._start_over(version)
+                self._orders.resend(current.session, current.lease, status.missing)
         else:
-            self._continue_at(version, set(from_ranges(optimizer_status.missing, self.chunks)), now)
+            missing = set(from_ranges(status.missing, self.chunks))
+            # The checks of a sum that a previous aggregator began are unknown: it may contain wrong gradients.
+            unchecked = version != self.version and bool(self.plan.verify_fraction)
+            partial = 0 < sum(each.count for each in status.missing) < self.chunks
+            if self._exclusions.is_void(version) or (unchecked and partial):
+                self._start_over(version)
+            else:
+                self._continue_at(version, missing, now)
         if not self.ended:
             self.dispatch(now)
 
     def _forget_weights(self) -> None:
         self.version = None
-        self.lease_book.forget_step()
-        self.job.phase = "initialise"
+        self.lease_book.clear_step()
+        self._set_phase(JobPhase.INITIALISE)
         self.router.weights.begin(None, 0)
         self._out.put(DropAll())
 
     def _continue_at(self, version: Version, missing: set[int], now: float) -> None:
-        """The optimizer holds the weights of a version, and lacks these chunks of the step's sum."""
+        """Continue at the optimizer's version; `missing` are the chunks of the step's sum that it lacks."""
         if self.version is not None and version == self.version.following:
-            self._advance(now)  # the link broke under its COMMIT
+            self._advance(now)  # the link broke before its COMMIT arrived
         elif version != self.version:
             self._enter(version, now)
         if self.ended:
             return
-        if self.lease_book.sum is not None:
-            self.lease_book.reconcile(self.lease_book.sum, missing)
+        if self.lease_book.step_sum is not None:
+            self.lease_book.reconcile(self.lease_book.step_sum, missing)
         self.router.weights.begin(version, self.elements)
-        # Whoever has all weights of a version asks for those of the next, and gets them as soon as they are there.
+        # With all weights of this version, ask for the next one's, which come as soon as they exist.
         wanted = version.following if self.router.weights.prefix == self.chunks else version
-        ask = pb.SendWeights(job=self.job.id, generation=wanted.generation, step=wanted.step)
-        self._out.put(ToOptimizer(ask))
+        request = pb.SendWeights(job=self.job.id, generation=wanted.generation, step=wanted.step)
+        self._out.put(ToOptimizer(request))
 
     def _enter(self, version: Version, now: float) -> None:
-        """Continue at a version: whatever was under way for another one is void."""
-        self.report.entered(version)
+        """Continue at a version and drop the work of another one."""
+        self.report.enter(version)
         self.version = version
         self.lease_book.initialisation = None
         self._out.put(DropAll())
         self._next_phase(now)
 
     def commit(self, commit: pb.Commit, now: float) -> None:
-        """The optimizer decided a step."""
+        """Go on to the next step, since the optimizer has committed this one."""
         decided = Version(commit.generation, commit.step)
         if self.version == decided:
             self._advance(now)
             self.dispatch(now)
         if self.version == decided.following:
-            self.report.committed(commit, self.version, self.plan.wire)
+            self.report.note_commit(commit, self.version, self.plan.wire)
 
     def _advance(self, now: float) -> None:
-        """(generation, step) is committed; go on to step + 1."""
         assert self.version is not None
         self.version = self.version.following
         tokens = self._tokens_per_micro_batch * self.plan.micro_batches
-        step_sum = self.lease_book.sum
-        self.report.advanced(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
+        step_sum = self.lease_book.step_sum
+        self.report.advance(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
         self.router.weights.begin(self.version, self.elements)
         self._out.put(DropAll())
         self._next_phase(now)
 
     def _next_phase(self, now: float) -> None:
-        """Choose what is done with the weights of the current version."""
+        """Choose what to do with the weights of the current version."""
         assert self.version is not None
-        self.lease_book.forget_step()
+        self.lease_book.clear_step()
         step = self.version.step
-        due = self.plan.evaluates_at(step) and self.report.evaluated_step != step
-        if due and self._evaluation_batches != 0:
-            self.job.phase = "evaluate"
+        evaluation_due = self.plan.evaluates_at(step) and self.report.evaluated_step != step
+        if evaluation_due and self._evaluation_batches != 0:
+            self._set_phase(JobPhase.EVALUATE)
             if self._evaluation_batches is not None:
                 self.lease_book.evaluation = Evaluation(self._evaluation_batches)
         elif step >= self.plan.steps:
-            self.job.phase = "checkpoint"
+            self._set_phase(JobPhase.CHECKPOINT)
             self._finish_if_saved()
         else:
-            self.job.phase = "train"
-            room = self._lanes * self.plan.wire.gradients_per_float32
-            checked = sampled(self.job.id, step, self.plan.micro_batches, self.plan.verify_fraction)
-            step_sum = StepSum(self.version, self.plan.micro_batches, self.chunks, now, room, checked)
-            self.lease_book.begin(step_sum, now, planned=self.quorum.enough(now))
+            self._set_phase(JobPhase.TRAIN)
+            count, factor = self.plan.micro_batches, self._shards * self.plan.wire.gradients_per_float32
+            checked = sample_micro_batches(self.job.id, step, count, self.plan.verify_fraction)
+            step_sum = StepSum(self.version, count, self.chunks, now, factor, checked)
+            self.lease_book.begin_step(step_sum, now, plan=self.quorum.is_reached(now))
 
     def checkpoint_written(self, written: pb.CheckpointWritten) -> None:
-        """The optimizer has put a checkpoint on disk."""
+        """Record a checkpoint that is on disk, and finish the job if it is the last one."""
         self._checkpoint = Version(written.generation, written.step)
-        self.report.checkpoint_written(written)
+        self.report.record_checkpoint(written)
         self._finish_if_saved()
 
     def _finish_if_saved(self) -> None:
         saved = self._checkpoint
-        if self.job.phase == "checkpoint" and saved is not None and saved.step == self.plan.steps:
+        if self.phase is JobPhase.CHECKPOINT and saved is not None and saved.step == self.plan.steps:
             self.end(SUCCEEDED, f"finished {self.plan.steps} steps")
 
     # ---- chunks ----
 
     def chunk_arrived(self, member: Member, header: ChunkHeader, now: float, *, in_place: bool) -> None:
-        """A chunk came from a worker; stale ones are dropped, repeated ones harmless."""
+        """Route a chunk from a worker; drop a stale one."""
         if self.lease_book.check_chunk(member.session, header) is not None:
             return
         if header.kind == INITIAL_WEIGHTS:
-            self.router.initial(header)
+            self.router.route_initial_weights(header)
             return
-        step_sum, assignment = self.lease_book.sum, self.lease_book.trains(member.session, header.lease)
+        step_sum = self.lease_book.step_sum
+        assignment = self.lease_book.find_assignment(member.session, header.lease)
         assert step_sum is not None and assignment is not None
         if in_place and not member.in_place:
-            self.orders.window(member.session, step_sum, self.chunks)
+            self._orders.send_window(member.session, step_sum, self.chunks)
         member.in_place = in_place
         step_sum.blame(assignment, member.name, header.non_finite)
-        self.router.gradient(step_sum, assignment, header, self.elements)
+        self.router.route_gradient(step_sum, assignment, header, self.elements)
         if step_sum.widen():
-            self.lease_book.tell_window(step_sum)
+            self.lease_book.send_windows(step_sum)
 
     def weights_arrived(self, header: ChunkHeader, now: float) -> None:
-        """A chunk of weights came from the optimizer; one of the next version implies its COMMIT."""
+        """Store a chunk of weights from the optimizer; one of the next version implies its COMMIT."""
         version = Version(header.generation, header.step)
         if self.version is None or header.kind != WEIGHTS or header.index >= self.chunks:
             return
@@ -295,104 +296,73 @@ class RunningJob:
             self._advance(now)
             self.dispatch(now)
         if version == self.version == self.router.weights.version:
-            self.router.store(header)
+            self.router.store_weights(header)
 
     # ---- workers ----
 
-    def join(self, member: Member) -> None:
-        """Have a worker build the job, unless it was found faulty."""
-        member.leave_job()
-        if why := self._exclusions.why(member.name):
-            member.refused = why
-            self.orders.leave(member.session, why)
-            return
-        self.orders.join(member.session, self.report.spec_json)
-
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
-        """A worker has built the job."""
-        reason = self.admission.why_not(ready.layout_hash, ready.fingerprint)
-        if ready.evaluation_batches > MOST_BATCHES:
-            found = f"{ready.evaluation_batches} batches of held-out data"
-            reason = f"{found}, expected at most {MOST_BATCHES}; raise batch_size"
-        if reason:
-            self.refuse(member, reason, now)
+        """Admit a worker that has built the job, or refuse it."""
+        refusal = self.job_members.admit(member, ready)
+        if refusal is not None:
+            self.refuse(member, refusal, now)
             return
-        if not self.admission.fingerprint:
-            self.admission.fingerprint = dict(ready.fingerprint)
-            self.report.save()
-        self.admission.admitted(member.name)
-        member.ready, member.layout_hash, member.unfit = True, ready.layout_hash, ""
-        member.holds = Version(ready.generation, ready.step) if ready.holds else None
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         if self._evaluation_batches is None:
             self._evaluation_batches = ready.evaluation_batches
-            if self.job.phase == "evaluate":
+            if self.phase is JobPhase.EVALUATE:
                 self._next_phase(now)
-        differing = self.admission.differences(ready.fingerprint)
-        accepted = f", with what the job accepts (`exact: false`): {differing}" if differing else ""
-        self.report.note("member", f"worker {member.name} is ready{accepted}")
+        self.job_members.note_admission(member, ready)
         if not self.ended:
             self.dispatch(now)
 
-    def refuse(self, member: Member, reason: str, now: float) -> None:
-        """A worker takes no part in this job."""
-        member.ready, member.refused, member.unfit = False, reason, ""
-        self.admission.refused(member.name)
+    def refuse(self, member: Member, refusal: Refusal, now: float) -> None:
+        """Send a worker away and release its leases."""
+        self.job_members.refuse(member, refusal)
         self.lease_book.abandon(member, now)
-        self.report.note("member", f"worker {member.name} takes no part: {reason}")
-        self.orders.leave(member.session, reason)
         self._end_if_hopeless(now)
 
-    def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
-        """A worker could not do a lease: others have it, or itself; but not for ever."""
-        step_sum = self.lease_book.sum
-        if step_sum is not None and self.lease_book.checks.failed(
-            step_sum, member, failure.lease, failure.reason
-        ):
-            return
-        parts = self.lease_book.failed(member.session, failure.lease, now)
-        if parts is None:
-            return
-        hopeless = self._failures.add(member.name, self._work(parts), failure.reason)
-        if hopeless:
-            self.end(FAILED, hopeless)
-            return
-        member.failures += 1
-        if member.failures == MOST_FAILURES:
-            self.refuse(
-                member, f"{MOST_FAILURES} leases in a row failed, the last with: {failure.reason}", now
-            )
-            return
-        self.report.note("member", f"worker {member.name} failed in step {self.job.step}: {failure.reason}")
-
-    def _work(self, parts: range) -> FailedWork:
-        return FailedWork(self.job.phase, self.version, parts)
-
     def unfit(self, member: Member, reason: str, now: float) -> None:
-        """A worker can't open its mesh; it says Ready when it can."""
-        told, member.unfit = member.unfit, reason
-        self.admission.refused(member.name)
-        if told != reason:
-            self.report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
+        """Record that a worker can't open its mesh."""
+        self.job_members.mark_unfit(member, Refusal(reason))
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
-        members = self._members.values()
-        if self.admission.hopeless(members, now):
-            reasons = "; ".join(sorted(f"{each.name}: {each.refused or each.unfit}" for each in members))
-            self.end(FAILED, f"no worker can run it; {reasons}")
+        refusal = self.job_members.check_hope(now)
+        if refusal is not None:
+            self.end(FAILED, str(refusal))
 
-    def weights_loaded(self, member: Member, weights_loaded: pb.WeightsLoaded, now: float) -> None:
-        """A worker has complete weights of a version on its mesh."""
-        member.holds, member.stalled = Version(weights_loaded.generation, weights_loaded.step), False
-        step_sum = self.lease_book.sum
-        if step_sum is not None and member.holds == step_sum.version:
-            step_sum.begun(member.session, now)
+    def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
+        """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
+        step_sum = self.lease_book.step_sum
+        if step_sum is not None and self.lease_book.checks.record_failure(
+            step_sum, member, failure.lease, failure.reason
+        ):
+            return
+        indices = self.lease_book.release_failed(member.session, failure.lease, now)
+        if indices is None:
+            return
+        fault_of_job = self._failures.add(member.name, self._work(indices), failure.reason)
+        if fault_of_job is not None:
+            self.end(FAILED, fault_of_job)
+            return
+        refusal = self.job_members.count_failure(member, failure.reason)
+        if refusal is not None:
+            self.refuse(member, refusal, now)
+
+    def _work(self, indices: range) -> LeasedWork:
+        return LeasedWork(JobPhase(self.job.phase), self.version, indices)
+
+    def weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
+        """Record the version whose complete weights are on a worker's mesh."""
+        member.loaded_version, member.stalled = Version(loaded.generation, loaded.step), False
+        step_sum = self.lease_book.step_sum
+        if step_sum is not None and member.loaded_version == step_sum.version:
+            step_sum.restart_clock(member.session, now)
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
-        """The initialising worker says what its chunks will be."""
-        current = self.lease_book.initialises(member.session, description.lease)
+        """Pass the layout from the worker that makes the initial weights on to the optimizer."""
+        current = self.lease_book.find_initialisation(member.session, description.lease)
         if current is None:
             return
         current.described = True
@@ -400,24 +370,25 @@ class RunningJob:
         self._out.put(ToOptimizer(pb.Initialise(job=self.job.id, layout_json=layout, files=files)))
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
-        """A worker has computed a lease, whose chunks are on the way, or a check."""
-        step_sum = self.lease_book.sum
+        """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
+        step_sum = self.lease_book.step_sum
         if step_sum is None:
             return
-        assignment = self.lease_book.trains(member.session, computed.lease)
+        checks = self.lease_book.checks
+        assignment = self.lease_book.find_assignment(member.session, computed.lease)
         if assignment is None:
-            if self.lease_book.checks.answered(step_sum, member, computed.lease, computed.checksums):
+            if checks.record_answer(step_sum, member, computed.lease, computed.checksums):
                 member.failures = 0
                 self.dispatch(now)
             return
         assignment.computed, member.stalled, member.failures = True, False, 0
-        self._failures.done(self._work(assignment.node.micro_batches))
-        member.measured(assignment.node.count, computed.seconds)
-        self.lease_book.checks.told(step_sum, member.name, assignment, computed.checksums, now)
+        self._failures.clear(self._work(assignment.node.micro_batches))
+        member.record_lease(assignment.node.count, computed.seconds)
+        checks.record_checksums(step_sum, member.name, assignment, computed.checksums, now)
         self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
-        """A worker has evaluated a lease."""
+        """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
         version = Version(evaluated.generation, evaluated.step)
         evaluation = self.lease_book.evaluation
         if evaluation is None or version != self.version:
@@ -425,81 +396,73 @@ class RunningJob:
         batches = evaluation.finish(evaluated.lease, evaluated.losses)
         if batches is None:
             return
-        self._failures.done(self._work(batches))
+        self._failures.clear(self._work(batches))
         member.stalled, member.failures = False, 0
         if evaluation.complete:
-            self.report.evaluated(version, evaluation.loss)
+            self.report.record_evaluation(version, evaluation.loss)
             self._next_phase(now)
         if not self.ended:
             self.dispatch(now)
 
     def lost(self, member: Member, reason: str, now: float) -> None:
-        """A worker is gone (and no member any more); its leases are void."""
+        """Release the leases of a worker that is gone, and is no longer among the members."""
         self.lease_book.abandon(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.dispatch(now)
 
-    # ---- giving out work ----
+    # ---- granting leases ----
 
     def dispatch(self, now: float) -> None:
-        """Grant what can be granted."""
-        if self.job.phase != "checkpoint" and not self.quorum.enough(now):
+        """Grant every lease that can be granted now."""
+        if self.phase is not JobPhase.CHECKPOINT and not self.quorum.is_reached(now):
             return
         if self.version is None:
             if self.optimizer_state in (pb.OptimizerStatus.EMPTY, pb.OptimizerStatus.RECEIVING):
-                self.lease_book.initialise(now)
-        elif self.lease_book.sum is not None:
-            self.lease_book.train(self.lease_book.sum, now)
-            self._verify(self.lease_book.sum, now)
+                self.lease_book.grant_initialisation(now)
+        elif self.lease_book.step_sum is not None:
+            self.lease_book.grant_assignments(self.lease_book.step_sum, now)
+            self._verify(self.lease_book.step_sum, now)
         elif self.lease_book.evaluation is not None:
-            self.lease_book.evaluate(self.lease_book.evaluation, self.version, now)
+            self.lease_book.grant_evaluation(self.lease_book.evaluation, self.version, now)
+
+    def tick(self, now: float) -> None:
+        """Take back leases that are late, and grant what can be granted."""
+        self._end_if_hopeless(now)
+        if self.ended:
+            return
+        self.lease_book.release_late(self.version, now)
+        self.dispatch(now)
+
+    # ---- verification ----
 
     def _verify(self, step_sum: StepSum, now: float) -> None:
-        """Have checks made; the sum may be complete once all are closed."""
+        """Advance the step's checks; pass on the last chunk of its sum once all are closed."""
         if not step_sum.coverage.gated:
             return
-        finding = self.lease_book.checks.advance(
-            step_sum, [each for each in self.lease_book.able() if each.streamed], now
-        )
+        receivers = [each for each in self.lease_book.able_members() if each.receives_weights]
+        finding = self.lease_book.checks.advance(step_sum, receivers, now)
         if finding is not None:
             self._exclude(finding, now)
         elif step_sum.verified:
             self.router.open_gate(step_sum, self.elements)
 
     def _exclude(self, finding: Finding, now: float) -> None:
-        """Workers are faulty: they take no part any more, and nothing that was summed counts."""
+        """Exclude faulty workers and drop the step's sum, which may contain what they computed."""
         assert self.version is not None
-        self.lease_book.sum = None
+        self.lease_book.step_sum = None
         self._out.put(DropAll())
         self._exclusions.add(finding, self.version)
         self.report.save()
-        for member in list(self._members.values()):
-            if member.name in finding.workers and not self.ended:
-                self.refuse(member, self._exclusions.why(member.name), now)
+        for member in list(self.members.values()):
+            refusal = self._exclusions.find(member.name)
+            if member.name in finding.workers and refusal is not None and not self.ended:
+                self.refuse(member, refusal, now)
         if not self.ended:
             self._start_over(self.version)
 
     def _start_over(self, version: Version) -> None:
-        """Have the optimizer go back, or forget what is staged alone: its next Standing is of a later generation."""
-        if self.plan.on_faulty == "go_back" and self._exclusions.void(version):
+        """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""
+        if self.plan.on_faulty == "go_back" and self._exclusions.is_void(version):
             self.open()
         else:
             self._out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))
-
-    def _is_void(self, version: Version, missing: Iterable[pb.Range]) -> bool:
-        """Whether what the optimizer has of the step's sum may hold what a faulty worker made.
-
-        Of a sum that another aggregator began, nobody knows the checks any more.
-        """
-        if self._exclusions.void(version):
-            return True
-        unknown = version != self.version and bool(self.plan.verify_fraction)
-        return unknown and 0 < sum(each.count for each in missing) < self.chunks
-
-    def tick(self, now: float) -> None:
-        """Give leases that take too long to others, if there are idle ones."""
-        self._end_if_hopeless(now)
-        if self.ended:
-            return
-        self.lease_book.release_late(self.version, now)
-        self.dispatch(now)

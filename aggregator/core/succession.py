@@ -1,6 +1,6 @@
-"""Who leads and who may take over, as far as time decides it. Pure.
+"""Which aggregator leads and which may take over, as far as time decides it.
 
-A leader beats, and a standby looks; each by a clock of its own, since those of two hosts are never compared.
+A leader beats, and a standby looks. Each uses its own clock, since the clocks of two hosts are never compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from services.errors import Failed
 
 
 class Deposed(Failed):
-    """This aggregator leads no longer: another one has taken over, or may."""
+    """This aggregator no longer leads: another one has taken over, or may at any moment."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class LeaderSighting:
     """What a standby sees of the leader.
 
     Attributes:
-        epoch: of the leader; 0: nobody ever led.
-        beat: changes while the leader lives.
-        leader: its name.
-        takeover_seconds: for how long the beat must not change before a standby takes over; 0: it may at once.
-        known: whether the leader knew of this standby before; it beats for those that it knows of.
+        epoch: The leader's epoch; 0 if there never was a leader.
+        beat: A counter that changes while the leader lives.
+        leader: The leader's name.
+        takeover_seconds: Time without a beat after which a standby may take over; 0 for at once.
+        known: Whether the leader knew of this standby before; it beats only for standbys it knows.
     """
 
     epoch: int
@@ -35,10 +35,10 @@ class LeaderSighting:
 
 
 class Succession:
-    """When a standby takes over.
+    """Decides when a standby takes over.
 
     Args:
-        takeover_seconds: least time without a beat; the leader's own counts if that is longer.
+        takeover_seconds: Least time without a beat; the leader's own setting counts if it is longer.
     """
 
     def __init__(self, takeover_seconds: float) -> None:
@@ -46,35 +46,35 @@ class Succession:
         self._seen = (-1, -1)
         self._since_seconds = 0.0
 
-    def is_due(self, sight: LeaderSighting, now_seconds: float) -> bool:
-        """Take a look; whether the leader is gone."""
-        if not sight.takeover_seconds:
+    def is_due(self, sighting: LeaderSighting, now_seconds: float) -> bool:
+        """Record a sighting and return whether the leader is gone."""
+        if not sighting.takeover_seconds:
             return True
-        if (sight.epoch, sight.beat) != self._seen or not sight.known:
-            self._seen, self._since_seconds = (sight.epoch, sight.beat), now_seconds
-        return self.silent_seconds(now_seconds) > max(self._takeover_seconds, sight.takeover_seconds)
+        if (sighting.epoch, sighting.beat) != self._seen or not sighting.known:
+            self._seen, self._since_seconds = (sighting.epoch, sighting.beat), now_seconds
+        return self.silent_seconds(now_seconds) > max(self._takeover_seconds, sighting.takeover_seconds)
 
     def silent_seconds(self, now_seconds: float) -> float:
-        """How long no beat was seen."""
+        """Return for how long no new beat was seen."""
         return now_seconds - self._since_seconds
 
 
 class Standbys:
-    """Who stands by for a leader, by name.
+    """The standbys that a leader knows of, by name.
 
     Args:
-        forget_seconds: one that has not looked for this long is forgotten.
+        forget_seconds: Time without a look after which a standby is forgotten.
     """
 
     def __init__(self, forget_seconds: float) -> None:
         self._forget_seconds = forget_seconds
-        self._looked: dict[str, tuple[int, float]] = {}  # how often, and when that last changed
+        self._looked: dict[str, tuple[int, float]] = {}  # number of looks, and when it last changed
 
     def __bool__(self) -> bool:
         return bool(self._looked)
 
-    def saw(self, looks: Mapping[str, int], now_seconds: float) -> list[str]:
-        """Take how often each has looked; who is to be forgotten."""
+    def update(self, looks: Mapping[str, int], now_seconds: float) -> list[str]:
+        """Record each standby's number of looks; return the names to forget."""
         for name, count in looks.items():
             if self._looked.get(name, (-1, 0.0))[0] != count:
                 self._looked[name] = (count, now_seconds)
@@ -84,5 +84,5 @@ class Standbys:
         ]
 
     def silent_seconds(self, now_seconds: float) -> dict[str, float]:
-        """How long ago each looked."""
+        """Return for each standby how long ago it looked."""
         return {name: now_seconds - seconds for name, (_, seconds) in self._looked.items()}

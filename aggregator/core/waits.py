@@ -1,72 +1,31 @@
-"""Whom the running job waits for: role, peer, step, bucket and time of each wait. Pure."""
+"""What the running job waits for, as users see it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from aggregator.core.leasing.evaluation import Evaluation
-from aggregator.core.leasing.initialisation import Initialisation
-from aggregator.core.membership.members import Member
-from aggregator.core.sums.step_sum import StepSum
-from protos.jobs_pb2 import Job, Wait
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Wait
+from services.protocol.phases import JobPhase
 
-
-def waits_of(
-    job: Job,
-    initialisation: Initialisation | None,
-    step_sum: StepSum | None,
-    evaluation: Evaluation | None,
-    members: Mapping[int, Member],
-    now: float,
-) -> list[Wait]:
-    """The leases that workers owe to a job.
-
-    Of a step's sum they are those that owe something of its next bucket in the agreed order (last of the layout first),
-    and the checks that are under way.
-    """
-    waits: list[Wait] = []
-
-    def owed(what: str, session: int, since_seconds: float, bucket: int | None = None) -> None:
-        peer, seconds = members[session].name, now - since_seconds
-        waits.append(
-            Wait(
-                role="worker", peer=peer, job=job.id, step=job.step, bucket=bucket, what=what, seconds=seconds
-            )
-        )
-
-    if initialisation is not None:
-        owed("initial weights", initialisation.session, initialisation.since_seconds)
-    if step_sum is not None and not step_sum.coverage.complete:
-        coverage = step_sum.coverage
-        bucket = coverage.chunks - 1 - coverage.done_in_order(0)
-        for each in step_sum.assignments:
-            if each.session is not None and not coverage.covers(each.node, bucket):
-                node = span("micro-batch", each.node.first, each.node.count)
-                owed(f"gradients of {node}", each.session, each.since_seconds, bucket)
-    if step_sum is not None:
-        for check in step_sum.checks.values():
-            if check.lease:
-                owed(f"checksum of micro-batch {check.micro_batch}", check.session, check.since_seconds)
-    if evaluation is not None:
-        for lease in evaluation.leases.values():
-            owed(f"losses of {span('batch', lease.first, lease.count)}", lease.session, lease.since_seconds)
-    return waits
+if TYPE_CHECKING:
+    from aggregator.core.running_job import RunningJob
 
 
 class OptimizerWait:
-    """Since when the optimizer owes the running job what it owes."""
+    """The time for which the optimizer has owed the running job the same thing."""
 
     def __init__(self) -> None:
         self._owed: Wait | None = None
         self._since_seconds = 0.0
 
-    def look(self, owed: Wait | None, now: float) -> None:
-        """Take a look at what it owes: of which job and step, without the time; None: nothing."""
+    def update(self, owed: Wait | None, now: float) -> None:
+        """Record what the optimizer owes now, without its time; None for nothing."""
         if owed != self._owed:
             self._owed, self._since_seconds = owed, now
 
     def waits(self, owed: Wait | None, now: float) -> list[Wait]:
-        """The wait for it, if it owes this still: none that began after the last look."""
+        """Return the wait with its time; none if it began after the last `update`."""
         if owed is None or owed != self._owed:
             return []
         wait = Wait(seconds=now - self._since_seconds)
@@ -74,6 +33,45 @@ class OptimizerWait:
         return [wait]
 
 
-def span(what: str, first: int, count: int) -> str:
-    """Micro-batches or batches, as people read them."""
-    return f"{what} {first}" if count == 1 else f"{what}es {first}-{first + count - 1}"
+def describe_wait(run: RunningJob, now: float) -> str:
+    """Return one line on what a job waits for, while the optimizer is connected."""
+    if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
+        return "the optimizer's answer"
+    detail = f"; {run.job.detail}" if run.job.detail else ""
+    if run.phase is JobPhase.CHECKPOINT:
+        return f"the optimizer to write the checkpoint of step {run.job.step}{detail}"
+    shortage = run.quorum.describe_shortage(now)
+    if shortage is not None:
+        return shortage
+    if run.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
+        return f"the optimizer to start step {run.job.step} over"
+    if not run.members:
+        return "workers: none is connected"
+    able = run.lease_book.able_members()
+    if not able:
+        return "workers to build the job: " + ", ".join(
+            f"{member.name} ({member.describe()})" for member in run.members.values()
+        )
+    holders = sum(member.loaded_version == run.version for member in able)
+    return (
+        f"{run.job.phase} of step {run.job.step}; {holders} of {len(able)} workers hold its weights{detail}"
+    )
+
+
+def describe_optimizer_debt(run: RunningJob) -> str | None:
+    """Return what a job waits for the connected optimizer to do; None for nothing."""
+    if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
+        return "an answer: where it stands"
+    if run.phase is JobPhase.CHECKPOINT:
+        return "the last checkpoint"
+    step_sum = run.lease_book.step_sum
+    if run.phase is JobPhase.TRAIN and step_sum is None:
+        return "to start over"
+    if run.version is not None and run.router.weights.prefix < run.chunks:
+        return "the weights"
+    return "the update" if step_sum is not None and step_sum.coverage.complete else None
+
+
+def describe_range(unit: str, first: int, count: int) -> str:
+    """Return a range of micro-batches or batches as text, such as "batches 2-3"."""
+    return f"{unit} {first}" if count == 1 else f"{unit}es {first}-{first + count - 1}"

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import grpc
 
 from aggregator.core.aggregator import AggregatorCore
-from aggregator.core.events import ChunkArrived, ExchangeOpened, SumEffect
+from aggregator.core.events import ChunkArrived, DataStreamOpened, SumEffect
 from aggregator.data_plane.reduction import Reduction
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.optimizer_link import GradientLink
@@ -75,7 +75,7 @@ class LocalDataPlane:
         newest: NewestWeights,
         sessions: WorkerSessions,
         metrics: AggregatorMetrics,
-        feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
+        feed: Callable[[DataStreamOpened | ChunkArrived, TensorChunk | None], None],
         link: GradientLink,
         failed: Callable[[Exception], None],
         shared_memory: bool,

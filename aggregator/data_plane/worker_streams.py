@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from aggregator.core.events import ChunkArrived, ExchangeOpened
+from aggregator.core.events import ChunkArrived, DataStreamOpened
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal, Refused
@@ -66,7 +66,7 @@ class WorkerDataStreams:
         newest: NewestWeights,
         sessions: WorkerSessions,
         metrics: AggregatorMetrics,
-        feed: Callable[[ExchangeOpened | ChunkArrived, TensorChunk | None], None],
+        feed: Callable[[DataStreamOpened | ChunkArrived, TensorChunk | None], None],
         room: Callable[[], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
@@ -97,7 +97,7 @@ class WorkerDataStreams:
             )
             self._newest.links.append(link)
             await context.send_initial_metadata(link.metadata)
-            self._feed(ExchangeOpened(session.number), None)
+            self._feed(DataStreamOpened(session.number), None)
             await run_until_first_ends(
                 self._receive(session, context, link),
                 self._send(session, context, link),

@@ -111,7 +111,7 @@ class Leadership:
 
     def _renewed(self, looks: Mapping[str, int], began_seconds: float) -> None:
         known = set(self.standbys.silent_seconds(began_seconds))
-        self._forgotten = self.standbys.saw(looks, began_seconds)
+        self._forgotten = self.standbys.update(looks, began_seconds)
         for name in sorted(set(looks) - known):
             log.info("aggregator %s stands by", name)
         for name in sorted(known - set(looks)):

@@ -94,8 +94,8 @@ def test_who_says_nothing_is_not_waited_for(rogue: StockWorker) -> None:
     ("changed", "line"),
     [
         ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 2; install the same version"),
-        ({"role": "optimizer"}, "rogue says that it is a 'optimizer'; only workers attend an aggregator"),
-        ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator is of epoch 1"),
+        ({"role": "optimizer"}, "rogue says that its role is 'optimizer'"),
+        ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator's epoch is 1"),
         ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected 0 of 1"),
         ({"name": "worker-1"}, "a worker named worker-1 is connected already"),
     ],

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregator.core.aggregator import Record
 from aggregator.core.events import SaveJob
+from aggregator.core.job_report import Record
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job

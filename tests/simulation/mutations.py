@@ -36,9 +36,9 @@ def forgets_orphans(patch: pytest.MonkeyPatch) -> None:
 
 def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
     def chunk_arrived(self: RunningJob, member: Any, header: Any, now: float, *, in_place: bool) -> None:
-        if self.lease_book.sum is not None and self.lease_book.sum.assignments:
-            self.router.gradient(
-                self.lease_book.sum, self.lease_book.sum.assignments[0], header, self.elements
+        if self.lease_book.step_sum is not None and self.lease_book.step_sum.assignments:
+            self.router.route_gradient(
+                self.lease_book.step_sum, self.lease_book.step_sum.assignments[0], header, self.elements
             )
 
     patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
@@ -53,16 +53,16 @@ def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         RunningJob,
         "_advance",
-        lambda self, now: advance(self, now) if self.lease_book.sum is not None else None,
+        lambda self, now: advance(self, now) if self.lease_book.step_sum is not None else None,
     )
     # ... by an aggregator that does not know what its predecessor evaluated:
-    evaluated = JobReport.evaluated
+    record_evaluation = JobReport.record_evaluation
 
     def noted(self: Any, version: Version, loss: float) -> None:
         self.known = version.step
-        evaluated(self, version, loss)
+        record_evaluation(self, version, loss)
 
-    patch.setattr(JobReport, "evaluated", noted)
+    patch.setattr(JobReport, "record_evaluation", noted)
     patch.setattr(JobReport, "evaluated_step", property(lambda self: getattr(self, "known", None)))
 
 
@@ -215,13 +215,13 @@ def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
-    committed = JobReport.committed
+    note_commit = JobReport.note_commit
 
     def told(self: JobReport, *arguments: Any) -> None:
-        self._told = None
-        committed(self, *arguments)
+        self._reported_version = None
+        note_commit(self, *arguments)
 
-    patch.setattr(JobReport, "committed", told)
+    patch.setattr(JobReport, "note_commit", told)
 
 
 def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
 
 
 def grants_work_below_the_quorum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Quorum, "enough", lambda self, now: True)
+    patch.setattr(Quorum, "is_reached", lambda self, now: True)
 
 
 def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
@@ -257,14 +257,14 @@ def commits_before_all_is_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_what_a_liar_summed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Exclusions, "void", lambda self, version: False)
+    patch.setattr(Exclusions, "is_void", lambda self, version: False)
     patch.setattr(RunningJob, "_start_over", lambda self, version: self._next_phase(0.0))
 
 
 def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Check,
-        "told",
+        "add",
         lambda self, opinion: self.opinions.append(self.opinions[0] if self.opinions else opinion),
     )
 

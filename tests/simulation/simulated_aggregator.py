@@ -120,18 +120,16 @@ class SimulatedAggregator(Process):
         """No more sums than leases times window, which begins anew with each link that lost some of them."""
         run = self.core.run
         assert run is not None
-        if run.lease_book.sum is not None:
-            bound = len(run.lease_book.sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
+        if run.lease_book.step_sum is not None:
+            bound = len(run.lease_book.step_sum.assignments) * min(WINDOW_CHUNKS, run.chunks) * self._windows
             require(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def check_consistency(self) -> None:
         """The payloads kept are those that the core believes in."""
         run = self.core.run
         held: set[tuple[int, Node]] = set()
-        if run is not None and run.lease_book.sum is not None:
-            held = {
-                (chunk, node) for chunk, nodes in run.lease_book.sum.coverage._held.items() for node in nodes
-            }
+        if run is not None and run.lease_book.step_sum is not None:
+            held = run.lease_book.step_sum.coverage.stored_nodes()
         require(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
@@ -188,7 +186,7 @@ class SimulatedAggregator(Process):
         if not self.alive:
             return
         if header is None:
-            self.feed(ev.ExchangeOpened(link.session))
+            self.feed(ev.DataStreamOpened(link.session))
             return
         elements = self.core.expected_elements(header.job)
         if header.kind == INITIAL_WEIGHTS or elements is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from aggregator.core.events import CancelAsked, Note, Submitted
+from aggregator.core.events import CancelRequested, Note, Submitted
 from optimizer.core.events import Update
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
@@ -105,7 +105,7 @@ class SimulatedCluster:
         if idle > PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung):
             aggregator = self.aggregator
             waits = (
-                aggregator.core.waits_for(self.loop.now)
+                aggregator.core.describe_wait(self.loop.now)
                 if aggregator and aggregator.alive
                 else "no aggregator"
             )
@@ -151,7 +151,7 @@ class SimulatedCluster:
         if saved is not None and saved.job.state not in (QUEUED, RUNNING):
             return
         if self.aggregator is not None and self.aggregator.running:
-            self.aggregator.feed(CancelAsked(job))
+            self.aggregator.feed(CancelRequested(job))
         self.loop.after(1.0, self._cancel, job)
 
     # ---- processes ----

@@ -1,0 +1,1 @@
+"""Leases: the work that workers are given, and when it is taken back."""

@@ -1,57 +1,63 @@
-"""Leases that workers could not do: whether that is a worker's fault or the job's own. Pure."""
+"""Failed leases: whether the worker or the job itself is at fault."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.core.waits import span
+from aggregator.core.waits import describe_range
+from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 
 MOST_FAILURES = 3
-"""A worker of which so many leases fail in a row is refused."""
+"""Number of leases in a row that may fail before their worker is refused."""
 
 
 @dataclass(frozen=True)
-class FailedWork:
-    """What a lease asks for.
+class LeasedWork:
+    """The work of a lease.
 
     Attributes:
-        phase: of the job.
-        version: of the weights; None while there are none.
-        parts: micro-batches, or batches of held-out data.
+        phase: The job's phase.
+        version: The version of the weights; None before there are any.
+        indices: Micro-batches, or held-out batches in an evaluation.
     """
 
-    phase: str
+    phase: JobPhase
     version: Version | None
-    parts: range
+    indices: range
 
-    def overlaps(self, other: FailedWork) -> bool:
-        """Whether both ask for some of the same."""
+    def overlaps(self, other: LeasedWork) -> bool:
+        """Return whether both contain some of the same work."""
         alike = (self.phase, self.version) == (other.phase, other.version)
-        return alike and max(self.parts.start, other.parts.start) < min(self.parts.stop, other.parts.stop)
+        return alike and max(self.indices.start, other.indices.start) < min(
+            self.indices.stop, other.indices.stop
+        )
 
     def __str__(self) -> str:
         if self.version is None:
-            return "the making of the initial weights"
-        what = "batch" if self.phase == "evaluate" else "micro-batch"
-        return f"{span(what, self.parts.start, len(self.parts))} of step {self.version.step}"
+            return "making the initial weights"
+        unit = "batch" if self.phase is JobPhase.EVALUATE else "micro-batch"
+        return f"{describe_range(unit, self.indices.start, len(self.indices))} of step {self.version.step}"
 
 
 class LeaseFailures:
-    """Those of one job. Work that fails goes to others; what fails on a second worker too would fail on every one."""
+    """The failed leases of one job.
+
+    Failed work goes to another worker. If it fails there too, the job is at fault: it would fail on every worker.
+    """
 
     def __init__(self) -> None:
-        self._reasons: dict[tuple[str, FailedWork], str] = {}
+        self._reasons: dict[tuple[str, LeasedWork], str] = {}
 
-    def add(self, worker: str, work: FailedWork, reason: str) -> str:
-        """A worker could not do this. Returns what two of them say of it if it is the job's fault; else empty."""
-        known = {key: text for key, text in self._reasons.items() if key[1].version == work.version}
-        self._reasons = {**known, (worker, work): reason}
-        for (other, failed), text in known.items():
+    def add(self, worker: str, work: LeasedWork, reason: str) -> str | None:
+        """Record a failure; return both workers' reasons if the job is at fault, else None."""
+        current = {key: text for key, text in self._reasons.items() if key[1].version == work.version}
+        self._reasons = {**current, (worker, work): reason}
+        for (other, failed), text in current.items():
             if other != worker and failed.overlaps(work):
                 return f"{work} failed on two workers; {other}: {text}; {worker}: {reason}"
-        return ""
+        return None
 
-    def done(self, work: FailedWork) -> None:
-        """Somebody could do this: those who could not are to blame themselves."""
+    def clear(self, work: LeasedWork) -> None:
+        """Forget failures of work that a worker has now done: the job was not at fault."""
         self._reasons = {key: text for key, text in self._reasons.items() if not key[1].overlaps(work)}

@@ -1,4 +1,4 @@
-"""What the workers of a job are told, as messages. Pure."""
+"""Orders to the workers of a job, as messages."""
 
 from __future__ import annotations
 
@@ -15,40 +15,48 @@ from services.tensors.reduction_tree import Node
 
 
 class WorkerOrders:
-    """Grants leases, and takes them back.
+    """Sends the workers of a job their orders.
 
     Args:
-        job: id of the job.
-        new_lease: makes a lease id that was never used before.
-        out: takes the orders.
+        job: The job's id.
+        new_lease: Returns a lease id that was never used before.
+        out: Takes the orders.
     """
 
     def __init__(self, job: str, new_lease: Callable[[], int], out: Outbox) -> None:
-        self.job = job
+        self._job = job
         self._new_lease = new_lease
         self._out = out
 
-    def _tell(self, session: int, body: WorkerOrder) -> None:
+    def _send(self, session: int, body: WorkerOrder) -> None:
         self._out.put(ToWorker(session, body))
 
     def join(self, session: int, spec_json: str) -> None:
-        """Build the job."""
-        self._tell(session, pb.Join(job=self.job, spec_json=spec_json))
+        """Order a worker to build the job."""
+        self._send(session, pb.Join(job=self._job, spec_json=spec_json))
 
     def leave(self, session: int, reason: str) -> None:
-        """Drop the job."""
-        self._tell(session, pb.Leave(job=self.job, reason=reason))
+        """Order a worker to drop the job."""
+        self._send(session, pb.Leave(job=self._job, reason=reason))
 
     def initialise(self, session: int) -> int:
-        """Make the initial weights; returns the lease."""
+        """Lease making the initial weights to a worker; return the lease's id."""
         lease = self._new_lease()
-        self._tell(session, pb.Lease(job=self.job, lease=lease, phase=pb.INITIALISE))
+        self._send(session, pb.Lease(job=self._job, lease=lease, phase=pb.INITIALISE))
         return lease
 
     def train(
         self, session: int, step_sum: StepSum, assignment: Assignment, now: float, *, in_place: bool
     ) -> None:
-        """Compute what is missing of a node, if anything is; chunks read in place need no window."""
+        """Lease the missing chunks of a node to a worker; do nothing if none is missing.
+
+        Args:
+            session: The worker's session.
+            step_sum: The step's sum.
+            assignment: The assignment whose node is leased.
+            now: The time, on the monotonic clock.
+            in_place: Whether chunks are read in the worker's memory, so that they need no send window.
+        """
         missing = step_sum.coverage.missing(assignment.node)
         assignment.computed = not missing
         if not missing:
@@ -58,45 +66,45 @@ class WorkerOrders:
         if len(missing) < step_sum.coverage.chunks:
             lease.chunks.extend(to_ranges(missing))
         lease.checksums.extend(step_sum.checked_in(assignment.node))
-        self.window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.limit)
-        self._tell(session, lease)
+        self.send_window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.window_end)
+        self._send(session, lease)
 
     def verify(self, session: int, version: Version, micro_batch: int) -> int:
-        """Compute a micro-batch once more, for its gradient's checksum alone; returns the lease."""
+        """Lease a micro-batch to a second worker, for its gradient's checksum alone; return the lease's id."""
         lease = self._lease(version, self._new_lease(), pb.VERIFY, Node(micro_batch, 1))
         lease.checksums.append(micro_batch)
-        self._tell(session, lease)
+        self._send(session, lease)
         return lease.lease
 
     def evaluate(
         self, session: int, evaluation: Evaluation, version: Version, workers: int, now: float
     ) -> None:
-        """Evaluate the next held-out batches that nobody evaluates, if there are any."""
-        lease_book = evaluation.grant(self._new_lease(), session, workers, now)
-        if lease_book is not None:
-            self._tell(session, self._lease(version, lease_book.lease, pb.EVALUATE, lease_book))
+        """Lease the next free held-out batches to a worker, if some are free."""
+        granted = evaluation.grant(self._new_lease(), session, workers, now)
+        if granted is not None:
+            self._send(session, self._lease(version, granted.lease, pb.EVALUATE, granted))
 
-    def _lease(self, version: Version, lease: int, phase: pb.Phase, part: Node | EvaluationLease) -> pb.Lease:
+    def _lease(self, version: Version, lease: int, phase: pb.Phase, work: Node | EvaluationLease) -> pb.Lease:
         generation, step = version
         return pb.Lease(
-            job=self.job,
+            job=self._job,
             generation=generation,
             step=step,
             lease=lease,
             phase=phase,
-            first=part.first,
-            count=part.count,
+            first=work.first,
+            count=work.count,
         )
 
-    def window(self, session: int, step_sum: StepSum, limit: int) -> None:
-        """How far the chunks of a step may be sent."""
+    def send_window(self, session: int, step_sum: StepSum, end: int) -> None:
+        """Tell a worker how far it may send a step's chunks."""
         generation, step = step_sum.version
-        self._tell(session, pb.Window(job=self.job, generation=generation, step=step, limit=limit))
+        self._send(session, pb.Window(job=self._job, generation=generation, step=step, limit=end))
 
     def resend(self, session: int, lease: int, chunks: Iterable[pb.Range]) -> None:
-        """Send these chunks of a lease again."""
-        self._tell(session, pb.Resend(job=self.job, lease=lease, chunks=chunks))
+        """Order a worker to send chunks of a lease again."""
+        self._send(session, pb.Resend(job=self._job, lease=lease, chunks=chunks))
 
     def revoke(self, session: int, lease: int) -> None:
-        """Stop working on a lease."""
-        self._tell(session, pb.Revoke(job=self.job, lease=lease))
+        """Order a worker to stop working on a lease."""
+        self._send(session, pb.Revoke(job=self._job, lease=lease))

@@ -8,11 +8,15 @@ from types import MappingProxyType
 from services.tensors.reduction_tree import Node, children
 
 MAX_NODES_PER_WORKER = 2
-"""A worker holds the sum of each node it computes until COMMIT, so its memory grows with their number."""
+"""Limit of nodes per worker; a worker keeps the sum of each until COMMIT, so its memory grows with their number."""
+LEAST_GAIN = 0.98
+"""A finer split is taken only if it needs less than this fraction of the time: larger nodes mean fewer bytes."""
+
+NOTHING_BUSY: Mapping[int, float] = MappingProxyType({})
 
 
 def split_largest(nodes: Sequence[Node]) -> list[Node] | None:
-    """The nodes with the (first) largest one split into its children; None if all are single micro-batches."""
+    """Return the nodes with the first largest one split into its children; None if all are single micro-batches."""
     largest = max(nodes, key=lambda node: (node.count, -node.first))
     if largest.is_leaf:
         return None
@@ -20,21 +24,18 @@ def split_largest(nodes: Sequence[Node]) -> list[Node] | None:
     return [*nodes[:at], *children(largest), *nodes[at + 1 :]]
 
 
-NOBODY_BUSY: Mapping[int, float] = MappingProxyType({})
-
-
 def assign(
-    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOBODY_BUSY
+    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOTHING_BUSY
 ) -> tuple[float, dict[Node, int]]:
-    """Each node to the worker that would finish it first, largest node first.
+    """Assign each node to the worker that would finish it first, largest node first.
 
     Args:
-        nodes: to be computed.
-        speeds: of the workers, in micro-batches per second.
-        busy_seconds: for how long some of them have other work to do first.
+        nodes: The nodes to compute.
+        speeds: Micro-batches per second, by worker.
+        busy_seconds: How long a worker still computes other work; idle workers are absent.
 
     Returns:
-        The time at which the last worker is done, in seconds, and the worker of each node.
+        The seconds until the last worker is done, and the worker of each node.
     """
     busy_until = {worker: busy_seconds.get(worker, 0.0) for worker in sorted(speeds)}
     owners: dict[Node, int] = {}
@@ -46,17 +47,17 @@ def assign(
 
 
 def plan(
-    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOBODY_BUSY
+    nodes: Sequence[Node], speeds: Mapping[int, float], busy_seconds: Mapping[int, float] = NOTHING_BUSY
 ) -> dict[Node, int]:
-    """The nodes, split where that helps, and the worker of each: the split that is done soonest. See `assign`.
+    """Split the nodes where that helps, and return the worker of each piece.
 
-    Larger nodes mean fewer bytes to send, so of two splits that finish within 2 % the one with fewer nodes is taken.
+    The split that is done soonest wins. `assign` explains the arguments.
     """
     best_seconds, best = assign(nodes, speeds, busy_seconds)
     finer = split_largest(nodes)
     while finer is not None and len(finer) <= MAX_NODES_PER_WORKER * len(speeds):
         seconds, owners = assign(finer, speeds, busy_seconds)
-        if seconds < 0.98 * best_seconds:
+        if seconds < LEAST_GAIN * best_seconds:
             best_seconds, best = seconds, owners
         finer = split_largest(finer)
     return best

@@ -1,4 +1,4 @@
-"""Leases that take too long, given back so that others may have them. Pure."""
+"""Leases that take too long are taken back, so that other workers can have them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from aggregator.core.sums.step_sum import StepSum
 from services.timeouts import Timeouts
 
 STALLED_TIMES = 5
-"""A lease that takes longer than the `stall` rung, and than that many times what its worker's speed lets expect, goes
-to somebody else, if there is one."""
+"""Multiple of the expected duration after which a lease has stalled, unless the `stall` timeout is longer."""
 
 
 class Stalls:
-    """Of one job.
+    """The stalled leases of one job.
 
     Args:
-        timeouts: of the cluster.
-        members: those that are connected, by session.
-        orders: takes leases back.
-        report: is told.
+        timeouts: The cluster's timeouts.
+        members: The connected workers, by session.
+        orders: Sends revocations.
+        report: Publishes which worker has stalled.
     """
 
     def __init__(
@@ -34,11 +33,11 @@ class Stalls:
         self._orders = orders
         self._report = report
 
-    def stalled(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
-        """Whether a worker takes too long over a lease; if so, it is marked, and people are told."""
+    def mark_if_stalled(self, session: int, since_seconds: float, micro_batches: int, now: float) -> bool:
+        """Return whether a worker takes too long over a lease; if so, mark the worker and publish that."""
         member = self._members[session]
-        expected = micro_batches / member.speed if member.speed else 0.0
-        if now - since_seconds <= max(self._timeouts.stall, STALLED_TIMES * expected):
+        expected_seconds = micro_batches / member.speed if member.speed else 0.0
+        if now - since_seconds <= max(self._timeouts.stall, STALLED_TIMES * expected_seconds):
             return False
         member.stalled = True
         text = f"worker {member.name} stalled on step {self._report.job.step}; its work goes to others"
@@ -46,19 +45,19 @@ class Stalls:
         return True
 
     def release_gradients(self, step_sum: StepSum, now: float) -> None:
-        """Make nobody's what takes too long of a step."""
+        """Make orphans of a step's stalled assignments."""
         for each in step_sum.assignments:
             if each.session is None or each.computed:
                 continue
             work = sum(other.node.count for other in step_sum.of_session(each.session))
-            if self.stalled(each.session, each.since_seconds, work, now):
+            if self.mark_if_stalled(each.session, each.since_seconds, work, now):
                 if each.lease:
                     self._orders.revoke(each.session, each.lease)
                 step_sum.release(each, now)
 
     def release_losses(self, evaluation: Evaluation, now: float) -> None:
-        """Make nobody's what takes too long of an evaluation."""
+        """Free the batches of an evaluation's stalled leases."""
         for lease in list(evaluation.leases.values()):
-            if self.stalled(lease.session, lease.since_seconds, lease.count, now):
+            if self.mark_if_stalled(lease.session, lease.since_seconds, lease.count, now):
                 self._orders.revoke(lease.session, lease.lease)
                 evaluation.release(lease)

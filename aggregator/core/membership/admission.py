@@ -1,19 +1,31 @@
-"""Who may take part in a job: workers that build what the first one built, on what the same bits hang. Pure."""
+"""Which workers may take part in a job, and in the cluster.
+
+The first worker pins the job's fingerprint. A worker that differs from it could compute other bits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from aggregator.core.membership.members import Member
+from protos.cluster_pb2 import Hello
+from services.errors import Refusal
+from services.protocol.versions import PROTOCOL_VERSION
 from services.timeouts import Timeouts
 
 
 class Admission:
-    """What a job asks of its workers.
+    """What a job demands of its workers, and who meets it.
+
+    Args:
+        exact: Whether a worker's fingerprint must match the first one's.
+        fingerprint: The pinned fingerprint; empty before there is one.
+        timeouts: The cluster's timeouts.
+        now: The time, on the monotonic clock.
 
     Attributes:
-        fingerprint: of the first worker, which the job pins; empty until there was one.
-        layout_hash: of the job's layout; empty until it is known.
+        fingerprint: The first worker's fingerprint, which the job pins; empty before there is one.
+        layout_hash: The hash of the job's layout; empty before it is known.
     """
 
     def __init__(
@@ -22,59 +34,101 @@ class Admission:
         self.fingerprint = dict(fingerprint)
         self.layout_hash = ""
         self._exact = exact
-        self._unfit_seconds = timeouts.unfit  # a person may mend meshes meanwhile
-        self._fit: set[str] = set()
+        self._unfit_seconds = timeouts.unfit  # long enough for a person to repair a mesh
+        self._admitted: set[str] = set()
         self._unfit_since_seconds: float | None = None
         self._expected_until_seconds = now + timeouts.comeback if fingerprint else now
 
-    def why_not_layout(self, layout_hash: str) -> str:
-        """Why a worker that has built this layout can't take part; empty if it can."""
+    def check_layout(self, layout_hash: str) -> Refusal | None:
+        """Return why a worker that has built this layout can't take part; None if it can."""
         if self.layout_hash in ("", layout_hash):
-            return ""
-        return (
+            return None
+        return Refusal(
             f"its model's layout hash {layout_hash[:12]} differs from the job's {self.layout_hash[:12]}; "
             "give all hosts the same version of Tiermesh"
         )
 
-    def why_not(self, layout_hash: str, fingerprint: Mapping[str, str]) -> str:
-        """Why a worker that has built this can't take part; empty if it can."""
-        return self.why_not_layout(layout_hash) or self._why_not_fingerprint(fingerprint)
+    def check(self, layout_hash: str, fingerprint: Mapping[str, str]) -> Refusal | None:
+        """Return why a worker with this layout and fingerprint can't take part; None if it can."""
+        return self.check_layout(layout_hash) or self._check_fingerprint(fingerprint)
 
-    def _why_not_fingerprint(self, fingerprint: Mapping[str, str]) -> str:
-        differing = self.differences(fingerprint)
-        if not (self._exact and differing):
-            return ""
-        return f"fingerprint differs: {differing} (`exact: false` in the job would accept it)"
+    def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> Refusal | None:
+        differences = self.describe_differences(fingerprint)
+        if differences is None or not self._exact:
+            return None
+        return Refusal(f"fingerprint differs: {differences} (`exact: false` in the job would accept it)")
 
-    def differences(self, fingerprint: Mapping[str, str]) -> str:
-        """In what a worker differs from the job's first: chips, sizes, versions; empty if in nothing."""
+    def describe_differences(self, fingerprint: Mapping[str, str]) -> str | None:
+        """Return how a fingerprint differs from the job's, key by key; None if it doesn't."""
         if not self.fingerprint:
-            return ""
-        return "; ".join(
+            return None
+        differences = "; ".join(
             f"{key} is {fingerprint.get(key, 'absent')!r}, the job's is {self.fingerprint.get(key, 'absent')!r}"
             for key in sorted(fingerprint.keys() | self.fingerprint.keys())
             if fingerprint.get(key) != self.fingerprint.get(key)
         )
+        return differences or None
 
-    def admitted(self, name: str) -> None:
-        """A worker takes part."""
-        self._fit.add(name)
+    def admit(self, name: str) -> None:
+        """Count a worker among those that take part."""
+        self._admitted.add(name)
 
     def missing(self, present: Collection[str]) -> list[str]:
-        """Those that took part, aren't refused, and are not among these."""
-        return sorted(self._fit - set(present))
+        """Return the admitted workers that are not among the present ones."""
+        return sorted(self._admitted - set(present))
 
-    def refused(self, name: str) -> None:
-        """A worker takes no part (any more)."""
-        self._fit.discard(name)
+    def withdraw(self, name: str) -> None:
+        """Count a worker as taking no part, since it is refused or unfit."""
+        self._admitted.discard(name)
 
-    def hopeless(self, members: Collection[Member], now: float) -> bool:
-        """Whether all who are connected are refused, or unfit for long, and nobody who could take part is expected."""
-        able = any(not (member.refused or member.unfit) for member in members)
-        if able or not members or self._fit or now < self._expected_until_seconds:
+    def is_hopeless(self, members: Collection[Member], now: float) -> bool:
+        """Return whether no worker can take part: all are refused or long unfit, and no other is expected."""
+        able = any(member.refusal is None and member.unfit is None for member in members)
+        if able or not members or self._admitted or now < self._expected_until_seconds:
             self._unfit_since_seconds = None
             return False
         if self._unfit_since_seconds is None:
             self._unfit_since_seconds = now
-        unfit = any(member.unfit for member in members)
+        unfit = any(member.unfit is not None for member in members)
         return not unfit or now - self._unfit_since_seconds > self._unfit_seconds
+
+
+def check_hello(
+    hello: Hello, *, epoch: int, members: Iterable[Member], now: float, silent_seconds: float
+) -> Refusal | None:
+    """Return why a worker can't connect to this aggregator; None if it can.
+
+    Args:
+        hello: The worker's first message.
+        epoch: The aggregator's epoch.
+        members: The workers connected already.
+        now: The time, on the monotonic clock.
+        silent_seconds: Time without a message after which a connected worker no longer owns its name.
+    """
+    if hello.protocol != PROTOCOL_VERSION:
+        return Refusal(
+            f"worker {hello.name} speaks protocol {hello.protocol}, this aggregator {PROTOCOL_VERSION}; "
+            "install the same version of Tiermesh on both"
+        )
+    if hello.role != "worker":
+        return Refusal(
+            f"{hello.name} says that its role is {hello.role!r}; only workers connect to an aggregator"
+        )
+    if hello.epoch_seen > epoch:
+        return Refusal(
+            f"worker {hello.name} has obeyed epoch {hello.epoch_seen}, this aggregator's epoch is {epoch}: "
+            "a newer one has taken over; stop this one"
+        )
+    if (hello.shard_index, hello.shard_count) != (0, 1):
+        return Refusal(
+            f"worker {hello.name} asks for shard {hello.shard_index} of {hello.shard_count}; expected 0 of 1"
+        )
+    for other in members:
+        silent = now - other.heard_seconds
+        namesake = other.name == hello.name and other.incarnation != hello.incarnation
+        if namesake and silent < silent_seconds:
+            return Refusal(
+                f"a worker named {hello.name} is connected already (heard {silent:.1f} s ago); "
+                "give this one another --name"
+            )
+    return None

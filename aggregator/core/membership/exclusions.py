@@ -1,29 +1,30 @@
-"""Workers that a job has found faulty: they take no part in it any more, whatever restarts. Pure."""
+"""Workers that a job has found faulty: they take no part in it again, even after a restart."""
 
 from __future__ import annotations
 
 from aggregator.core.verification.checks import Finding
 from protos.cluster_pb2 import Void
 from protos.jobs_pb2 import Exclusion, Job
+from services.errors import Refusal
 from services.protocol.versions import Version
 
 
 class Exclusions:
-    """Of one job, in its record, which is on disk before anybody acts on it."""
+    """The excluded workers of one job, kept in its record, which is on disk before any exclusion takes effect."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def why(self, worker: str) -> str:
-        """Why a worker takes no part, and how it may; empty if it may."""
-        return next((each.reason for each in self._job.excluded if each.worker == worker), "")
+    def find(self, worker: str) -> Refusal | None:
+        """Return why a worker is excluded and how to get it back; None if it is not excluded."""
+        return next((Refusal(each.reason) for each in self._job.excluded if each.worker == worker), None)
 
     def add(self, finding: Finding, version: Version) -> None:
-        """Exclude who is found faulty at a version."""
+        """Exclude the workers that were found faulty at a version."""
         for worker in sorted(finding.workers):
             reason = (
-                f"faulty: {finding.text}; it takes no part in this job any more; once its hardware is mended, start it "
-                "with another --name"
+                f"faulty: {finding.text}; it takes no part in this job any more; once its hardware is repaired, "
+                "start it with another --name"
             )
             self._job.excluded.append(
                 Exclusion(
@@ -35,10 +36,10 @@ class Exclusions:
                 )
             )
 
-    def void(self, version: Version) -> bool:
-        """Whether what is summed at a version counts no more, as a worker was found faulty under its generation."""
+    def is_void(self, version: Version) -> bool:
+        """Return whether sums of a version are void because a worker was found faulty in its generation."""
         return any(version.generation <= each.generation for each in self._job.excluded)
 
     def void_checkpoints(self) -> list[Void]:
-        """Which checkpoints are void, as whoever was found faulty may have had a part in them."""
+        """Return which checkpoints are void because a faulty worker may have contributed to them."""
         return [Void(generation=each.generation, step=each.trusted_step) for each in self._job.excluded]

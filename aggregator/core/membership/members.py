@@ -1,17 +1,34 @@
-"""The workers that are connected, as the aggregator's core sees them."""
+"""The connected workers, as the aggregator's core sees them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
+from services.errors import Refusal
 from services.protocol.versions import Version
 
 SPEED_MEMORY = 0.7
 """Weight of the past in a worker's measured speed."""
 IDLE_OPTIMISM = 1.05
-"""Each step without work raises a worker's supposed speed by this factor, until it is given some and measured anew."""
+"""Factor on a worker's assumed speed after each step without work, until it gets some and is measured again."""
 LONGEST_LEASE_SECONDS = 1e6
-"""Eleven days: what a worker says beyond that is no measurement."""
+"""Longest duration that a worker's report is believed to be: eleven days."""
+
+
+class MemberState(str, Enum):
+    """State of a worker, as `tiermesh status` shows it."""
+
+    REFUSED = "refused"
+    UNFIT = "unfit"
+    STALLED = "stalled"
+    CONNECTED = "connected"
+    BUILDING = "building"
+    READY = "ready"
+    COMPUTING = "computing"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass
@@ -19,34 +36,34 @@ class Member:
     """A connected worker.
 
     Attributes:
-        session: number of its connection; a reconnect is a new member.
-        name: stable, for people.
-        incarnation: of its process.
-        heard_seconds: when it last spoke, on the monotonic clock.
-        exchange: whether its data stream is up.
-        ready: whether the running job is built on its mesh.
-        layout_hash: of what it has built.
-        refused: why it takes no part in the running job; empty if it may.
-        unfit: why its mesh can't be opened; empty if it can. It tries again by itself.
-        holds: the version whose complete weights are on its mesh.
-        sent_version: the version being sent to it.
-        sent_chunks: how many chunks of that version it was sent.
-        stalled: whether it took too long over a lease, and nothing was heard of its work since.
-        failures: how many of its leases failed in a row.
-        in_place: whether the last chunk of it lay in its own memory, where it costs none here.
-        speed: micro-batches per second; 0 until measured.
+        session: The number of its connection; a worker that reconnects is a new member.
+        name: Its name, which stays the same across restarts.
+        incarnation: The id of its process.
+        heard_seconds: When its last message came, on the monotonic clock.
+        has_data_stream: Whether its data stream is up.
+        ready: Whether it has built the running job on its mesh.
+        layout_hash: The hash of the layout it has built.
+        refusal: Why it takes no part in the running job; None if it may.
+        unfit: Why its mesh can't be opened; None if it can. The worker tries again by itself.
+        loaded_version: The version whose complete weights are on its mesh.
+        sent_version: The version being sent to it.
+        sent_chunks: The number of chunks of that version sent to it.
+        stalled: Whether it took too long over a lease and has not reported work since.
+        failures: The number of its leases that failed in a row.
+        in_place: Whether its last chunk lay in memory that it shares, and so cost none here.
+        speed: Micro-batches per second; 0 until measured.
     """
 
     session: int
     name: str
     incarnation: str
     heard_seconds: float
-    exchange: bool = False
+    has_data_stream: bool = False
     ready: bool = False
     layout_hash: str = ""
-    refused: str = ""
-    unfit: str = ""
-    holds: Version | None = None
+    refusal: Refusal | None = None
+    unfit: Refusal | None = None
+    loaded_version: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
     stalled: bool = False
@@ -56,45 +73,51 @@ class Member:
 
     @property
     def able(self) -> bool:
-        """Whether it can be given work of the running job once it holds the weights."""
-        return self.exchange and self.ready and not self.refused
+        """Whether it can be given work of the running job once it has the weights."""
+        return self.has_data_stream and self.ready and self.refusal is None
 
     @property
-    def streamed(self) -> bool:
-        """Whether it computes with the newest weights or, having had all of older ones, is being sent them."""
-        return self.able and self.holds is not None
+    def receives_weights(self) -> bool:
+        """Whether it has the newest weights or, since it had all of older ones, is being sent them."""
+        return self.able and self.loaded_version is not None
+
+    @property
+    def state(self) -> MemberState:
+        """Its state, except that a worker with a lease counts as ready here."""
+        if self.refusal is not None:
+            return MemberState.REFUSED
+        if self.unfit is not None:
+            return MemberState.UNFIT
+        if self.stalled:
+            return MemberState.STALLED
+        if not self.ready:
+            return MemberState.BUILDING if self.has_data_stream else MemberState.CONNECTED
+        return MemberState.READY
+
+    def describe(self) -> str:
+        """Return why it takes no part in the running job, or else its state."""
+        return str(self.refusal or self.unfit or self.state)
 
     def leave_job(self) -> None:
-        """Forget all that concerns the running job."""
-        self.ready, self.layout_hash, self.refused, self.unfit, self.holds = False, "", "", "", None
-        self.sent_version, self.sent_chunks, self.stalled, self.failures = None, 0, False, 0
+        """Forget everything that concerns the running job."""
+        self.ready, self.layout_hash, self.refusal, self.unfit = False, "", None, None
+        self.loaded_version, self.sent_version, self.sent_chunks = None, None, 0
+        self.stalled, self.failures = False, 0
 
-    def measured(self, micro_batches: int, seconds: float) -> None:
-        """Take a finished lease into the measured speed, if the worker's clock can be believed."""
+    def record_lease(self, micro_batches: int, seconds: float) -> None:
+        """Include a finished lease in the measured speed, if its duration is plausible."""
         if not 0.0 <= seconds <= LONGEST_LEASE_SECONDS:
             return
         rate = micro_batches / max(seconds, 1e-6)
         self.speed = rate if not self.speed else SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * rate
 
-    def idled(self) -> None:
-        """A step had no work for it: what was measured may not hold any more, so it is thought a little faster."""
+    def record_idle_step(self) -> None:
+        """Raise the assumed speed after a step without work, since the measured one may be outdated."""
         self.speed *= IDLE_OPTIMISM
-
-    def describe(self) -> str:
-        """One word for people on what it is doing."""
-        if self.refused:
-            return "refused"
-        if self.unfit:
-            return "unfit"
-        if self.stalled:
-            return "stalled"
-        if not self.ready:
-            return "building" if self.exchange else "connected"
-        return "ready"
 
 
 def speeds(members: list[Member]) -> dict[int, float]:
-    """Speed per session for planning; members not measured yet count as fast as the average of the others."""
+    """Return each session's speed for planning; unmeasured workers get the average of the others."""
     known = [member.speed for member in members if member.speed]
-    usual = sum(known) / len(known) if known else 1.0
-    return {member.session: member.speed or usual for member in members}
+    average = sum(known) / len(known) if known else 1.0
+    return {member.session: member.speed or average for member in members}

@@ -1,7 +1,7 @@
-"""Chunks on their way through the aggregator: what to do with each payload. Pure.
+"""Chunks on their way through the aggregator: what happens to each payload.
 
-Up: a node's chunk is kept, merged with its sibling's, and passed on at the root. Down: the newest weights are kept,
-and every worker is sent them in order.
+A gradient chunk is stored, merged with its sibling's, and passed on when it reaches the root. The newest weights are
+stored, and every worker is sent them in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from services.tensors.reduction_tree import Node
 
 @dataclass
 class WeightStore:
-    """Which chunks of the newest weights the aggregator holds."""
+    """Which chunks of the newest weights the aggregator has.
+
+    Attributes:
+        version: The version of these weights; None before there are any.
+        elements: The number of elements in the layout.
+        prefix: The number of chunks, from the first, that have all arrived.
+    """
 
     version: Version | None = None
     elements: int = 0
@@ -34,7 +40,7 @@ class WeightStore:
             self._chunks.clear()
 
     def add(self, chunk: int) -> bool:
-        """Count a chunk; False if it was here already."""
+        """Count a chunk; return False if it had arrived already."""
         if chunk in self._chunks:
             return False
         self._chunks.add(chunk)
@@ -43,8 +49,8 @@ class WeightStore:
         return True
 
     def next_for(self, member: Member) -> tuple[Version, int] | None:
-        """The chunk that a worker is to be sent next, counted as sent; None: nothing for now."""
-        if self.version is None or not member.able or member.holds == self.version:
+        """Return the chunk to send a worker next and count it as sent; None if there is none now."""
+        if self.version is None or not member.able or member.loaded_version == self.version:
             return None
         if member.sent_version != self.version:
             member.sent_version, member.sent_chunks = self.version, 0
@@ -55,33 +61,45 @@ class WeightStore:
 
 
 class ChunkRouter:
-    """Turns arriving chunks into effects on their payloads."""
+    """Turns arriving chunks into effects on their payloads.
+
+    Args:
+        job: The job's id.
+        epoch: The aggregator's epoch.
+        wire: The types that chunks travel in.
+        out: Takes the effects.
+
+    Attributes:
+        weights: The chunks of the newest weights.
+    """
 
     def __init__(self, job: str, epoch: int, wire: WireTypes, out: Outbox) -> None:
-        self.job = job
-        self.epoch = epoch
-        self.wire = wire
         self.weights = WeightStore()
+        self._job = job
+        self._epoch = epoch
+        self._wire = wire
         self._out = out
 
-    def header(self, version: Version, chunk: int, elements: int, kind: int) -> ChunkHeader:
-        """The header under which a chunk is sent on; the sender adds incarnation and checksum."""
+    def make_header(self, version: Version, chunk: int, elements: int, kind: int) -> ChunkHeader:
+        """Return the header of a chunk to send; the sender adds its incarnation and the checksum."""
         start, stop = chunk_range(elements, chunk)
         return ChunkHeader(
-            job=self.job,
-            epoch=self.epoch,
+            job=self._job,
+            epoch=self._epoch,
             generation=version.generation,
             step=version.step,
             kind=kind,  # type: ignore[arg-type]  # an enum value, which protoc's stubs type more narrowly
             index=chunk,
             offset=start,
             elements=stop - start,
-            # A finished sum is not rounded: what the optimizer stages is the same in 2 and 3 tiers.
-            dtype=self.wire.weights if kind == WEIGHTS else FLOAT32,
+            # A finished sum is not rounded, so the optimizer stages the same bits in 2 and 3 tiers.
+            dtype=self._wire.weights if kind == WEIGHTS else FLOAT32,
         )
 
-    def gradient(self, step_sum: StepSum, assignment: Assignment, header: ChunkHeader, elements: int) -> None:
-        """A chunk of an assignment's node."""
+    def route_gradient(
+        self, step_sum: StepSum, assignment: Assignment, header: ChunkHeader, elements: int
+    ) -> None:
+        """Store and merge a chunk of an assignment's node; pass the sum on if it is finished."""
         chunk, node = header.index, assignment.node
         arrival = step_sum.arrive(assignment, chunk, header.losses)
         if arrival.duplicate:
@@ -92,37 +110,37 @@ class ChunkRouter:
         for left, right, parent in arrival.merges:
             self._out.put(Merge(chunk, left, right, parent))
         if arrival.done:
-            self._finished(step_sum, chunk, elements)
+            self._forward_sum(step_sum, chunk, elements)
 
     def open_gate(self, step_sum: StepSum, elements: int) -> None:
-        """All checks of a step are closed: its sum may be complete."""
+        """Pass on the chunk that was held back until all checks of the step were closed."""
         held_back = step_sum.coverage.open_gate()
         if held_back is not None:
-            self._finished(step_sum, held_back, elements)
+            self._forward_sum(step_sum, held_back, elements)
 
-    def _finished(self, step_sum: StepSum, chunk: int, elements: int) -> None:
-        onward = self.header(step_sum.version, chunk, elements, GRADIENT)
+    def _forward_sum(self, step_sum: StepSum, chunk: int, elements: int) -> None:
+        forwarded = self.make_header(step_sum.version, chunk, elements, GRADIENT)
         if chunk == 0:
-            onward.non_finite.extend(step_sum.non_finite)
-        self._out.put(Forward(onward, step_sum.coverage.root))
+            forwarded.non_finite.extend(step_sum.non_finite)
+        self._out.put(Forward(forwarded, step_sum.coverage.root))
 
-    def initial(self, header: ChunkHeader) -> None:
-        """A chunk of initial weights: straight on to the optimizer."""
-        onward = ChunkHeader()
-        onward.CopyFrom(header)
-        onward.epoch, onward.lease = self.epoch, 0
+    def route_initial_weights(self, header: ChunkHeader) -> None:
+        """Pass a chunk of initial weights to the optimizer."""
+        forwarded = ChunkHeader()
+        forwarded.CopyFrom(header)
+        forwarded.epoch, forwarded.lease = self._epoch, 0
         root = Node(0, 1)
         self._out.put(Keep(header.index, root))
-        self._out.put(Forward(onward, root))
+        self._out.put(Forward(forwarded, root))
 
-    def store(self, header: ChunkHeader) -> None:
-        """A chunk of the newest weights."""
+    def store_weights(self, header: ChunkHeader) -> None:
+        """Store a chunk of the newest weights, unless it is a repeated one."""
         if self.weights.add(header.index):
             self._out.put(StoreWeights(header, self.weights.elements))
 
     def next_weights(self, member: Member) -> ChunkHeader | None:
-        """The header of the chunk that a worker is to be sent next."""
+        """Return the header of the chunk to send a worker next; None if there is none now."""
         following = self.weights.next_for(member)
         if following is None:
             return None
-        return self.header(*following, self.weights.elements, WEIGHTS)
+        return self.make_header(*following, self.weights.elements, WEIGHTS)

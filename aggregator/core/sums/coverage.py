@@ -1,7 +1,7 @@
-"""Which parts of a step's sum are here: per chunk, the nodes of the reduction tree that have arrived.
+"""Which parts of a step's sum have arrived: per chunk, the nodes of the reduction tree.
 
-Held nodes of a chunk never overlap. Two siblings merge into their parent at once; a chunk whose root is reached is
-done, is passed on, and is forgotten.
+The stored nodes of a chunk never overlap. Two siblings merge into their parent at once. A chunk whose root is reached
+is finished: it is passed on, and its payload is deleted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from services.tensors.reduction_tree import Node, parent_and_sibling
 
 @dataclass
 class Arrival:
-    """What a node's chunk does to the sum.
+    """What the arrival of one node's chunk changes.
 
     Attributes:
-        duplicate: everything it brings is covered already; nothing is to be done.
-        superseded: held nodes within the new one; their payloads are to be dropped.
-        merges: (left, right, parent) additions to make, in this order.
-        done: the last merge, or the node itself, reached the root, which is not held back.
+        duplicate: Everything it brings is covered already, so there is nothing to do.
+        superseded: Stored nodes within the new one, whose payloads must be dropped.
+        merges: Additions (left, right, parent) to make, in this order.
+        done: The last merge, or the node itself, reached the root, and the gate does not hold it back.
     """
 
     duplicate: bool = False
@@ -29,17 +29,17 @@ class Arrival:
 
 
 class Coverage:
-    """Coverage of one step: `chunks` chunks, each to be summed up the tree of `root`.
+    """Coverage of one step: `chunks` chunks, each summed up the tree of `root`.
 
     Attributes:
-        gated: whether the chunk that would complete the sum is held back, so that there is no COMMIT yet.
+        gated: Whether the last chunk is held back, so that the optimizer can't COMMIT yet.
     """
 
     def __init__(self, root: Node, chunks: int, *, gated: bool = False) -> None:
         self.root = root
         self.chunks = chunks
         self.gated = gated
-        self._held: dict[int, set[Node]] = {}
+        self._stored: dict[int, set[Node]] = {}
         self._done: set[int] = set()
 
     @property
@@ -47,8 +47,15 @@ class Coverage:
         """Whether every chunk has reached the root."""
         return len(self._done) == self.chunks
 
+    def stored_nodes(self) -> set[tuple[int, Node]]:
+        """Return the (chunk, node) of every payload that is stored now."""
+        return {(chunk, node) for chunk, nodes in self._stored.items() for node in nodes}
+
     def done_in_order(self, start: int) -> int:
-        """Length of the done run from position `start` of the agreed order (last chunk of the layout first)."""
+        """Return the first position from `start` whose chunk is not finished.
+
+        Positions follow the agreed sending order: 0 is the last chunk of the layout.
+        """
         position = start
         while position < self.chunks and self.chunks - 1 - position in self._done:
             position += 1
@@ -58,50 +65,50 @@ class Coverage:
         """Count the arrival of `chunk` of `node`."""
         if self.covers(node, chunk):
             return Arrival(duplicate=True)
-        held = self._held.setdefault(chunk, set())
-        arrival = Arrival(superseded=sorted(other for other in held if node.contains(other)))
-        held.difference_update(arrival.superseded)
+        stored = self._stored.setdefault(chunk, set())
+        arrival = Arrival(superseded=sorted(other for other in stored if node.contains(other)))
+        stored.difference_update(arrival.superseded)
         while node != self.root:
             parent, sibling = parent_and_sibling(self.root, node)
-            if sibling not in held:
-                held.add(node)
+            if sibling not in stored:
+                stored.add(node)
                 return arrival
-            held.discard(sibling)
+            stored.discard(sibling)
             arrival.merges.append((min(node, sibling), max(node, sibling), parent))
             node = parent
         if self.gated and len(self._done) == self.chunks - 1:
-            held.add(node)
+            stored.add(node)
             return arrival
-        del self._held[chunk]
+        del self._stored[chunk]
         self._done.add(chunk)
         arrival.done = True
         return arrival
 
     def open_gate(self) -> int | None:
-        """Hold nothing back any more; the chunk that was held back, now done, if one was."""
+        """Open the gate and return the chunk it held back, which is finished now; None if it held back none."""
         self.gated = False
-        for chunk, held in self._held.items():
-            if self.root in held:
-                del self._held[chunk]
+        for chunk, stored in self._stored.items():
+            if self.root in stored:
+                del self._stored[chunk]
                 self._done.add(chunk)
                 return chunk
         return None
 
     def covers(self, node: Node, chunk: int) -> bool:
-        """Whether nothing of `node` is missing for `chunk`."""
-        return chunk in self._done or any(held.contains(node) for held in self._held.get(chunk, ()))
+        """Return whether nothing of `node` is missing for `chunk`."""
+        return chunk in self._done or any(other.contains(node) for other in self._stored.get(chunk, ()))
 
     def missing(self, node: Node) -> list[int]:
-        """The chunks for which something of `node` is missing."""
+        """Return the chunks for which something of `node` is missing."""
         return [chunk for chunk in range(self.chunks) if not self.covers(node, chunk)]
 
     def mark_done(self, chunk: int) -> list[Node]:
-        """The next tier has the sum of `chunk` already; the nodes held for it are to be dropped."""
+        """Count `chunk` as finished, since the optimizer has its sum; return the stored nodes to drop."""
         self._done.add(chunk)
-        return sorted(self._held.pop(chunk, set()))
+        return sorted(self._stored.pop(chunk, set()))
 
     def reopen(self, chunk: int) -> bool:
-        """The next tier lost the sum of `chunk`; whether it had been passed on (and so must be summed again)."""
+        """Count `chunk` as missing, since the optimizer lost its sum; return whether it had been passed on."""
         if chunk not in self._done:
             return False
         self._done.discard(chunk)

@@ -1,13 +1,13 @@
-"""One step's sum: who computes which node, what has arrived, what is still missing. Pure."""
+"""One step's sum: who computes which node, what has arrived, what is still missing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aggregator.core.leasing.planning import NOBODY_BUSY, plan
+from aggregator.core.leasing.planning import NOTHING_BUSY, plan
 from aggregator.core.sums.coverage import Arrival, Coverage
-from aggregator.core.sums.losses import total
 from aggregator.core.verification.opinions import Check
 from protos.tensors_pb2 import NonFinite
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
@@ -17,14 +17,15 @@ from services.tensors.reduction_tree import Node
 
 @dataclass
 class Assignment:
-    """A node and who computes it.
+    """A node and the worker that computes it.
 
     Attributes:
-        node: of the reduction tree.
-        session: of the worker it is planned for; None: nobody's.
-        lease: its id once granted, 0 before.
-        since_seconds: when it was planned or granted, or its worker had the weights, whichever was last; monotonic.
-        computed: whether the worker said that it has computed it.
+        node: The part of the reduction tree to compute.
+        session: The session of the worker it is planned for; None for an orphan.
+        since_seconds: When it was planned or granted, or when its worker had the weights, whichever was last. On the
+            monotonic clock.
+        lease: The id of its lease; 0 before it is granted.
+        computed: Whether the worker has reported it as computed.
     """
 
     node: Node
@@ -35,7 +36,23 @@ class Assignment:
 
 
 class StepSum:
-    """The state of one step until its COMMIT."""
+    """The state of one step until its COMMIT.
+
+    Args:
+        version: The weights the step starts from.
+        micro_batches: The leaves of the reduction tree.
+        chunks: The number of chunks in the layout.
+        now: The time, on the monotonic clock.
+        window_factor: The factor by which send windows are widened: the number of processes that share the chunks,
+            times how many wire gradients fit into a float32 one.
+        checked: Micro-batches that a second worker computes too; the sum completes only after their checks.
+
+    Attributes:
+        checks: The check of each such micro-batch.
+        coverage: What has arrived.
+        assignments: Who computes which node, in the order of the nodes.
+        window_end: The position in the agreed order that senders must not reach yet.
+    """
 
     def __init__(
         self,
@@ -43,17 +60,15 @@ class StepSum:
         micro_batches: int,
         chunks: int,
         now: float,
-        room: int = 1,
+        window_factor: int = 1,
         checked: Iterable[int] = (),
     ) -> None:
-        """Windows are `room` times as many chunks: of processes that they go through, and by how much they are shorter
-        than in float32. The sum is not complete before the micro-batches `checked` are."""
-        self._room = room
         self.version = version
         self.checks = {each: Check(each) for each in checked}
         self.coverage = Coverage(Node(0, micro_batches), chunks, gated=bool(self.checks))
         self.assignments = [Assignment(self.coverage.root, None, now)]
-        self.limit = min(WINDOW_CHUNKS * room, chunks)
+        self.window_end = min(WINDOW_CHUNKS * window_factor, chunks)
+        self._window_factor = window_factor
         self._position = 0
         self._losses: dict[int, float] = {}
         self._non_finite: dict[int, NonFinite] = {}
@@ -61,67 +76,72 @@ class StepSum:
     # ---- who computes what ----
 
     def orphans(self) -> list[Assignment]:
-        """Assignments that nobody computes and of which something is missing."""
+        """Return the assignments that have no worker and of which something is missing."""
         return [
             each for each in self.assignments if each.session is None and self.coverage.missing(each.node)
         ]
 
     def distribute(
-        self, speeds: Mapping[int, float], now: float, busy_seconds: Mapping[int, float] = NOBODY_BUSY
+        self, speeds: Mapping[int, float], now: float, busy_seconds: Mapping[int, float] = NOTHING_BUSY
     ) -> None:
-        """Plan the orphans for these workers (micro-batches per second by session).
+        """Plan the orphans for these workers.
 
-        Whoever has other work to do first, for so many seconds by session, is given nothing now: what it would finish
-        before the others waits for it, split off from what they get.
+        Busy workers get nothing now. What a busy worker would finish first is split off and stays an orphan until
+        that worker is free.
+
+        Args:
+            speeds: Micro-batches per second, by session.
+            now: The time, on the monotonic clock.
+            busy_seconds: How long a worker still computes other work, by session; idle workers are absent.
         """
         orphans = self.orphans()
         if not orphans or not speeds.keys() - busy_seconds.keys():
             return
         owners = plan([orphan.node for orphan in orphans], speeds, busy_seconds)
         for orphan in orphans:
-            parts = {node: owner for node, owner in owners.items() if orphan.node.contains(node)}
-            if parts.keys() and busy_seconds.keys() >= set(parts.values()):
-                continue  # it stays whole
+            pieces = {node: owner for node, owner in owners.items() if orphan.node.contains(node)}
+            if pieces.keys() and busy_seconds.keys() >= set(pieces.values()):
+                continue  # only busy workers would take it: it stays whole
             self.assignments.remove(orphan)
             self.assignments += [
                 Assignment(node, None if owner in busy_seconds else owner, now)
-                for node, owner in parts.items()
+                for node, owner in pieces.items()
             ]
         self.assignments.sort(key=lambda each: each.node)
         if self._position == 0:
-            self.limit = min(self._window_chunks, self.coverage.chunks)
+            self.window_end = min(self._window_chunks, self.coverage.chunks)
 
     def sessions(self) -> set[int]:
-        """The workers that assignments are planned for."""
+        """Return the workers that assignments are planned for."""
         return {each.session for each in self.assignments if each.session is not None}
 
     def of_session(self, session: int) -> list[Assignment]:
-        """Assignments of a worker."""
+        """Return the assignments of a worker."""
         return [each for each in self.assignments if each.session == session]
 
     def by_lease(self, lease: int) -> Assignment | None:
-        """The assignment granted under that lease, if it still stands."""
+        """Return the assignment with that lease; None if the lease is void."""
         return next((each for each in self.assignments if lease and each.lease == lease), None)
 
-    def busy(self, session: int) -> bool:
-        """Whether a worker has something left to compute."""
+    def is_busy(self, session: int) -> bool:
+        """Return whether a worker has something left to compute."""
         return any(not each.computed for each in self.of_session(session))
 
     def busy_seconds(self, session: int, speed: float, now: float) -> float:
-        """How long a worker of that speed presumably still computes what it has.
+        """Return how long a worker of that speed presumably still computes its assignments.
 
-        Whoever takes longer than its speed lets expect is thought to take as long again as it is late by now.
+        A worker that is late is expected to need as long again as it is late by now.
         """
-        owed = [each for each in self.of_session(session) if not each.computed]
-        if not owed:
+        unfinished = [each for each in self.of_session(session) if not each.computed]
+        if not unfinished:
             return 0.0
-        since_seconds = min(each.since_seconds for each in owed)
-        # What it was given with them and has computed already is in that time, too.
+        since_seconds = min(each.since_seconds for each in unfinished)
+        # Finished assignments that were granted together with these took part of that time.
         together = [each for each in self.of_session(session) if each.since_seconds >= since_seconds]
         return abs(since_seconds + sum(each.node.count for each in together) / speed - now)
 
-    def owes(self, micro_batch: int) -> bool:
-        """Whether somebody is to compute a micro-batch for the sum."""
+    def is_expected(self, micro_batch: int) -> bool:
+        """Return whether a worker has yet to compute a micro-batch for the sum."""
         return any(
             not each.computed and (each.session is not None or self.coverage.missing(each.node))
             for each in self.assignments
@@ -129,40 +149,40 @@ class StepSum:
         )
 
     def checked_in(self, node: Node) -> list[int]:
-        """The micro-batches of a node that are checked."""
+        """Return the micro-batches of a node that are checked."""
         return [each for each in self.checks if node.first <= each < node.stop]
 
     @property
     def verified(self) -> bool:
-        """Whether no check is open."""
+        """Whether every check is closed."""
         return all(check.outcome for check in self.checks.values())
 
-    def begun(self, session: int, now: float) -> None:
-        """A worker has the weights: only now does it compute in earnest."""
+    def restart_clock(self, session: int, now: float) -> None:
+        """Measure a worker's assignments from now on, since it has just received the weights."""
         for each in self.of_session(session):
             each.since_seconds = now
 
     def abandon(self, session: int, now: float) -> None:
-        """A worker is gone: what it had is nobody's."""
+        """Make orphans of all assignments of a worker that is gone."""
         for each in self.of_session(session):
             self.release(each, now)
 
     def release(self, assignment: Assignment, now: float) -> None:
-        """Make an assignment nobody's; its lease, if any, is void."""
+        """Make an assignment an orphan; its lease, if it has one, becomes void."""
         assignment.session, assignment.lease, assignment.computed = None, 0, False
         assignment.since_seconds = now
 
     # ---- what has arrived ----
 
     def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
-        """A chunk of an assignment's node came in, with the node's losses if it is chunk 0."""
+        """Count a chunk of an assignment's node; chunk 0 carries the losses of its micro-batches."""
         losses = list(losses)
         if len(losses) == assignment.node.count:
             self._losses.update(enumerate(losses, assignment.node.first))
         return self.coverage.add(assignment.node, chunk)
 
     def blame(self, assignment: Assignment, worker: str, found: Iterable[NonFinite]) -> None:
-        """A worker found gradients of an assignment's micro-batches that are not finite."""
+        """Record the micro-batches of an assignment whose gradients its worker found not finite."""
         node = assignment.node
         for each in found:
             if node.first <= each.micro_batch < node.stop:
@@ -171,37 +191,49 @@ class StepSum:
 
     @property
     def non_finite(self) -> list[NonFinite]:
-        """Micro-batches whose gradients are not finite, as far as chunk 0 of their nodes has come, in their order."""
+        """The micro-batches known to have gradients that are not finite, in their order."""
         return [self._non_finite[index] for index in sorted(self._non_finite)]
 
     def reopen(self, chunks: Iterable[int]) -> list[int]:
-        """The optimizer lacks these chunks; those that had been passed on: they are sent again, in a new window."""
+        """Count chunks as missing that the optimizer lacks; return those that must be sent again.
+
+        The send window restarts at the first chunk that is not finished.
+        """
         reopened = [chunk for chunk in chunks if self.coverage.reopen(chunk)]
         if reopened:
             self._position = self.coverage.done_in_order(0)
-            self.limit = min(self._position + self._window_chunks, self.coverage.chunks)
+            self.window_end = min(self._position + self._window_chunks, self.coverage.chunks)
         return reopened
 
     def widen(self) -> bool:
-        """Move the senders' limit after the finished chunks; whether it moved enough to be worth a message."""
+        """Move the window past the finished chunks; return whether it moved far enough to tell the senders."""
         self._position = self.coverage.done_in_order(self._position)
         window = self._window_chunks
-        limit = min(self._position + window, self.coverage.chunks)
-        if limit <= self.limit or limit - self.limit < min(window // 2, self.coverage.chunks - self.limit):
+        end = min(self._position + window, self.coverage.chunks)
+        least = min(window // 2, self.coverage.chunks - self.window_end)
+        if end <= self.window_end or end - self.window_end < least:
             return False
-        self.limit = limit
+        self.window_end = end
         return True
 
     @property
     def _window_chunks(self) -> int:
-        """How far ahead of the finished chunks each lease may send, over all lanes."""
+        """How far past the finished chunks each lease may send, over all shards."""
         each = max(MIN_WINDOW_CHUNKS, min(WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS // len(self.assignments)))
-        return each * self._room
+        return each * self._window_factor
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the step's micro-batches, added in their order; None if not all are known."""
+        """Mean loss of the step's micro-batches, added in their order; None if some are unknown."""
         count = self.coverage.root.count
         if len(self._losses) < count:
             return None
-        return total(self._losses[index] for index in range(count)) / count
+        return sum_losses(self._losses[index] for index in range(count)) / count
+
+
+def sum_losses(losses: Iterable[float]) -> float:
+    """Return the exact sum of reported losses, rounded once; NaN if there is none, such as inf minus inf."""
+    try:
+        return math.fsum(losses)
+    except (OverflowError, ValueError):
+        return math.nan

@@ -1,7 +1,7 @@
-"""The checks of a running job's steps: who computes a sampled micro-batch again, and what follows from it. Pure.
+"""The checks of a running job's steps: which worker computes a sampled micro-batch again, and what follows.
 
-A check is computed by a worker that has nothing else to do in the step. Its step is not committed before it is closed
-(`Coverage.gated`); so each ends: with an answer, or with nobody left to ask.
+A check is computed by a worker that is idle in the step. The step can't COMMIT before its checks are closed
+(`Coverage.gated`), so each check ends: with an answer, or because no worker is left to ask.
 """
 
 from __future__ import annotations
@@ -9,25 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.core.events import Outbox, Verified
+from aggregator.core.events import CheckClosed, Outbox
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.stalls import STALLED_TIMES
 from aggregator.core.membership.members import Member
 from aggregator.core.sums.step_sum import Assignment, StepSum
-from aggregator.core.verification.opinions import Check, Opinion, agree, faulty, whom_to_ask
+from aggregator.core.verification.opinions import (
+    Check,
+    CheckOutcome,
+    Opinion,
+    agree,
+    choose_next,
+    find_faulty,
+)
 from protos.cluster_pb2 import Checksum
 from services.timeouts import Timeouts
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
+    """Faulty workers, as a check has found them.
 
     Attributes:
-        workers: that are faulty, by name.
-        text: what the check says, for people.
-        trusted_step: what these did for steps before it was right, as far as anybody can say.
+        workers: The names of the faulty workers.
+        text: The check's checksums, as one line.
+        trusted_step: The step before which these workers' results are trusted.
     """
 
     workers: frozenset[str]
@@ -36,15 +43,15 @@ class Finding:
 
 
 class JobChecks:
-    """Of one job.
+    """The checks of one job.
 
     Args:
-        timeouts: of the cluster.
-        members: those that are connected, by session.
-        orders: has micro-batches computed again.
-        report: is told, and keeps in the job's record which steps of a worker are trusted.
-        out: takes what is counted.
-        wanted: whether there are to be any.
+        timeouts: The cluster's timeouts.
+        members: The connected workers, by session.
+        orders: Leases micro-batches to a second worker.
+        report: The job's record and log; the record says up to which step each worker is trusted.
+        out: Takes the outcomes for the metrics.
+        enabled: Whether the job has any checks.
     """
 
     def __init__(
@@ -55,24 +62,24 @@ class JobChecks:
         report: JobReport,
         out: Outbox,
         *,
-        wanted: bool,
+        enabled: bool,
     ) -> None:
-        self._wanted = wanted
+        self._enabled = enabled
         self._timeouts = timeouts
         self._members = members
         self._orders = orders
         self._report = report
         self._out = out
 
-    def leased(self, step_sum: StepSum, worker: str) -> None:
-        """A worker takes part in a step: until one of its gradients passes, nothing of it is trusted from here on."""
-        if self._wanted and worker not in self._report.job.trusted_steps:
+    def begin_trust(self, step_sum: StepSum, worker: str) -> None:
+        """Trust a new worker only up to this step, until one of its gradients passes a check."""
+        if self._enabled and worker not in self._report.job.trusted_steps:
             self._report.trust(worker, step_sum.version.step)
-            self._report.save()  # else an aggregator that comes after this one would trust it up to a later step
+            self._report.save()  # or the next aggregator would trust the worker up to a later step
 
-    # ---- what workers say ----
+    # ---- what workers report ----
 
-    def told(
+    def record_checksums(
         self,
         step_sum: StepSum,
         worker: str,
@@ -80,16 +87,18 @@ class JobChecks:
         checksums: Iterable[Checksum],
         now: float,
     ) -> None:
-        """A worker has computed an assignment's node for the step's sum."""
+        """Record the checksums of an assignment that a worker has computed for the step's sum."""
         own = step_sum.checked_in(assignment.node)
         for each in checksums:
             if each.micro_batch in own and not step_sum.checks[each.micro_batch].outcome:
                 check = step_sum.checks[each.micro_batch]
                 check.since_seconds = check.since_seconds if check.opinions else now
-                check.told(Opinion(worker, assignment.lease, each.crc32c))
+                check.add(Opinion(worker, assignment.lease, each.crc32c))
 
-    def answered(self, step_sum: StepSum, member: Member, lease: int, checksums: Iterable[Checksum]) -> bool:
-        """A worker has computed a lease; whether that was a check."""
+    def record_answer(
+        self, step_sum: StepSum, member: Member, lease: int, checksums: Iterable[Checksum]
+    ) -> bool:
+        """Record a worker's answer to a check; return False if the lease was not a check."""
         check = self._by_lease(step_sum, member.session, lease)
         if check is None:
             return False
@@ -98,25 +107,28 @@ class JobChecks:
         if crc32c is None:
             check.declined.add(member.name)
         else:
-            check.told(Opinion(member.name, lease, crc32c))
+            check.add(Opinion(member.name, lease, crc32c))
         return True
 
-    def failed(self, step_sum: StepSum, member: Member, lease: int, reason: str) -> bool:
-        """A worker could not do a lease; whether that was a check, which is nothing that the step can't do without."""
+    def record_failure(self, step_sum: StepSum, member: Member, lease: int, reason: str) -> bool:
+        """Record that a worker failed to check; return False if the lease was not a check.
+
+        The failure does not count against the worker, since the step can do without its answer.
+        """
         check = self._by_lease(step_sum, member.session, lease)
         if check is None:
             return False
-        self._let_go(check, member.name)
+        self._decline(check, member.name)
         text = f"worker {member.name} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
         self._report.note("member", text)
         return True
 
-    def busy(self, step_sum: StepSum, session: int) -> bool:
-        """Whether a worker is computing a check."""
+    def is_busy(self, step_sum: StepSum, session: int) -> bool:
+        """Return whether a worker is computing a check."""
         return any(check.lease and check.session == session for check in step_sum.checks.values())
 
     def abandon(self, step_sum: StepSum, session: int) -> None:
-        """A worker is gone: another is asked."""
+        """Release the checks of a worker that is gone, so that another is asked."""
         for check in step_sum.checks.values():
             if check.lease and check.session == session:
                 check.lease = 0
@@ -126,14 +138,14 @@ class JobChecks:
         return next((each for each in of_lease if each.session == session), None)
 
     @staticmethod
-    def _let_go(check: Check, worker: str) -> None:
+    def _decline(check: Check, worker: str) -> None:
         check.lease = 0
         check.declined.add(worker)
 
     # ---- time ----
 
     def release_late(self, step_sum: StepSum, now: float) -> None:
-        """Take checks back from who takes too long over them: a step is not held for long."""
+        """Revoke checks that take too long, since the step waits for them."""
         for check in step_sum.checks.values():
             if not check.lease:
                 continue
@@ -142,12 +154,12 @@ class JobChecks:
             if seconds <= self._patience_seconds(member):
                 continue
             self._orders.revoke(member.session, check.lease)
-            self._let_go(check, member.name)
+            self._decline(check, member.name)
             text = f"worker {member.name} has not checked micro-batch {check.micro_batch} of step "
             self._report.note("member", f"{text}{self._step} within {seconds:.0f} s; it is asked no more")
 
     def _patience_seconds(self, member: Member) -> float:
-        """A worker whose speed is known is waited for less long than a lease is."""
+        """Return how long a worker may compute a check; a known speed makes that shorter than a lease's limit."""
         if not member.speed:
             return self._timeouts.stall
         return max(self._timeouts.deaf, STALLED_TIMES / member.speed)
@@ -155,45 +167,48 @@ class JobChecks:
     # ---- what follows ----
 
     def advance(self, step_sum: StepSum, able: Sequence[Member], now: float) -> Finding | None:
-        """Close the checks that can be, and ask for what the others lack.
+        """Close the checks that can be closed, and ask idle workers about the others.
 
         Args:
-            step_sum: of the step.
-            able: the workers that can compute, or soon can: those that are sent its weights.
-            now: the time.
+            step_sum: The step's sum, with its checks.
+            able: The workers that have the step's weights or are being sent them.
+            now: The time, on the monotonic clock.
 
         Returns:
-            The first workers that are found faulty: nothing that was computed for this step counts any more.
+            The first faulty workers, which makes everything computed for this step void; None if there are none.
         """
-        holders = [each for each in able if each.holds == step_sum.version]
+        holders = [each for each in able if each.loaded_version == step_sum.version]
         idle = [
-            each for each in holders if not (step_sum.busy(each.session) or self.busy(step_sum, each.session))
+            each
+            for each in holders
+            if not (step_sum.is_busy(each.session) or self.is_busy(step_sum, each.session))
         ]
         for check in step_sum.checks.values():
             if check.outcome:
                 continue
-            guilty = faulty(check.opinions) if check.opinions else set()
+            guilty = find_faulty(check.opinions) if check.opinions else set()
             if guilty:
-                self._close(check, "faulty")
+                self._close(check, CheckOutcome.FAULTY)
                 step = step_sum.version.step
                 trusted = min(self._report.job.trusted_steps.get(worker, step) for worker in guilty)
-                return Finding(frozenset(guilty), self._said(check), trusted)
+                return Finding(frozenset(guilty), self._describe(check), trusted)
             if check.lease:
                 continue
             if not check.opinions:
-                if not step_sum.owes(check.micro_batch):
-                    self._close(check, "abandoned", "who computed it has not told its checksum")
+                if not step_sum.is_expected(check.micro_batch):
+                    reason = "the worker that computed it has sent no checksum"
+                    self._close(check, CheckOutcome.ABANDONED, reason)
                 continue
             if len(check.opinions) > 1 and agree(check.opinions):
-                self._close(check, "passed")
+                self._close(check, CheckOutcome.PASSED)
                 for opinion in check.opinions:
                     self._report.trust(opinion.worker, step_sum.version.step)
                 continue
             patient = now - check.since_seconds <= self._timeouts.deaf
-            those = able if patient else holders  # a mesh that hangs never holds the weights
-            names = [each.name for each in those if each.name not in check.declined]
-            wanted = whom_to_ask(check.opinions, names)
-            if not wanted and able:  # with nobody there the job waits for workers anyway
+            candidates = able if patient else holders  # a mesh that hangs never loads the weights
+            names = [each.name for each in candidates if each.name not in check.declined]
+            wanted = choose_next(check.opinions, names)
+            if not wanted and able:  # without able workers the job waits for some anyway
                 self._close_unanswered(check)
             for member in idle:
                 if member.name in wanted:
@@ -208,21 +223,22 @@ class JobChecks:
 
     def _close_unanswered(self, check: Check) -> None:
         if agree(check.opinions):
-            self._close(check, "abandoned", "nobody is left to compute it again")
+            self._close(check, CheckOutcome.ABANDONED, "no worker is left to compute it again")
         else:
-            text = "these differ, each stands by its own, and there is no other worker to say who is faulty"
-            self._close(check, "undecided", text)
+            reason = "these differ, each worker repeats its own, and no third worker can say which is faulty"
+            self._close(check, CheckOutcome.UNDECIDED, reason)
 
-    def _close(self, check: Check, outcome: str, why: str = "") -> None:
+    def _close(self, check: Check, outcome: CheckOutcome, reason: str | None = None) -> None:
         check.outcome = outcome
-        self._out.put(Verified(self._report.job.id, outcome))
-        if why:
-            self._report.note("member", f"{self._said(check)}: the check is {outcome}: {why}")
+        self._out.put(CheckClosed(self._report.job.id, outcome))
+        if reason is not None:
+            self._report.note("member", f"{self._describe(check)}: the check is {outcome}: {reason}")
 
     @property
     def _step(self) -> int:
-        return self._report.job.step + 1  # as people count
+        """Number of the step in texts, which count from 1."""
+        return self._report.job.step + 1
 
-    def _said(self, check: Check) -> str:
-        told = check.described() or "none"
-        return f"step {self._step}, micro-batch {check.micro_batch}, checksums of its gradient: {told}"
+    def _describe(self, check: Check) -> str:
+        opinions = check.describe_opinions() or "none"
+        return f"step {self._step}, micro-batch {check.micro_batch}, checksums of its gradient: {opinions}"

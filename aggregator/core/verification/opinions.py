@@ -1,7 +1,7 @@
-"""Which micro-batches are computed twice, and what the checksums of their gradients say of who computed them. Pure.
+"""Which micro-batches are computed twice, and which workers their gradients' checksums prove faulty.
 
-Hardware lies now and then. Gradients follow from the job, the step and the micro-batch alone, to the bit, so whoever
-has another checksum than others have, or than it had itself, is faulty.
+Hardware sometimes computes wrong results. A gradient's bits follow from the job, the step and the micro-batch alone.
+So a worker is faulty if its checksum differs from that of most others, or from its own at a second attempt.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 _HASHES = 1 << 64
 
 
-def sampled(job: str, step: int, micro_batches: int, fraction: float) -> tuple[int, ...]:
-    """The micro-batches of a step that are checked: each with a probability of `fraction`, always the same ones."""
+def sample_micro_batches(job: str, step: int, micro_batches: int, fraction: float) -> tuple[int, ...]:
+    """Return the micro-batches of a step that are checked, each with a probability of `fraction`.
+
+    The same job and step always give the same sample.
+    """
     if not fraction:
         return ()
     return tuple(each for each in range(micro_batches) if _hash(job, step, each) < fraction * _HASHES)
@@ -26,14 +30,26 @@ def _hash(job: str, step: int, micro_batch: int) -> int:
     return int.from_bytes(digest, "little")
 
 
+class CheckOutcome(str, Enum):
+    """How the check of a micro-batch ended; the value is a metric's label."""
+
+    PASSED = "passed"
+    FAULTY = "faulty"
+    UNDECIDED = "undecided"
+    ABANDONED = "abandoned"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Opinion:
-    """What a worker says of a micro-batch.
+    """A worker's checksum of a micro-batch's gradient.
 
     Attributes:
-        worker: by name.
-        lease: under which it was computed; a repeated message brings no second opinion.
-        crc32c: of the gradient.
+        worker: The worker's name.
+        lease: The lease under which it was computed; a repeated message has the same one.
+        crc32c: The gradient's checksum.
     """
 
     worker: str
@@ -42,46 +58,48 @@ class Opinion:
 
 
 def agree(opinions: Iterable[Opinion]) -> bool:
-    """Whether all have the same checksum."""
+    """Return whether all checksums are the same."""
     return len({each.crc32c for each in opinions}) <= 1
 
 
-def faulty(opinions: Sequence[Opinion]) -> set[str]:
-    """The workers that these convict: who contradicts itself, else who contradicts what most of the others agree on.
+def find_faulty(opinions: Sequence[Opinion]) -> set[str]:
+    """Return the workers that the opinions prove faulty.
 
-    None where all agree, and where nobody can say: two workers that stand by what they said.
+    These are the workers that contradict themselves; if there are none, those that contradict the majority. The set
+    is empty if all agree, or if no majority exists: two workers that each repeat their own checksum.
     """
-    said: dict[str, set[int]] = {}
+    checksums_of: dict[str, set[int]] = {}
     for each in opinions:
-        said.setdefault(each.worker, set()).add(each.crc32c)
-    unsteady = {worker for worker, checksums in said.items() if len(checksums) > 1}
+        checksums_of.setdefault(each.worker, set()).add(each.crc32c)
+    unsteady = {worker for worker, checksums in checksums_of.items() if len(checksums) > 1}
     if unsteady:
         return unsteady
-    votes = Counter(checksum for checksums in said.values() for checksum in checksums)
+    votes = Counter(checksum for checksums in checksums_of.values() for checksum in checksums)
     (most, count), *others = votes.most_common()
     if not others or count == 1 or others[0][1] == count:
         return set()
-    return {worker for worker, checksums in said.items() if most not in checksums}
+    return {worker for worker, checksums in checksums_of.items() if most not in checksums}
 
 
-def whom_to_ask(opinions: Iterable[Opinion], able: Collection[str]) -> list[str]:
-    """Of the workers that could compute it, those whose opinion tells most: others first, then each a second time."""
+def choose_next(opinions: Iterable[Opinion], able: Collection[str]) -> list[str]:
+    """Return the able workers to ask next: those without an opinion, or else those with one."""
     given = Counter(each.worker for each in opinions)
     return [name for name in able if not given[name]] or [name for name in able if given[name] == 1]
 
 
 @dataclass
 class Check:
-    """One micro-batch that is checked.
+    """The check of one micro-batch.
 
     Attributes:
-        micro_batch: of the step.
-        opinions: so far; the first is of who computed it for the step's sum.
-        lease: under which it is being computed again; 0: under none.
-        session: of the worker that does.
-        since_seconds: when it was granted, before that when the first opinion came; monotonic.
-        declined: workers that were asked and did not answer.
-        outcome: passed, faulty, undecided or abandoned; empty while it is open.
+        micro_batch: Its index in the step.
+        opinions: The checksums so far; the first is from the worker that computed it for the step's sum.
+        lease: The lease under which it is being computed again; 0 if it isn't.
+        session: The session of the worker with that lease.
+        since_seconds: When that lease was granted or, before that, when the first opinion came. On the monotonic
+            clock.
+        declined: Workers that were asked and did not answer.
+        outcome: How the check ended; None while it is open.
     """
 
     micro_batch: int
@@ -90,13 +108,13 @@ class Check:
     session: int = 0
     since_seconds: float = 0.0
     declined: set[str] = field(default_factory=set)
-    outcome: str = ""
+    outcome: CheckOutcome | None = None
 
-    def told(self, opinion: Opinion) -> None:
-        """Take an opinion; one of a lease that has told is a repeated message."""
+    def add(self, opinion: Opinion) -> None:
+        """Record an opinion, unless its lease has one already: then it is a repeated message."""
         if all(each.lease != opinion.lease for each in self.opinions):
             self.opinions.append(opinion)
 
-    def described(self) -> str:
-        """Who has which checksum, for people."""
+    def describe_opinions(self) -> str:
+        """Return each worker's checksum as text."""
         return ", ".join(f"{each.worker} {each.crc32c:#010x}" for each in self.opinions)

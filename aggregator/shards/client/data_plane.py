@@ -45,7 +45,7 @@ class ShardedDataPlane:
         *,
         core: AggregatorCore,
         sessions: WorkerSessions,
-        feed: Callable[[ev.ExchangeOpened | ev.ChunkArrived], None],
+        feed: Callable[[ev.DataStreamOpened | ev.ChunkArrived], None],
         finished: Callable[[ChunkHeader], None],
     ) -> None:
         self._shards = shards
@@ -114,7 +114,7 @@ class ShardedDataPlane:
             return
         exchanging.add(link)
         if len(exchanging) == len(self._shards.links):
-            self._feed(ev.ExchangeOpened(body.session))
+            self._feed(ev.DataStreamOpened(body.session))
 
     def _worker_gone(self, link: ShardLink, body: pb.WorkerGone) -> None:
         session = self._sessions.get(body.session)

@@ -14,7 +14,7 @@ from functools import partial
 import grpc
 from google.protobuf.message import Message
 
-from aggregator.core.events import ChunkArrived, ExchangeOpened, Keep
+from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep
 from aggregator.data_plane.worker_streams import WorkerDataStreams
 from aggregator.shards.array_pieces import TensorCopies, put
 from aggregator.shards.messages import from_node, opened, report, to_effect
@@ -131,9 +131,9 @@ class ShardSession:
             self._core.left(session.number)
             self._report(pb.WorkerGone(session=session.number, reason=reason))
 
-    def _feed(self, event: ExchangeOpened | ChunkArrived, chunk: TensorChunk | None) -> None:
+    def _feed(self, event: DataStreamOpened | ChunkArrived, chunk: TensorChunk | None) -> None:
         """What a worker's data stream brings."""
-        if isinstance(event, ExchangeOpened):
+        if isinstance(event, DataStreamOpened):
             self._report(pb.WorkerExchanges(session=event.session))
             return
         assert chunk is not None

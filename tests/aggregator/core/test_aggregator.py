@@ -16,8 +16,8 @@ from tests.support.dialogues.aggregator import Dialogue, training
     ("words", "reason"),
     [
         ({"protocol": 9}, "worker w1 speaks protocol 9, this aggregator 2; install the same version"),
-        ({"role": "optimizer"}, "w1 says that it is a 'optimizer'; only workers attend an aggregator"),
-        ({"epoch_seen": 4}, "worker w1 has obeyed epoch 4, this aggregator is of epoch 3"),
+        ({"role": "optimizer"}, "w1 says that its role is 'optimizer'"),
+        ({"epoch_seen": 4}, "worker w1 has obeyed epoch 4, this aggregator's epoch is 3"),
         ({"shard_index": 1, "shard_count": 2}, "worker w1 asks for shard 1 of 2; expected 0 of 1"),
     ],
 )
@@ -87,8 +87,8 @@ def test_words_for_another_epoch_are_not_heard() -> None:
     talk = training(1)
     computed = pb.Computed(job="a", lease=talk.leases[1], seconds=1.0)
     talk.says(1, computed, epoch=2)
-    assert talk.core.run is not None and talk.core.run.lease_book.sum is not None
-    assert talk.core.run.lease_book.sum.busy(1)
+    assert talk.core.run is not None and talk.core.run.lease_book.step_sum is not None
+    assert talk.core.run.lease_book.step_sum.is_busy(1)
 
 
 # ---- the queue ----
@@ -98,7 +98,7 @@ def test_jobs_run_one_after_the_other_in_order() -> None:
     talk = training(1)
     assert talk.submit("b") == ["save b queued"]
     assert talk.submit("c") == ["save c queued"]
-    lines = talk.give(ev.CancelAsked("a"))
+    lines = talk.give(ev.CancelRequested("a"))
     assert lines == [
         "save a cancelled",
         "1 <- leave: cancelled by request",
@@ -116,7 +116,7 @@ def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
     talk = training(1)
     talk.submit("b")
     talk.checkpoint(1, 0)
-    talk.give(ev.CancelAsked("a"))
+    talk.give(ev.CancelRequested("a"))
     ended_seconds = talk.job().ended_seconds
     talk.now += 1
     assert talk.checkpoint(1, 2) == ["save a cancelled"]
@@ -133,9 +133,9 @@ def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
 def test_a_queued_job_is_cancelled_where_it_waits() -> None:
     talk = training(1)
     talk.submit("b")
-    assert talk.give(ev.CancelAsked("b")) == ["save b cancelled"]
-    assert talk.give(ev.CancelAsked("b")) == [], "it has ended"
-    assert talk.give(ev.CancelAsked("no such job")) == []
+    assert talk.give(ev.CancelRequested("b")) == ["save b cancelled"]
+    assert talk.give(ev.CancelRequested("b")) == [], "it has ended"
+    assert talk.give(ev.CancelRequested("no such job")) == []
     assert talk.job("a").state == RUNNING
 
 
@@ -143,7 +143,7 @@ def test_a_restart_goes_on_with_what_ran_before_what_waited() -> None:
     before = Dialogue()
     before.submit("a")
     before.submit("b")
-    before.give(ev.CancelAsked("a"))
+    before.give(ev.CancelRequested("a"))
     before.submit("c")
     talk = Dialogue(epoch=4, records=[before.saved[job] for job in "acb"])
     assert talk.give(ev.Ticked()) == ["save b running"]
@@ -152,17 +152,17 @@ def test_a_restart_goes_on_with_what_ran_before_what_waited() -> None:
 
 def test_what_a_job_waits_for_is_said() -> None:
     talk = Dialogue()
-    assert talk.core.waits_for(talk.now) == ""
+    assert talk.core.describe_wait(talk.now) is None
     talk.submit()
-    assert talk.core.waits_for(talk.now) == "the optimizer: not connected yet"
+    assert talk.core.describe_wait(talk.now) == "the optimizer: not connected yet"
     talk.optimizer()
-    assert talk.core.waits_for(talk.now) == "the optimizer's answer"
+    assert talk.core.describe_wait(talk.now) == "the optimizer's answer"
     talk.stands(1, 0)
-    assert talk.core.waits_for(talk.now) == "workers: none is connected"
+    assert talk.core.describe_wait(talk.now) == "workers: none is connected"
     talk.hello(1)
-    assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (connected)"
-    talk.give(ev.ExchangeOpened(1))
+    assert talk.core.describe_wait(talk.now) == "workers to build the job: w1 (connected)"
+    talk.give(ev.DataStreamOpened(1))
     talk.ready(1)
-    assert talk.core.waits_for(talk.now) == "train of step 0; 0 of 1 workers hold its weights"
+    assert talk.core.describe_wait(talk.now) == "train of step 0; 0 of 1 workers hold its weights"
     talk.give(ev.OptimizerLost("opt:1: refused"))
-    assert talk.core.waits_for(talk.now) == "the optimizer: opt:1: refused"
+    assert talk.core.describe_wait(talk.now) == "the optimizer: opt:1: refused"

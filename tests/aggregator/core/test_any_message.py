@@ -73,7 +73,7 @@ INPUTS = st.one_of(
     st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
     st.builds(ev.WeightsArrived, headers()),
     st.builds(ev.WorkerConnected, SESSIONS, said(pb.Hello)),
-    st.builds(ev.ExchangeOpened, SESSIONS),
+    st.builds(ev.DataStreamOpened, SESSIONS),
     st.builds(ev.WorkerLost, SESSIONS, st.just("gone")),
     st.sampled_from([ev.Ticked(), ev.OptimizerConnected("opt"), ev.OptimizerLost("gone")]),
 )
@@ -84,7 +84,7 @@ def connected() -> Dialogue:
     talk.submit()
     talk.optimizer()
     talk.hello(1)
-    talk.give(ev.ExchangeOpened(1))
+    talk.give(ev.DataStreamOpened(1))
     return talk
 
 
@@ -163,5 +163,5 @@ def test_an_optimizer_beyond_the_end_of_the_job_fails_it() -> None:
     lines = talk.stands(2, (1 << 64) - 1)
     assert lines[:2] == [
         "save a failed",
-        "1 <- leave: the optimizer stands at step 18446744073709551615, the job has 4 steps",
+        "1 <- leave: the optimizer is at step 18446744073709551615, the job has 4 steps",
     ]

@@ -21,7 +21,7 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert talk.optimizer() == ["optimizer <- Open"]
     assert talk.hello(1) == ["1 <- welcome", "1 <- join"]
     assert talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all"]
-    assert talk.give(ev.ExchangeOpened(1)) == []
+    assert talk.give(ev.DataStreamOpened(1)) == []
     assert talk.ready(1) == ["save a running", "1 <- initialise"]
     description = pb.Description(job="a", lease=talk.leases[1], layout_json=talk.layout.dumps())
     assert talk.says(1, description) == ["optimizer <- Initialise"]
@@ -386,19 +386,19 @@ def test_a_checkpoint_that_is_missed_is_said_until_there_is_one() -> None:
     missed = pb.CheckpointMissed(job="a", generation=1, step=2, reason="disk full")
     assert talk.give(ev.FromOptimizer(missed)) == ["save a running"]
     assert talk.job().detail == "no checkpoint of step 2: disk full"
-    assert talk.core.waits_for(talk.now).endswith(
+    assert talk.core.describe_wait(talk.now).endswith(
         "workers hold its weights; no checkpoint of step 2: disk full"
     )
     talk.checkpoint(1, 3)
     assert talk.job().detail == ""
-    assert talk.core.waits_for(talk.now).endswith("workers hold its weights")
+    assert talk.core.describe_wait(talk.now).endswith("workers hold its weights")
 
 
 def test_a_job_whose_last_checkpoint_is_being_written_waits_for_the_optimizer() -> None:
     talk = training(1, step=4)
     for index in range(3):
         talk.evaluated(1, 1, 4, (index, 1.0))
-    assert talk.core.waits_for(talk.now) == "the optimizer to write the checkpoint of step 4"
+    assert talk.core.describe_wait(talk.now) == "the optimizer to write the checkpoint of step 4"
 
 
 def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:

@@ -90,12 +90,12 @@ def test_a_leader_has_stopped_before_a_standby_takes_over(
 def test_standbys_are_known_while_they_look() -> None:
     standbys = Standbys(forget_seconds=10.0)
     assert not standbys
-    assert standbys.saw({"b": 0}, 0.0) == []
+    assert standbys.update({"b": 0}, 0.0) == []
     assert standbys
-    assert standbys.saw({"b": 1, "c": 0}, 5.0) == []
+    assert standbys.update({"b": 1, "c": 0}, 5.0) == []
     assert standbys.silent_seconds(6.0) == {"b": 1.0, "c": 1.0}
-    assert standbys.saw({"b": 2, "c": 0}, 15.5) == ["c"]
-    assert standbys.saw({"b": 3}, 16.0) == []
+    assert standbys.update({"b": 2, "c": 0}, 15.5) == ["c"]
+    assert standbys.update({"b": 3}, 16.0) == []
     assert list(standbys.silent_seconds(16.0)) == ["b"]
-    assert standbys.saw({}, 17.0) == []
+    assert standbys.update({}, 17.0) == []
     assert not standbys

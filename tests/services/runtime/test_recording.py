@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregator.core import events as aggregator_events
-from aggregator.core.aggregator import AggregatorCore, Clock, Record
+from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.job_report import Record
 from optimizer.core import events as optimizer_events
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb

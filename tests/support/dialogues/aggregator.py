@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aggregator.core import events as ev
-from aggregator.core.aggregator import AggregatorCore, Clock, Record
+from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.job_report import Record
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
@@ -99,7 +100,7 @@ class Dialogue:
                 return f"store weights #{effect.header.index}"
             case ev.DropAll():
                 return "drop all"
-            case ev.Verified():
+            case ev.CheckClosed():
                 return f"check {effect.outcome}"
         return ""
 
@@ -179,7 +180,7 @@ class Dialogue:
     def joins(self, session: int, holds: tuple[int, int] | None = None, job: str = "a") -> list[str]:
         """A worker from its first words until it has built the job."""
         self.hello(session)
-        self.give(ev.ExchangeOpened(session))
+        self.give(ev.DataStreamOpened(session))
         return self.ready(session, holds=holds, job=job)
 
     def weights_loaded(self, session: int, generation: int, step: int, job: str = "a") -> list[str]:

@@ -25,7 +25,7 @@ def test_the_loss_does_not_hang_on_who_evaluates_when(batches: int, story: list[
     for lease, (session, lives) in enumerate(story + everybody, 1):
         if not lives:
             evaluation.abandon(session)
-        elif evaluation.busy(session):
+        elif evaluation.is_busy(session):
             lease_book = next(each for each in evaluation.leases.values() if each.session == session)
             assert evaluation.finish(lease_book.lease, results(lease_book.first, lease_book.count))
         else:
@@ -66,5 +66,5 @@ def test_a_stalled_lease_can_be_released() -> None:
     lease_book = evaluation.grant(1, 1, 1, 10.0)
     assert lease_book is not None
     evaluation.release(lease_book)
-    assert not evaluation.busy(1)
+    assert not evaluation.is_busy(1)
     assert evaluation.grant(2, 2, 1, 12.0) is not None

@@ -5,21 +5,22 @@ from __future__ import annotations
 import pytest
 
 from aggregator.core import events as ev
-from aggregator.core.leasing.failures import FailedWork, LeaseFailures
+from aggregator.core.leasing.failures import LeasedWork, LeaseFailures
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
+from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 from tests.support.dialogues.aggregator import Dialogue, training
 
 
-def work(first: int, count: int, step: int = 5, phase: str = "train") -> FailedWork:
-    return FailedWork(phase, Version(1, step), range(first, first + count))
+def work(first: int, count: int, step: int = 5, phase: JobPhase = JobPhase.TRAIN) -> LeasedWork:
+    return LeasedWork(phase, Version(1, step), range(first, first + count))
 
 
 def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
     failures = LeaseFailures()
-    assert failures.add("w1", work(0, 4), "index 70000") == ""
-    assert failures.add("w1", work(0, 2), "index 70000") == "", "the same worker again"
+    assert failures.add("w1", work(0, 4), "index 70000") is None
+    assert failures.add("w1", work(0, 2), "index 70000") is None, "the same worker again"
     assert failures.add("w2", work(1, 2), "no row 70000") == (
         "micro-batches 1-2 of step 5 failed on two workers; w1: index 70000; w2: no row 70000"
     )
@@ -27,28 +28,33 @@ def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [work(4, 4), work(0, 4, step=6), work(0, 4, phase="evaluate"), FailedWork("train", None, range(4))],
+    [
+        work(4, 4),
+        work(0, 4, step=6),
+        work(0, 4, phase=JobPhase.EVALUATE),
+        LeasedWork(JobPhase.TRAIN, None, range(4)),
+    ],
 )
-def test_other_work_is_another_matter(other: FailedWork) -> None:
+def test_other_work_is_another_matter(other: LeasedWork) -> None:
     failures = LeaseFailures()
     failures.add("w1", work(0, 4), "out of memory")
-    assert failures.add("w2", other, "out of memory") == ""
+    assert failures.add("w2", other, "out of memory") is None
 
 
 def test_what_somebody_could_do_was_the_workers_fault() -> None:
     failures = LeaseFailures()
     failures.add("w1", work(0, 4), "out of memory")
     failures.add("w1", work(4, 2), "out of memory")
-    failures.done(work(0, 1))
-    assert failures.add("w2", work(0, 4), "out of memory") == ""
+    failures.clear(work(0, 1))
+    assert failures.add("w2", work(0, 4), "out of memory") is None
     assert failures.add("w2", work(5, 1), "no memory") == (
         "micro-batch 5 of step 5 failed on two workers; w1: out of memory; w2: no memory"
     )
 
 
 def test_a_phase_says_what_could_not_be_done() -> None:
-    assert str(work(3, 1, phase="evaluate")) == "batch 3 of step 5"
-    assert str(FailedWork("initialise", None, range(1))) == "the making of the initial weights"
+    assert str(work(3, 1, phase=JobPhase.EVALUATE)) == "batch 3 of step 5"
+    assert str(LeasedWork(JobPhase.INITIALISE, None, range(1))) == "making the initial weights"
 
 
 # ---- in a job ----

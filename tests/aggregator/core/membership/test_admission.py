@@ -12,7 +12,7 @@ from tests.support.dialogues.aggregator import Dialogue, layout_of, training
 def test_a_fingerprint_that_differs_is_named() -> None:
     talk = training(1)
     talk.hello(2)
-    talk.give(ev.ExchangeOpened(2))
+    talk.give(ev.DataStreamOpened(2))
     assert talk.ready(2, blas="Haswell") == [
         "2 <- leave: fingerprint differs: blas is 'Haswell', the job's is 'SkylakeX' "
         "(`exact: false` in the job would accept it)"
@@ -47,7 +47,7 @@ def test_different_chips_are_told_apart() -> None:
 def test_a_worker_whose_mesh_cannot_be_opened_is_shown_and_waited_for() -> None:
     talk = training(1)
     talk.hello(2)
-    talk.give(ev.ExchangeOpened(2))
+    talk.give(ev.DataStreamOpened(2))
     assert talk.says(2, pb.Failure(job="a", reason="chips busy", retries=True)) == []
     member = talk.core.status(talk.now).workers[1]
     assert (member.state, member.detail) == ("unfit", "chips busy")
@@ -67,7 +67,7 @@ def test_a_job_waits_long_for_meshes_and_then_says_what_for() -> None:
     talk.stands(0, 0)
     talk.hello(1)
     talk.says(1, pb.Failure(job="a", reason="chips busy", retries=True))
-    assert talk.core.waits_for(talk.now) == "workers to build the job: w1 (chips busy)"
+    assert talk.core.describe_wait(talk.now) == "workers to build the job: w1 (chips busy)"
     talk.later(STANDARD_TIMEOUTS.unfit - 1, 1)
     assert talk.job().state == RUNNING
     talk.later(2, 1)
@@ -117,7 +117,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
     talk.give(ev.WorkerLost(1, "gone"))
     talk.later(1000.0, 2)
     assert talk.job().state == RUNNING, "worker 1 may come back"
-    assert "w2 (fingerprint differs" in talk.core.waits_for(talk.now)
+    assert "w2 (fingerprint differs" in talk.core.describe_wait(talk.now)
     talk.hello(3, "w1")
     assert talk.says(3, pb.Failure(job="a", reason="broken"))[-1] == "drop all"
     assert talk.job().state == FAILED, "now there is nobody left who could"

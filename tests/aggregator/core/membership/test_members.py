@@ -13,9 +13,9 @@ def member(session: int, speed: float = 0.0) -> Member:
 
 def test_speed_follows_what_is_measured() -> None:
     worker = member(1)
-    worker.measured(4, 2.0)
+    worker.record_lease(4, 2.0)
     assert worker.speed == 2.0
-    worker.measured(4, 1.0)
+    worker.record_lease(4, 1.0)
     assert 2.0 < worker.speed < 4.0
 
 
@@ -30,5 +30,5 @@ def test_a_worker_once_measured_slow_is_given_work_again() -> None:
         owners = set(plan([Node(0, 2)], speeds([fast, slow])).values())
         if slow.session in owners:
             return
-        slow.idled()
+        slow.record_idle_step()
     raise AssertionError("never leased anything again")

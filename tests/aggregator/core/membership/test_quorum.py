@@ -16,12 +16,12 @@ def test_a_job_begins_when_as_many_workers_are_there_as_it_wants() -> None:
     talk.optimizer()
     talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
     assert "1 <- initialise" not in talk.joins(1)
-    assert talk.core.waits_for(talk.now + 3) == (
+    assert talk.core.describe_wait(talk.now + 3) == (
         "workers: 1 of the 2 that the job wants (min_workers) are there; for 3 s"
     )
     talk.hello(2)
-    assert "missing: w2 (connected); for 0 s" in talk.core.waits_for(talk.now)
-    talk.give(ev.ExchangeOpened(2))
+    assert "missing: w2 (connected); for 0 s" in talk.core.describe_wait(talk.now)
+    talk.give(ev.DataStreamOpened(2))
     assert talk.ready(2)[-1] == "1 <- initialise"
     assert talk.notes[-1] == "goes on with 2 workers, after 0 s"
 

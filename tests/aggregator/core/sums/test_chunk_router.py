@@ -11,5 +11,5 @@ from services.protocol.versions import Version
 
 def test_a_finished_sum_is_float32_whatever_gradients_came_in() -> None:
     router = ChunkRouter("job", 1, WireTypes(gradients=BFLOAT16, weights=FLOAT16), Outbox())
-    assert router.header(Version(1, 3), 0, 100, GRADIENT).dtype == FLOAT32
-    assert router.header(Version(1, 3), 0, 100, WEIGHTS).dtype == FLOAT16
+    assert router.make_header(Version(1, 3), 0, 100, GRADIENT).dtype == FLOAT32
+    assert router.make_header(Version(1, 3), 0, 100, WEIGHTS).dtype == FLOAT16

@@ -102,48 +102,48 @@ def test_a_void_lease_is_not_found() -> None:
 
 def test_a_worker_is_busy_until_it_has_computed() -> None:
     step_sum = lease_book(2, 1, 2)
-    assert step_sum.busy(1) and not step_sum.busy(3)
+    assert step_sum.is_busy(1) and not step_sum.is_busy(3)
     step_sum.of_session(1)[0].computed = True
-    assert not step_sum.busy(1) and step_sum.busy(2)
+    assert not step_sum.is_busy(1) and step_sum.is_busy(2)
 
 
 def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None:
     step_sum = lease_book(1, 1, chunks=20)
-    assert step_sum.limit == WINDOW_CHUNKS
+    assert step_sum.window_end == WINDOW_CHUNKS
     limits = []
     for chunk in reversed(range(20)):
         step_sum.arrive(step_sum.assignments[0], chunk, [])
         if step_sum.widen():
-            limits.append(step_sum.limit)
+            limits.append(step_sum.window_end)
     assert limits == [12, 16, 20]
 
 
 def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more() -> None:
     for workers, window in ((1, 8), (2, 8), (4, 4), (8, 2), (16, 1), (100, 1)):
         step_sum = lease_book(workers, *range(workers), chunks=40)
-        assert step_sum.limit == window, f"{workers} workers"
+        assert step_sum.window_end == window, f"{workers} workers"
         for chunk in reversed(range(40)):
             for assignment in step_sum.assignments:
                 step_sum.arrive(assignment, chunk, [])
             step_sum.widen()
             finished = 40 - chunk
-            assert finished < step_sum.limit or finished == 40, (
+            assert finished < step_sum.window_end or finished == 40, (
                 f"{workers} workers are held up at chunk {chunk}"
             )
-            assert step_sum.limit <= finished + window
-        assert step_sum.limit == 40
+            assert step_sum.window_end <= finished + window
+        assert step_sum.window_end == 40
 
 
 @pytest.mark.parametrize("room", [1, 3])
 def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
     step_sum = StepSum(VERSION, 4, 200, 0.0, room)
     step_sum.distribute(dict.fromkeys(range(4), 1.0), 0.0)
-    assert step_sum.limit == room * 4
+    assert step_sum.window_end == room * 4
     for chunk in range(199, 187, -1):
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
     assert step_sum.widen()
-    assert step_sum.limit == 12 + room * 4
+    assert step_sum.window_end == 12 + room * 4
 
 
 def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
@@ -152,10 +152,10 @@ def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
         step_sum.widen()
-    told = step_sum.limit
+    told = step_sum.window_end
     step_sum.abandon(1, 5.0)
     step_sum.distribute(dict.fromkeys(range(1, 40), 1.0), 5.0)
-    assert step_sum.limit == told
+    assert step_sum.window_end == told
 
 
 def test_a_window_begins_anew_with_what_is_sent_again() -> None:
@@ -164,11 +164,11 @@ def test_a_window_begins_anew_with_what_is_sent_again() -> None:
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
         step_sum.widen()
-    assert step_sum.limit >= 30 + WINDOW_CHUNKS // 2
+    assert step_sum.window_end >= 30 + WINDOW_CHUNKS // 2
     assert step_sum.reopen([]) == []
-    assert step_sum.limit >= 30 + WINDOW_CHUNKS // 2
+    assert step_sum.window_end >= 30 + WINDOW_CHUNKS // 2
     assert step_sum.reopen(range(36)) == list(range(10, 36))
-    assert step_sum.limit == 4 + WINDOW_CHUNKS, "four chunks are finished still"
+    assert step_sum.window_end == 4 + WINDOW_CHUNKS, "four chunks are finished still"
     for assignment in step_sum.assignments:
         step_sum.arrive(assignment, 35, [])
     assert not step_sum.widen(), "one more is not worth a message"
@@ -176,7 +176,7 @@ def test_a_window_begins_anew_with_what_is_sent_again() -> None:
 
 def test_a_small_layout_needs_no_window_messages() -> None:
     step_sum = lease_book(1, 1, chunks=3)
-    assert step_sum.limit == 3
+    assert step_sum.window_end == 3
     step_sum.arrive(step_sum.assignments[0], 2, [])
     assert not step_sum.widen()
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.core.verification.opinions import Check, Opinion, agree, faulty, sampled, whom_to_ask
+from aggregator.core.verification.opinions import (
+    Check,
+    Opinion,
+    agree,
+    choose_next,
+    find_faulty,
+    sample_micro_batches,
+)
 
 WORKERS = st.sampled_from("abcde")
 TRUTH = 7
@@ -21,21 +28,21 @@ OPINIONS = st.lists(
 def test_a_larger_fraction_checks_the_same_and_more(
     job: str, step: int, micro_batches: int, one: float, other: float
 ) -> None:
-    fewer, more = (sampled(job, step, micro_batches, each) for each in sorted((one, other)))
+    fewer, more = (sample_micro_batches(job, step, micro_batches, each) for each in sorted((one, other)))
     assert set(fewer) <= set(more) <= set(range(micro_batches))
-    assert sampled(job, step, micro_batches, 0.0) == ()
-    assert sampled(job, step, micro_batches, 1.0) == tuple(range(micro_batches))
-    assert sampled(job, step, 2 * micro_batches, other)[: len(sampled(job, step, micro_batches, other))] == (
-        sampled(job, step, micro_batches, other)
-    ), "a micro-batch is checked whatever others its step has"
+    assert sample_micro_batches(job, step, micro_batches, 0.0) == ()
+    assert sample_micro_batches(job, step, micro_batches, 1.0) == tuple(range(micro_batches))
+    sample = sample_micro_batches(job, step, micro_batches, other)
+    larger_step = sample_micro_batches(job, step, 2 * micro_batches, other)
+    assert larger_step[: len(sample)] == sample, "a step of another size checks the same micro-batches"
 
 
 def test_the_sample_is_as_large_as_was_asked_for_and_hangs_on_job_and_step() -> None:
-    counts = [len(sampled("job", step, 8, 0.1)) for step in range(1000)]
+    counts = [len(sample_micro_batches("job", step, 8, 0.1)) for step in range(1000)]
     assert 600 < sum(counts) < 1000
     assert len(set(counts)) > 2
-    assert [sampled("job", step, 8, 0.5) for step in range(20)] != [
-        sampled("another", step, 8, 0.5) for step in range(20)
+    assert [sample_micro_batches("job", step, 8, 0.5) for step in range(20)] != [
+        sample_micro_batches("another", step, 8, 0.5) for step in range(20)
     ]
 
 
@@ -46,7 +53,7 @@ def test_the_sample_is_as_large_as_was_asked_for_and_hangs_on_job_and_step() -> 
 def test_nobody_is_convicted_by_what_all_agree_on_and_never_all_that_are_steady(
     opinions: list[Opinion],
 ) -> None:
-    guilty = faulty(opinions)
+    guilty = find_faulty(opinions)
     if agree(opinions):
         assert not guilty
     steady = {
@@ -65,18 +72,20 @@ def test_one_that_lies_among_three_or_more_is_convicted_alone(
     if len(honest) < 2:
         return
     opinions = [Opinion(worker, 1, TRUTH) for worker in honest] + [Opinion(liar, 2, TRUTH + 1)]
-    assert faulty(data.draw(st.permutations(opinions))) == {liar}
+    assert find_faulty(data.draw(st.permutations(opinions))) == {liar}
 
 
 def test_who_contradicts_itself_is_faulty_whatever_others_say() -> None:
-    assert faulty([Opinion("a", 1, 7), Opinion("a", 2, 8)]) == {"a"}
-    assert faulty([Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 7)]) == {"b"}
+    assert find_faulty([Opinion("a", 1, 7), Opinion("a", 2, 8)]) == {"a"}
+    assert find_faulty([Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 7)]) == {
+        "b"
+    }
 
 
 def test_two_that_stand_by_what_they_said_are_not_judged() -> None:
     stubborn = [Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 8)]
-    assert faulty(stubborn) == set()
-    assert faulty([*stubborn, Opinion("c", 5, 8)]) == {"a"}, "a third one decides"
+    assert find_faulty(stubborn) == set()
+    assert find_faulty([*stubborn, Opinion("c", 5, 8)]) == {"a"}, "a third one decides"
 
 
 # ---- whom to ask ----
@@ -85,7 +94,7 @@ def test_two_that_stand_by_what_they_said_are_not_judged() -> None:
 @given(OPINIONS, st.sets(WORKERS))
 def test_asking_ends_and_others_are_asked_before_the_same(opinions: list[Opinion], able: set[str]) -> None:
     told, asked = list(opinions), 0
-    while wanted := whom_to_ask(told, sorted(able)):
+    while wanted := choose_next(told, sorted(able)):
         given = {each.worker for each in told}
         assert not given >= set(able) or set(wanted) <= given
         assert given >= set(able) or not given & set(wanted)
@@ -97,6 +106,6 @@ def test_asking_ends_and_others_are_asked_before_the_same(opinions: list[Opinion
 def test_a_repeated_message_is_no_second_opinion() -> None:
     check = Check(3)
     for lease in (1, 1, 2):
-        check.told(Opinion("a", lease, 7))
+        check.add(Opinion("a", lease, 7))
     assert [each.lease for each in check.opinions] == [1, 2]
-    assert check.described() == "a 0x00000007, a 0x00000007"
+    assert check.describe_opinions() == "a 0x00000007, a 0x00000007"

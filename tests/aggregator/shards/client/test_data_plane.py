@@ -64,7 +64,7 @@ class Dialogue:
 
     def __init__(self, shards: int = 2) -> None:
         self.told: list[tuple[int, str]] = []
-        self.fed: list[ev.ExchangeOpened | ev.ChunkArrived] = []
+        self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
         self.finished: list[int] = []
         self.core = Core()
         self.sessions = WorkerSessions(1)
@@ -90,7 +90,7 @@ class Dialogue:
         self.lanes.submit([ev.DropAll()], None)
         self.orders()
 
-    def _feed(self, event: ev.ExchangeOpened | ev.ChunkArrived) -> None:
+    def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
         self.fed.append(event)
         if isinstance(event, ev.ChunkArrived) and (effects := self.decide(event)):
             self.lanes.submit(effects, None)
@@ -169,7 +169,7 @@ def test_a_worker_exchanges_once_it_does_so_with_all_shards() -> None:
         talk.report(1, pb.WorkerExchanges(session=session.number))
         assert talk.fed == []
         talk.report(0, pb.WorkerExchanges(session=session.number))
-        assert talk.fed == [ev.ExchangeOpened(session.number)]
+        assert talk.fed == [ev.DataStreamOpened(session.number)]
         welcome = cluster.Welcome()
         talk.lanes.invite(session.number, welcome)
         assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
