@@ -120,7 +120,7 @@ class AggregatorService:
         self._newest: NewestWeights
         self._plane: DataPlane
         self.shards: ShardGroup | None = None
-        self._waits_told: dict[tuple[str, int, str], str] = {}  # the rung that each has passed
+        self._waits_told: dict[tuple[str, int, str], str | None] = {}  # the timeout that each has exceeded
 
     # ---- life ----
 
@@ -298,9 +298,9 @@ class AggregatorService:
         self.metrics.set_waits({each.peer: each.seconds for each in reversed(waits)})
         told, self._waits_told = self._waits_told, {}
         for each in waits:
-            owed, rung = (each.peer, each.step, each.what), self._timeouts.passed(each.seconds)
+            owed, rung = (each.peer, each.step, each.what), self._timeouts.longest_exceeded(each.seconds)
             self._waits_told[owed] = rung
-            if rung and told.get(owed, "") != rung:
+            if rung and told.get(owed) != rung:
                 log.warning(
                     "waits for %s %s: %s, bucket %d, for %.1f s (longer than `%s`)",
                     each.role, each.peer, each.what, each.bucket, each.seconds, rung,

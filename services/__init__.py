@@ -1,0 +1,13 @@
+"""What every daemon shares, in layers; a layer imports only layers before it. `make lint` checks that.
+
+Read them in this order, the lowest first:
+
+1. `errors`, `timeouts`, `version`: errors for people, limits of all waits, Tiermesh's version.
+2. `instrumentation`: failpoints and the timeline, which any later layer may call.
+3. `protocol`: the plan of a job's steps, weight versions, message envelopes and checksums.
+4. `tensors`: the layout of a model's parameters, chunks, the reduction tree, numeric kernels.
+5. `checkpoints`: checkpoint folders on disk.
+6. `config`: schemas of job configs, and the translation of tt-train's.
+7. `transport`: connections between roles: gRPC, HTTP/2 streams, TLS, references to shared memory.
+8. `runtime`: the process around a role's service: signals, logs, metrics, recording.
+"""

@@ -1,4 +1,4 @@
-"""Errors that a person reads: one line that says what, where, the value, what was expected, and how to mend it."""
+"""Errors that people read: one line that names the place, the value, what was expected and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 
 class TiermeshError(Exception):
-    """Base of all errors raised for a reader; its text is one complete line, whatever was quoted in it."""
+    """Base of all errors that a person reads.
+
+    The text is one line. Characters that a terminal would act on, which quoted input may contain, are escaped.
+    """
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -17,15 +20,15 @@ class TiermeshError(Exception):
 
 
 class Refused(TiermeshError):
-    """Bad input, refused at the door: exit code 2 on the command line, INVALID_ARGUMENT on the wire."""
+    """Bad input, refused on entry: exit code 2 on the command line, INVALID_ARGUMENT on the wire."""
 
 
 class Failed(TiermeshError):
-    """Something that was accepted could not be finished: exit code 1, or the fitting gRPC status."""
+    """Failure of something that was accepted: exit code 1, or the gRPC status that fits."""
 
 
 def describe_internal_error(error: BaseException) -> str:
-    """An unexpected error in one line, with the place it came from."""
+    """Return one line about an unexpected error, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     text = " | ".join(str(error).split("\n"))
@@ -34,7 +37,9 @@ def describe_internal_error(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something was not accepted. Functions that decide return `Refusal | None`; None means accepted.
+    """Reason why something was not accepted.
+
+    Functions that decide return `Refusal | None`, where None means accepted.
 
     Attributes:
         reason: one line that names the field, the value, what was expected and how to fix it.

@@ -1,7 +1,7 @@
-"""One ladder of timeouts: every wait on another process, derived from one setting, the heartbeat.
+"""Timeouts of every wait on another process, all derived from one setting: the heartbeat.
 
-Each rung is strictly longer than the one below, so that whoever waits for somebody outlasts what that one waits for
-itself. docs/operations.md has them in one table, which a test holds against this file.
+Each timeout is longer than the one before it. So a process that waits for another gives up only after that one has
+given up on what it waits for itself. The table in docs/timeouts.md lists them all; a test compares it with this file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from services.errors import Refused
 
 STANDARD_HEARTBEAT_SECONDS = 5.0
-"""Where no other is given or known: a worker learns its cluster's from the aggregator's Welcome."""
+"""Heartbeat where none is configured or known yet. A worker learns its cluster's from the aggregator's Welcome."""
 
 TIMEOUTS_IN_HEARTBEATS = {
     "tick": 0.25,
@@ -35,32 +35,34 @@ TIMEOUTS_IN_HEARTBEATS = {
     "stall": 120.0,
     "unfit": 360.0,
 }
-"""Each rung in heartbeats, from the lowest to the highest."""
+"""Each timeout as a multiple of the heartbeat, in ascending order."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The rungs, in seconds, from the lowest to the highest.
+    """All timeouts in seconds, in ascending order.
+
+    The field names are values of the aggregator's flag `--timeout NAME=SECONDS`.
 
     Attributes:
-        tick: between two looks of the aggregator at who was heard.
-        beat: between two signs of life, in both directions.
-        retry: at most between two attempts to connect.
-        lock: for another process that writes to the queue.
-        grace: for calls that are open when a daemon stops.
-        hello: for the first message of a stream, and for its answer.
-        silent: a worker that was not heard for this long is dead.
-        lapse: a leader that has shown its standbys no beat for this long leads no longer.
-        ping: a connection without traffic is pinged, and the answer is waited for, this long each.
-        takeover: a standby that has seen no beat of the leader for this long takes over.
-        deaf: an aggregator, optimizer or shard that was not heard for this long is looked for anew.
-        stop: for a daemon that stops gracefully.
-        broken: a connection without traffic that answers no ping is dead: `ping` twice.
-        kill: for a daemon that was told to stop by who started it.
-        comeback: for the workers of a job after a restart of the aggregator.
-        follow: for an aggregator, by who follows a job.
-        stall: for a lease, if somebody else is idle; at least. And for what a shard does with its tensors.
-        unfit: for meshes that can't be opened, if there are no others.
+        tick: interval at which the aggregator checks when it last heard each peer.
+        beat: interval between two heartbeats, in both directions.
+        retry: longest pause between two attempts to connect.
+        lock: the aggregator's wait for another process that is writing to the job queue.
+        grace: a stopping daemon's wait for its open calls to finish.
+        hello: wait for the first message of a stream, and for the answer to it.
+        silent: the aggregator's wait for a sign of life of a worker, before it declares the worker dead.
+        lapse: longest time that a leader keeps leading without a heartbeat recorded for its standbys.
+        ping: time without traffic before a connection is pinged; also the wait for the answer.
+        takeover: a standby's wait for a heartbeat of the leader, before the standby takes over.
+        deaf: wait for a sign of life of an aggregator, optimizer or shard, before its peer reconnects to it.
+        stop: a daemon's limit for its own graceful stop.
+        broken: time without traffic or answer to a ping until a connection is dead; twice `ping`.
+        kill: the launcher's wait for a daemon that it has asked to stop, before it sends SIGKILL.
+        comeback: a restarted aggregator's wait for the workers of the running job.
+        follow: wait of a command that follows a job, for an aggregator that is away.
+        stall: least time after which a late lease goes to an idle worker; a shard's limit for each of its tasks.
+        unfit: the aggregator's wait for a usable mesh, while no worker can open the job's mesh.
     """
 
     tick: float
@@ -86,42 +88,46 @@ class Timeouts:
     def from_heartbeat(
         cls, heartbeat_seconds: float, overrides: Mapping[str, float] | None = None
     ) -> Timeouts:
-        """The ladder of a heartbeat, with some rungs set by hand, in seconds.
+        """Return the timeouts of a heartbeat.
+
+        Args:
+            heartbeat_seconds: the heartbeat.
+            overrides: timeouts in seconds, by name, that replace the derived ones.
 
         Raises:
-            Refused: no positive heartbeat, no such rung, or an order that is broken.
+            Refused: the heartbeat is not positive, a name is unknown, or the timeouts are not in ascending order.
         """
         if not (math.isfinite(heartbeat_seconds) and heartbeat_seconds > 0):
             raise Refused(f"heartbeat of {heartbeat_seconds:g} s: expected more than 0; 5 is usual")
-        rungs = {name: count * heartbeat_seconds for name, count in TIMEOUTS_IN_HEARTBEATS.items()}
+        seconds_of = {name: count * heartbeat_seconds for name, count in TIMEOUTS_IN_HEARTBEATS.items()}
         for name in overrides or ():
-            if name not in rungs:
-                raise Refused(f"timeout {name}: no such rung; expected one of {', '.join(rungs)}")
-        timeouts = cls(**{**rungs, **(overrides or {})})
+            if name not in seconds_of:
+                raise Refused(f"timeout {name}: no such timeout; expected one of {', '.join(seconds_of)}")
+        timeouts = cls(**{**seconds_of, **(overrides or {})})
         timeouts.check()
         return timeouts
 
-    def passed(self, seconds: float) -> str:
-        """The highest rung, from `silent` on, that is shorter than a wait; empty if there is none."""
-        rungs = asdict(self)
-        names = list(rungs)[list(rungs).index("silent") :]
-        return next((name for name in reversed(names) if rungs[name] < seconds), "")
+    def longest_exceeded(self, seconds: float) -> str | None:
+        """Return the name of the longest timeout, from `silent` on, that a wait has exceeded; None if it has none."""
+        seconds_of = asdict(self)
+        names = list(seconds_of)[list(seconds_of).index("silent") :]
+        return next((name for name in reversed(names) if seconds_of[name] < seconds), None)
 
     def check(self) -> None:
-        """Hold the order.
+        """Check that each timeout is a number and longer than the one before it.
 
         Raises:
-            Refused: a rung is not longer than the one below, or no number.
+            Refused: one is not.
         """
-        below, below_seconds = "0", 0.0
+        before, before_seconds = "0", 0.0
         for name, seconds in asdict(self).items():
-            if not below_seconds < seconds < math.inf:
+            if not before_seconds < seconds < math.inf:
                 raise Refused(
-                    f"timeout {name}: {seconds:g} s, expected more than {below} ({below_seconds:g} s), the rung "
-                    "below; raise it, lower the other, or change the heartbeat, which moves all"
+                    f"timeout {name}: {seconds:g} s, expected more than {before} ({before_seconds:g} s), the next "
+                    "shorter one; raise it, lower the other, or change the heartbeat, which scales all"
                 )
-            below, below_seconds = name, seconds
+            before, before_seconds = name, seconds
 
 
 STANDARD_TIMEOUTS = Timeouts.from_heartbeat(STANDARD_HEARTBEAT_SECONDS)
-"""For what is waited for before, or without, a cluster's heartbeat."""
+"""Timeouts of waits that happen before a cluster's heartbeat is known, or outside any cluster."""

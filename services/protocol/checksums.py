@@ -1,8 +1,8 @@
-"""A checksum within a protobuf message: its last field, over all bytes before it.
+"""Checksum within a protobuf message: its last field, a CRC-32C (RFC 3720) of all bytes before it.
 
-What flips bits on the way (a card, a buffer, beyond TCP's 16 bits) does so to headers as it does to payloads. A message
-type with an `optional fixed32 own_crc32c = 15` can be checked. Any protobuf can write it: the bytes of the message
-without it, then those of a message that has it alone.
+Faulty network cards and buffers flip bits that TCP's 16-bit checksum misses, in headers as well as in payloads. Every
+message type with the field `optional fixed32 own_crc32c = 15` can be checked. Any protobuf library can write it:
+serialize the message without the field, then append a message that has only this field.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class ChecksumMismatch(ValueError):
-    """Bytes that are not those that were sent."""
+    """Received bytes that differ from the bytes that were sent."""
 
 
 def encode_with_checksum(message: Message) -> bytes:
-    """The bytes of a message, which has no checksum yet, and their checksum."""
+    """Return the bytes of a message, followed by their checksum. The message itself must have none."""
     content = message.SerializeToString()
     return b"".join((content, _TAG, google_crc32c.value(content).to_bytes(4, "little")))
 
 
 def set_checksum(message: Any, before: bytes) -> None:
-    """Give a message, which has no checksum yet, that of the bytes before it in another message, and of its own."""
+    """Set a message's checksum, computed over its own bytes and over the bytes that precede it in an outer message."""
     message.own_crc32c = google_crc32c.value(before + message.SerializeToString())
 
 
 def decode_with_checksum(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
-    """The message of these bytes, and whether they have a checksum.
+    """Parse a message and verify its checksum.
+
+    Returns:
+        The message without its checksum, and whether it had one.
 
     Raises:
-        Damaged: it is another one, or they are no message of this kind.
+        ChecksumMismatch: the checksum is wrong, or the bytes are no message of this kind.
     """
     try:
         message = kind.FromString(content)
@@ -47,10 +50,17 @@ def decode_with_checksum(kind: type[Kind], content: bytes) -> tuple[Kind, bool]:
 
 
 def verify_checksum(message: Any, content: bytes) -> bool:
-    """Whether a message that was parsed from these bytes has a checksum, which is taken out of it.
+    """Verify a message's checksum, if it has one, and clear the field.
+
+    Args:
+        message: the parsed message.
+        content: the bytes that it was parsed from.
+
+    Returns:
+        Whether the message had a checksum.
 
     Raises:
-        Damaged: it is not theirs.
+        ChecksumMismatch: the checksum is wrong.
     """
     if not message.HasField("own_crc32c"):
         return False

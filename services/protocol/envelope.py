@@ -1,4 +1,4 @@
-"""Control messages travel in an envelope: the aggregator's epoch and one body. Cores deal in bodies."""
+"""Envelopes of control messages: the aggregator's epoch and one body. The cores see bodies only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WorkerBody = (
     | pb.Evaluated
     | pb.Failure
 )
-"""What a worker says."""
+"""Messages from a worker to its aggregator."""
 WorkerOrder = pb.Welcome | pb.Heartbeat | pb.Join | pb.Lease | pb.Revoke | pb.Resend | pb.Window | pb.Leave
-"""What an aggregator tells a worker."""
+"""Messages from an aggregator to a worker."""
 OptimizerBody = (
     pb.Hello
     | pb.Heartbeat
@@ -30,18 +30,18 @@ OptimizerBody = (
     | pb.CheckpointMissed
     | pb.Failure
 )
-"""What an optimizer says."""
+"""Messages from an optimizer to its aggregator."""
 OptimizerOrder = pb.Hello | pb.Heartbeat | pb.Open | pb.Initialise | pb.SendWeights | pb.Close | pb.StartOver
-"""What an aggregator tells an optimizer."""
+"""Messages from an aggregator to an optimizer."""
 
 Envelope = TypeVar("Envelope", pb.WorkerMessage, pb.WorkerCommand, pb.OptimizerMessage, pb.OptimizerCommand)
 
 
 def wrap(envelope: type[Envelope], epoch: int, body: Message) -> Envelope:
-    """A body in its envelope.
+    """Return an envelope with this epoch and body.
 
     Raises:
-        ValueError: this envelope carries no such body.
+        ValueError: this type of envelope has no field for such a body.
     """
     for field in envelope.DESCRIPTOR.oneofs_by_name["body"].fields:
         if field.message_type is body.DESCRIPTOR:
@@ -62,6 +62,6 @@ def unwrap(message: pb.OptimizerCommand) -> OptimizerOrder | None: ...
 def unwrap(
     message: pb.WorkerMessage | pb.WorkerCommand | pb.OptimizerMessage | pb.OptimizerCommand,
 ) -> Any:
-    """The body, or None if the envelope is empty or carries something this version does not know."""
+    """Return an envelope's body, or None if it has none or one that this version does not know."""
     field = message.WhichOneof("body")
     return getattr(message, field) if field else None

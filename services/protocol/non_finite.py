@@ -1,4 +1,4 @@
-"""What people are told of a step whose gradient is not finite. Pure."""
+"""Text for people about a step whose gradient is not finite."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from protos.tensors_pb2 import FLOAT16, DType, NonFinite
 
 MAX_NAMED_MICRO_BATCHES = 4
-"""Micro-batches that one line names; of the others it says how many there are."""
+"""Maximum number of micro-batches that the line names; the others are counted."""
 MAX_PARAMETER_NAME_CHARACTERS = 200
-"""Characters of a parameter's name, which is as a worker says."""
+"""Maximum number of characters shown of a parameter's name, which comes from a worker unchecked."""
 
 
 def describe_non_finite(found: Sequence[NonFinite], gradients: DType) -> str:
-    """Why the sum of a step's gradients has a NaN or an infinity.
+    """Return one line that says why the sum of a step's gradients has a NaN or an infinity.
 
     Args:
-        found: micro-batches whose own gradients have.
-        gradients: how gradients travel.
+        found: micro-batches whose own gradients are not finite; empty if all are.
+        gradients: dtype of gradients on the wire.
     """
     text = "the gradient is not finite"
     if found:
@@ -26,10 +26,10 @@ def describe_non_finite(found: Sequence[NonFinite], gradients: DType) -> str:
             for each in found[:MAX_NAMED_MICRO_BATCHES]
         )
         others = len(found) - MAX_NAMED_MICRO_BATCHES
-        return f"{text}: {'; '.join(named)}" + (f"; and {others} micro-batches more" if others > 0 else "")
+        return f"{text}: {'; '.join(named)}" + (f"; and {others} more micro-batches" if others > 0 else "")
     if gradients == FLOAT16:
-        return f"{text}; it travels as float16, whose largest is 65504: with wire_dtype bfloat16 it may be larger"
-    return f"{text}, though those of all micro-batches are: their sum overflowed"
+        return f"{text}; it is sent as float16, whose largest value is 65504; set wire_dtype to bfloat16 or float32"
+    return f"{text}, though the gradients of all micro-batches are: their sum overflowed"
 
 
 def _printable(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the cores need to know of a job: how its steps are counted, nothing of its model."""
+"""A job as the cores see it: its steps, micro-batches and wire types, but nothing of its model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ WINDOW_CHUNKS = 8
 With many senders it is fewer: see `TOTAL_WINDOW_CHUNKS`.
 """
 TOTAL_WINDOW_CHUNKS = 16
-"""How many chunks ahead of the finished ones all leases of a step together may send: what the aggregator keeps is
-bounded, however many workers there are."""
+"""Number of chunks that all leases of a step together may send ahead of the finished ones.
+
+It bounds what the aggregator keeps, however many workers there are.
+"""
 MIN_WINDOW_CHUNKS = 1
-"""With so many workers the chunks of the others are on their way while one waits for its next."""
+"""Minimum window of a lease. With so many senders, chunks of the others arrive while one waits for its next."""
 
 
 @dataclass(frozen=True)
 class WireTypes:
-    """How a job's tensors travel between workers and aggregator, and weights from the optimizer.
+    """Element types of a job's tensors on the wire.
 
     Attributes:
-        gradients: of a worker's sums.
-        weights: of every version.
+        gradients: type of the gradient sums that workers send.
+        weights: type of the weights that workers receive.
     """
 
     gradients: DType = FLOAT32
@@ -33,31 +35,31 @@ class WireTypes:
 
     @property
     def gradients_per_float32(self) -> int:
-        """How many elements of a gradient travel in the room of one in float32."""
+        """Number of gradient elements on the wire that take the bytes of one float32."""
         return 1 if self.gradients == FLOAT32 else 2
 
     def dtype_of(self, kind: ChunkKind) -> DType:
-        """The type of chunks of this kind; initial weights are float32 whatever the job says."""
+        """Return the wire type of a kind of chunk. Initial weights are always float32."""
         return {GRADIENT: self.gradients, WEIGHTS: self.weights}.get(kind, FLOAT32)
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The shape of a job in steps.
+    """A job's plan: how many steps it has, of what size, and when it evaluates and checkpoints.
 
     Attributes:
-        steps: updates in all.
-        micro_batches: of each step, the leaves of its reduction tree.
-        evaluate_every: steps between evaluations; 0: only after the last step.
-        checkpoint_every: steps between checkpoints; 0: only after the last step.
-        checkpoint_seconds: time after a checkpoint at which the next is due, if it isn't by steps; 0: none.
+        steps: number of steps of the whole job.
+        micro_batches: number of micro-batches per step, the leaves of the reduction tree.
+        evaluate_every: number of steps between evaluations; 0 means only after the last step.
+        checkpoint_every: number of steps between checkpoints; 0 means only after the last step.
+        checkpoint_seconds: longest time between checkpoints, even if none is due by steps; 0 means no limit.
         stops_without_checkpoint: whether the job fails with the first checkpoint that can't be written.
         exact: whether workers must have the fingerprint of the first one.
-        min_workers: with fewer of them no more work is given out.
-        wire: how its tensors travel.
-        on_non_finite: what becomes of a step whose gradient is not finite: it is skipped, or the job stops.
-        verify_fraction: share of the micro-batches whose gradients a second worker computes too.
-        on_faulty: when a worker is found faulty, go back to a checkpoint, or on from the step that the job is at.
+        min_workers: number of workers below which no work is leased.
+        wire: element types of the job's tensors on the wire.
+        on_non_finite: action on a step whose gradient is not finite: skip it, or stop the job.
+        verify_fraction: share of the micro-batches that a second worker computes again, to compare the gradients.
+        on_faulty: action when a worker is found faulty: go back to a checkpoint, or go on from the current step.
     """
 
     steps: int
@@ -74,11 +76,11 @@ class JobPlan:
     on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     def evaluates_at(self, step: int) -> bool:
-        """Whether the weights after `step` updates are evaluated."""
+        """Return whether the weights after `step` updates are evaluated."""
         return step == self.steps or (
             step > 0 and self.evaluate_every > 0 and step % self.evaluate_every == 0
         )
 
     def checkpoints_at(self, step: int) -> bool:
-        """Whether the weights after `step` updates become a checkpoint, whatever time has gone by."""
+        """Return whether a checkpoint of the weights after `step` updates is due by steps, regardless of time."""
         return step in (0, self.steps) or (self.checkpoint_every > 0 and step % self.checkpoint_every == 0)

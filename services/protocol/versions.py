@@ -1,4 +1,4 @@
-"""What is counted so that stale messages can be told: the protocol, weight versions, epochs and generations."""
+"""Numbers that identify stale messages: protocol version, weight versions, epochs and generations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 PROTOCOL_VERSION = 2
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
-"""That messages can name: a generation is a uint32, and so is the half of a lease id that holds the epoch."""
+"""Largest generation and epoch. Both are 32 bits in messages: the epoch is the upper half of a lease id."""
 
 
 class Version(NamedTuple):
@@ -17,5 +17,5 @@ class Version(NamedTuple):
 
     @property
     def following(self) -> Version:
-        """The version that a COMMIT of this one's step makes."""
+        """Version that the COMMIT of this version's step creates."""
         return Version(self.generation, self.step + 1)

@@ -35,13 +35,13 @@ def test_shards_that_make_no_sense(tmp_path: Path, arguments: tuple[Any, ...], l
     [
         (("--timeout", "stall"), "--timeout stall: expected NAME=SECONDS, for example stall=900"),
         (("--timeout", "stall=long"), "--timeout stall=long: expected NAME=SECONDS"),
-        (("--timeout", "stal=900"), "timeout stal: no such rung; expected one of tick, beat"),
+        (("--timeout", "stal=900"), "timeout stal: no such timeout; expected one of tick, beat"),
         (("--timeout", "kill=50"), "--timeout kill: other processes keep it too"),
         (
             ("--timeout", "lock=1", "--timeout", "silent=90"),
             "timeout lock: 1 s, expected more than retry (3.75 s)",
         ),
-        (("--timeout", "silent=90"), "timeout lapse: 15 s, expected more than silent (90 s), the rung below"),
+        (("--timeout", "silent=90"), "timeout lapse: 15 s, expected more than silent (90 s)"),
         (("--heartbeat-seconds", "0"), "--heartbeat-seconds 0.0: expected 0.1 to 600"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A message carries the checksum of its own bytes; any protobuf can write one, and any peer may leave it out."""
+"""Tests of the checksum within a message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND = pb.WorkerCommand(epoch=3, lease=pb.Lease(job="j", lease=(3 << 32) + 1,
         ChunkHeader,
     ],
 )
-def test_each_kind_can_be_checked_and_its_checksum_comes_last(kind: type[pb.WorkerCommand]) -> None:
+def test_checksum_is_the_last_field_of_each_message_type(kind: type[pb.WorkerCommand]) -> None:
     field = kind.DESCRIPTOR.fields_by_name["own_crc32c"]
     assert field.number == 15 == max(each.number for each in kind.DESCRIPTOR.fields)
     content = encode_with_checksum(kind(epoch=7))
@@ -36,17 +36,17 @@ def test_each_kind_can_be_checked_and_its_checksum_comes_last(kind: type[pb.Work
     assert found == kind(epoch=7)
 
 
-def test_a_stock_peer_writes_the_same() -> None:
+def test_checksum_has_the_encoding_of_plain_protobuf() -> None:
     alone = pb.WorkerCommand(own_crc32c=google_crc32c.value(COMMAND.SerializeToString()))
     assert COMMAND.SerializeToString() + alone.SerializeToString() == encode_with_checksum(COMMAND)
 
 
-def test_who_leaves_it_out_is_not_checked() -> None:
+def test_message_without_checksum_is_not_checked() -> None:
     content = COMMAND.SerializeToString()
     assert not verify_checksum(pb.WorkerCommand.FromString(content), content)
 
 
-def test_another_checksum_is_told() -> None:
+def test_wrong_checksum_is_reported_with_both_values() -> None:
     content = encode_with_checksum(COMMAND)[:-1] + b"\0"
     with pytest.raises(ChecksumMismatch, match=r"crc32c 0x[0-9a-f]{8}, expected 0x00[0-9a-f]{6}"):
         verify_checksum(pb.WorkerCommand.FromString(content), content)
@@ -54,7 +54,7 @@ def test_another_checksum_is_told() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(message(pb.WorkerCommand))
-def test_any_message_comes_back_as_it_was(sent: pb.WorkerCommand) -> None:
+def test_any_message_survives_the_round_trip(sent: pb.WorkerCommand) -> None:
     content = encode_with_checksum(sent)
     found = pb.WorkerCommand.FromString(content)
     assert verify_checksum(found, content)
