@@ -1,11 +1,13 @@
-"""Named places where a process can be made to die or to fail, to try what that does. Off unless the environment asks.
+"""Failpoints: named places in the code where a test can make the process die or fail.
+
+They are off unless the environment sets them:
 
     TIERMESH_FAILPOINTS=checkpoint.mid-file=kill@1,aggregator.save.before=error@3
     TIERMESH_FAILPOINTS_LOG=FILE
 
-has this process kill -9 itself when it comes to the first place for the first time, and raise OSError when it comes to
-the second for the third time. The log has a line `NAME PROCESS HIT` for each time that any place was come to, with the
-action behind it where one was due; it is written before that is done.
+Here the process kills itself with SIGKILL when it reaches the first failpoint for the first time. It raises OSError
+when it reaches the second for the third time. The log gets a line `NAME PROCESS HIT` whenever a failpoint is reached,
+followed by the action if one is due. The line is written before the action.
 """
 
 from __future__ import annotations
@@ -27,41 +29,41 @@ VARIABLE = "TIERMESH_FAILPOINTS"
 LOG_VARIABLE = "TIERMESH_FAILPOINTS_LOG"
 
 FAILPOINTS: Mapping[str, str] = {
-    "aggregator.epoch.before": "the aggregator has raised the epoch, in a transaction that isn't committed",
-    "aggregator.epoch.after": "the raised epoch is on the disk, and nobody was told of it",
-    "aggregator.save.before": "a job's state is written, in a transaction that isn't committed",
-    "aggregator.save.after": "a job's state is on the disk, and nobody was told of it",
-    "aggregator.journal.before": "an event of a job is not in its log yet",
-    "aggregator.journal.after": "an event of a job is in its log, and no watcher has seen it",
+    "aggregator.epoch.before": "the epoch is raised in a transaction that is not committed",
+    "aggregator.epoch.after": "the raised epoch is on disk, and no peer knows it",
+    "aggregator.save.before": "a job's state is written in a transaction that is not committed",
+    "aggregator.save.after": "a job's state is on disk, and no client knows it",
+    "aggregator.journal.before": "an event of a job is not yet in its log",
+    "aggregator.journal.after": "an event of a job is in its log, and no follower has seen it",
     "optimizer.generation.before": "a generation is in a temporary file",
-    "optimizer.generation.after": "a generation is on the disk, and was not given out",
-    "optimizer.commit.before": "a step is decided, and COMMIT is not on its way",
-    "optimizer.commit.after": "COMMIT was handed to the link, and no weight has changed",
-    "optimizer.update.mid": "one chunk of the weights is updated, and not on its way",
+    "optimizer.generation.after": "a generation is on disk and not yet used",
+    "optimizer.commit.before": "a step is decided, and COMMIT is not sent",
+    "optimizer.commit.after": "COMMIT is queued for sending, and no weight has changed",
+    "optimizer.update.mid": "one chunk of the weights is updated and not sent",
     "optimizer.snapshot": "weights and state are copied for a checkpoint, and nothing is written",
-    "checkpoint.before": "nothing of a checkpoint is on the disk",
-    "checkpoint.mid-file": "a piece of a checkpoint's file is written, not all of it",
-    "checkpoint.before-rename": "a checkpoint is on the disk, under a temporary name",
-    "checkpoint.after-rename": "a checkpoint has its name, which a power cut may still take",
-    "stream.mid-message": "the first part of a message of a data stream is with the transport, the others are not",
-    "shard.opened": "a shard has made room for its chunks, and the aggregator was not told",
-    "shard.write.mid": "a shard has taken a piece of a checkpoint, not all of its part",
-    "shard.arrived": "a chunk of a worker's sum is in a shard, and the aggregator was not told",
-    "shard.staged": "a shard has staged a chunk of the gradient, and the aggregator was not told",
-    "shard.update.mid": "a shard has updated one chunk of the weights, and not made it ready to be sent",
-    "shard.copied": "a shard has copied its part for a checkpoint, and nothing was read",
-    "shard.read.mid": "a piece of a shard's copy was read, not all of it",
-    "worker.gradient-ready": "the sum of a lease is complete, and the aggregator was not told",
-    "worker.check": "a micro-batch is computed a second time, and the aggregator was not told its checksum",
+    "checkpoint.before": "nothing of a checkpoint is on disk",
+    "checkpoint.mid-file": "a checkpoint's file is written in part",
+    "checkpoint.before-rename": "a checkpoint is on disk under a temporary name",
+    "checkpoint.after-rename": "a checkpoint has its name, which a power cut may still undo",
+    "stream.mid-message": "the first part of a data stream's message is with the transport, the others are not",
+    "shard.opened": "a shard has allocated its chunks, and the aggregator does not know it",
+    "shard.write.mid": "a shard has received a piece of a checkpoint, but not all of its chunks",
+    "shard.arrived": "a chunk of a worker's sum is in a shard, and the aggregator does not know it",
+    "shard.staged": "a shard has staged a chunk of the gradient, and the aggregator does not know it",
+    "shard.update.mid": "a shard has updated one chunk of the weights, which is not ready to be sent",
+    "shard.copied": "a shard has copied its chunks for a checkpoint, and nothing is read",
+    "shard.read.mid": "a shard's copy is read in part",
+    "worker.gradient-ready": "the sum of a lease is complete, and the aggregator does not know it",
+    "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",
     "worker.send": "chunks of a sum are chosen to be sent, and none is",
 }
-"""Each place, and how things stand when a process comes to it."""
+"""Each failpoint's name, and the state of things when a process reaches it."""
 
 Action = Literal["kill", "error"]
 
 
 class _Armed:
-    """What the environment asked for."""
+    """Failpoints that the environment has set."""
 
     def __init__(self, plan: Mapping[str, tuple[Action, int]], log: Path | None) -> None:
         self._plan = plan
@@ -88,10 +90,10 @@ _armed: _Armed | None = None
 
 
 def arm(environment: Mapping[str, str]) -> None:
-    """Take up what the environment asks for; nothing, if it doesn't.
+    """Arm the failpoints that the environment sets, and disarm all others.
 
     Raises:
-        Refused: for the first thing that isn't understood.
+        Refused: the environment names an unknown failpoint or action.
     """
     global _armed
     text = environment.get(VARIABLE, "")
@@ -100,10 +102,10 @@ def arm(environment: Mapping[str, str]) -> None:
 
 
 def parse(text: str) -> dict[str, tuple[Action, int]]:
-    """The action of each place, and at which hit: of `NAME=kill@3,NAME=error@1`.
+    """Return the action of each failpoint and its hit, parsed from text like `NAME=kill@3,NAME=error@1`.
 
     Raises:
-        Refused: for the first thing that isn't understood.
+        Refused: the text names an unknown failpoint or action.
     """
     plan: dict[str, tuple[Action, int]] = {}
     for each in filter(None, text.split(",")):
@@ -121,15 +123,15 @@ def parse(text: str) -> dict[str, tuple[Action, int]]:
 
 
 def is_armed() -> bool:
-    """Whether the environment asked for anything."""
+    """Return whether the environment has set a failpoint or the log."""
     return _armed is not None
 
 
 def hit_failpoint(name: str) -> None:
-    """Come to the place of that name, one of `FAILPOINTS`.
+    """Reach a failpoint, one of `FAILPOINTS`: log it and do what is due.
 
     Raises:
-        OSError: asked for.
+        OSError: the environment asks for an error at this hit.
     """
     if _armed is not None:
         _armed.hit(name)

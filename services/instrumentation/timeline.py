@@ -1,8 +1,8 @@
-"""What a process does and when, for a few steps of a job: the events of a trace viewer.
+"""Timeline: what each part of a process does and when, for a few steps of a job, as events of a trace viewer.
 
-There is one recorder a process, as there is one log, off unless a daemon was told `--timeline`. Off, a call costs a
-comparison. An event has a lane, which is a thread or one direction of one link; what a lane does is a span, which has a
-length, or a mark. All times are those of CLOCK_MONOTONIC, which all processes of a host share.
+There is one recorder per process. It is off unless a daemon got `--timeline`; then a call costs one comparison. An
+event belongs to a row, which is a thread or one direction of one link. An event is a span, which has a duration, or a
+mark, which has none. All times are of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ log = logging.getLogger("tiermesh")
 
 _STEP_DIGITS = 18
 MAX_EVENTS = 200_000
-"""What comes after so many is left out: 30 MB of a file."""
+"""Maximum number of events of a file, about 30 MB; later ones are dropped."""
 
 
 @dataclass(frozen=True)
 class TimelineOptions:
-    """What is recorded, and where to.
+    """Steps to record, and the folder for the file.
 
     Attributes:
-        folder: for a file named after the process.
-        first_step: recording begins with the first event of this step, or of a later one.
-        last_step: it ends, and the file is written, with the first event of the step after the next; or with the
-            process.
+        folder: folder of the file, which is named after the process.
+        first_step: step whose first event starts the recording. A later step starts it too.
+        last_step: last step wanted. Recording ends with the first event two steps later, or with the process.
     """
 
     folder: Path
@@ -45,7 +44,7 @@ class TimelineOptions:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The same, on a command line."""
+        """The same options as command-line flags."""
         return (
             "--timeline",
             str(self.folder.absolute()),
@@ -55,10 +54,14 @@ class TimelineOptions:
 
     @classmethod
     def parse(cls, folder: Path, steps: str) -> TimelineOptions:
-        """From the command line; steps are `FIRST-LAST`.
+        """Return the options that a command line gives, and create the folder.
+
+        Args:
+            folder: value of `--timeline`.
+            steps: value of `--timeline-steps`, like `10-12`.
 
         Raises:
-            Refused: they are not, or the folder can't be made.
+            Refused: the steps are not `FIRST-LAST`, or the folder can't be created.
         """
         first, _, last = steps.partition("-")
         digits = all(each.isdecimal() and len(each) <= _STEP_DIGITS for each in (first, last))
@@ -68,26 +71,29 @@ class TimelineOptions:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Refused(
-                f"--timeline {folder}: {error.strerror}; expected a folder, or a place for one"
+                f"--timeline {folder}: {error.strerror}; expected a folder, or a path where one can be created"
             ) from None
         return cls(folder, int(first), int(last))
 
 
 class TimelineRecorder:
-    """Takes events from any thread, until the last step that is wanted is over."""
+    """Recorder of one process. It takes events from any thread until the last step wanted is over."""
 
-    def __init__(self, options: TimelineOptions, role: str, name: str) -> None:
+    def __init__(
+        self, options: TimelineOptions, role: str, name: str, *, max_events: int = MAX_EVENTS
+    ) -> None:
         self._options = options
         self._role = role
         self._title = name if name.startswith(role) else f"{role} {name}"
         self._name = name
+        self._max_events = max_events
         self._events: list[dict[str, Any]] = []
-        self._lanes: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
         self._lock = threading.Lock()
         self._begun = self._ended = False
 
     def wants(self, step: int | None) -> bool:
-        """Whether an event of a step is to be recorded; None: of whichever is under way."""
+        """Return whether to record an event of a step. None stands for the step under way."""
         if self._ended or step is None:
             return self._begun and not self._ended
         if step > self._options.last_step + 1:
@@ -97,15 +103,15 @@ class TimelineRecorder:
         self._begun = self._begun or step >= self._options.first_step
         return self._begun
 
-    def add(self, event: dict[str, Any], lane: str) -> None:
-        """Keep an event."""
+    def add(self, event: dict[str, Any], row: str) -> None:
+        """Record an event."""
         with self._lock:
-            if len(self._events) < MAX_EVENTS:
-                event.update(pid=os.getpid(), tid=self._lanes.setdefault(lane, len(self._lanes)))
+            if len(self._events) < self._max_events:
+                event.update(pid=os.getpid(), tid=self._rows.setdefault(row, len(self._rows)))
                 self._events.append(event)
 
     def end(self) -> None:
-        """Record no more; the file is written beside whatever goes on."""
+        """Stop recording, and write the file on a thread of its own."""
         with self._lock:
             if self._ended:
                 return
@@ -116,7 +122,7 @@ class TimelineRecorder:
         path = self._options.folder / f"{self._title.replace(' ', '-').replace(os.sep, '-')}.json"
         pid = os.getpid()
         names = [_named("process_name", pid, 0, self._title)]
-        names += [_named("thread_name", pid, number, lane) for lane, number in self._lanes.items()]
+        names += [_named("thread_name", pid, number, row) for row, number in self._rows.items()]
         trace = {
             "traceEvents": names + self._events,
             "otherData": {
@@ -131,7 +137,7 @@ class TimelineRecorder:
             fresh = path.with_suffix(".part")
             fresh.write_text(json.dumps(trace, separators=(",", ":")))
             fresh.replace(path)
-        except OSError as error:  # the job goes on
+        except OSError as error:  # no reason to end the job
             log.error("--timeline %s: %s", path, error.strerror)
             return
         log.info("timeline of %d events: %s", len(self._events), path)
@@ -141,14 +147,14 @@ _recorder: TimelineRecorder | None = None
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
-def start(options: TimelineOptions, role: str, name: str) -> None:
-    """Record this process's events from now on."""
+def start(options: TimelineOptions, role: str, name: str, *, max_events: int = MAX_EVENTS) -> None:
+    """Start to record this process's events."""
     global _recorder
-    _recorder = TimelineRecorder(options, role, name)
+    _recorder = TimelineRecorder(options, role, name, max_events=max_events)
 
 
 def stop() -> None:
-    """Write what there is, if anything was recorded and not yet written."""
+    """Stop recording, and write the file if it has any events and is not written yet."""
     global _recorder
     recorder, _recorder = _recorder, None
     if recorder is not None and recorder.wants(None):
@@ -156,20 +162,35 @@ def stop() -> None:
 
 
 def now() -> float:
-    """The time by which spans begin, in seconds."""
+    """Return the time on the clock of all events, in seconds."""
     return time.monotonic()
 
 
-def mark(lane: str, name: str, step: int | None = None, **details: Any) -> None:
-    """Something happened now; of a step's or, without one, of what is being recorded."""
+def mark(row: str, name: str, step: int | None = None, **details: Any) -> None:
+    """Record a mark at the current time.
+
+    Args:
+        row: thread, or direction of a link, that the mark belongs to.
+        name: name of the event.
+        step: step that it belongs to; None if it is recorded with any step.
+        details: values that the viewer shows with it.
+    """
     recorder = _recorder
     if recorder is not None and recorder.wants(step):
         event = {"ph": "i", "s": "t", "name": name, "ts": _microseconds(now()), "args": _args(step, details)}
-        recorder.add(event, lane)
+        recorder.add(event, row)
 
 
-def add(lane: str, name: str, began_seconds: float, step: int | None = None, **details: Any) -> None:
-    """Something has been going on since then, and is over now."""
+def add(row: str, name: str, began_seconds: float, step: int | None = None, **details: Any) -> None:
+    """Record a span that ends now.
+
+    Args:
+        row: thread, or direction of a link, that did it.
+        name: name of the event.
+        began_seconds: start of the span, as `now` returned it.
+        step: step that it belongs to; None if it is recorded with any step.
+        details: values that the viewer shows with it.
+    """
     recorder = _recorder
     if recorder is not None and recorder.wants(step):
         start = _microseconds(began_seconds)
@@ -180,21 +201,28 @@ def add(lane: str, name: str, began_seconds: float, step: int | None = None, **d
             "dur": round(_microseconds(now()) - start, 3),
             "args": _args(step, details),
         }
-        recorder.add(event, lane)
+        recorder.add(event, row)
 
 
-def span(lane: str, name: str, step: int | None = None, **details: Any) -> AbstractContextManager[None]:
-    """Around what is recorded; also if it fails."""
-    return _NOTHING if _recorder is None else _span(lane, name, step, details)
+def span(row: str, name: str, step: int | None = None, **details: Any) -> AbstractContextManager[None]:
+    """Return a context manager that records its body as a span, also if the body fails.
+
+    Args:
+        row: thread, or direction of a link, that does it.
+        name: name of the event.
+        step: step that it belongs to; None if it is recorded with any step.
+        details: values that the viewer shows with it.
+    """
+    return _NOTHING if _recorder is None else _span(row, name, step, details)
 
 
 @contextlib.contextmanager
-def _span(lane: str, name: str, step: int | None, details: dict[str, Any]) -> Iterator[None]:
+def _span(row: str, name: str, step: int | None, details: dict[str, Any]) -> Iterator[None]:
     began = now()
     try:
         yield
     finally:
-        add(lane, name, began, step, **details)
+        add(row, name, began, step, **details)
 
 
 def _args(step: int | None, details: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +238,7 @@ def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _boot_id() -> str:
-    """Equal in processes whose monotonic clocks are the same; empty where the system doesn't say."""
+    """Return an id that processes with the same monotonic clock share; empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

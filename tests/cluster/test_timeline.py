@@ -30,10 +30,10 @@ IN_3_TIERS = {("to optimizer", "send"), ("from optimizer", "weights")}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events, with their lanes."""
+    """The events, with their rows."""
     events = json.loads(path.read_text())["traceEvents"]
-    lanes = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
-    return [{**each, "lane": lanes[each["tid"]]} for each in events if each["ph"] != "M"]
+    rows = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    return [{**each, "row": rows[each["tid"]]} for each in events if each["ph"] != "M"]
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
@@ -51,7 +51,7 @@ def test_every_activity_of_a_step_is_recorded(
     optimizer = found.get("optimizer.json", aggregator)
 
     def kinds(events: list[dict[str, Any]]) -> set[tuple[str, str]]:
-        return {(each["lane"], each["name"]) for each in events}
+        return {(each["row"], each["name"]) for each in events}
 
     assert kinds(worker) >= AT_WORKER
     assert kinds(aggregator) >= {("from worker-1", "gradient"), ("to worker-1", "send")}
@@ -59,11 +59,11 @@ def test_every_activity_of_a_step_is_recorded(
     if tiers == 3:
         assert kinds(aggregator) >= IN_3_TIERS and ("receive", "sum") in kinds(optimizer)
 
-    def times(events: list[dict[str, Any]], lane: str, step: int) -> dict[int, float]:
+    def times(events: list[dict[str, Any]], row: str, step: int) -> dict[int, float]:
         return {
             each["args"]["chunk"]: each["ts"]
             for each in events
-            if each["lane"] == lane and each["args"].get("step") == step
+            if each["row"] == row and each["args"].get("step") == step
         }
 
     sent, arrived = times(worker, "send", 5), times(aggregator, "from worker-1", 5)

@@ -28,18 +28,16 @@ def recorded() -> set[tuple[str, str, str]]:
                     and call.func.value.id == "timeline"
                     and call.func.attr in ("mark", "span", "add")
                 ):
-                    lane, name = call.args[:2]
+                    row, name = call.args[:2]
                     assert isinstance(name, ast.Constant)
-                    row = (
-                        ast.literal_eval(lane) if isinstance(lane, ast.Constant) else _prefix(lane) + "WORKER"
-                    )
+                    row = ast.literal_eval(row) if isinstance(row, ast.Constant) else _prefix(row) + "WORKER"
                     found.add((role, row, name.value))
     return found
 
 
-def _prefix(lane: ast.expr) -> str:
-    assert isinstance(lane, ast.JoinedStr) and isinstance(lane.values[0], ast.Constant)
-    return str(lane.values[0].value)
+def _prefix(row: ast.expr) -> str:
+    assert isinstance(row, ast.JoinedStr) and isinstance(row.values[0], ast.Constant)
+    return str(row.values[0].value)
 
 
 def listed() -> set[tuple[str, str, str]]:

@@ -187,7 +187,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_said_so() -> None:
     commit = pb.Commit(job="a", generation=1, step=0, applied=False)
     effects = talk.core.handle(ev.FromOptimizer(commit), talk.clock)
     assert [each.text for each in effects if isinstance(each, ev.Note)] == [
-        "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite, though those of all micro-batches are: "
+        "Step: 1, Loss: 1.0000000 (skipped: the gradient is not finite, though the gradients of all micro-batches are: "
         "their sum overflowed)"
     ]
 

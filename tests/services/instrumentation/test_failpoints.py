@@ -1,4 +1,4 @@
-"""Failpoints: what the environment may ask for, done at the hit that was named, and all in the code."""
+"""Tests of failpoints: their actions, their syntax, and that each is in the code."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
-def off_again() -> Iterator[None]:
+def disarm_afterwards() -> Iterator[None]:
     yield
     failpoints.arm({})
 
 
-def test_off_unless_asked_for() -> None:
+def test_failpoints_are_off_by_default() -> None:
     failpoints.arm({})
     assert not failpoints.is_armed()
     failpoints.hit_failpoint("worker.send")
 
 
-def test_an_error_at_the_hit_that_was_named(tmp_path: Path) -> None:
+def test_error_is_raised_at_the_given_hit(tmp_path: Path) -> None:
     log = tmp_path / "log"
     failpoints.arm({failpoints.VARIABLE: "worker.send=error@2", failpoints.LOG_VARIABLE: str(log)})
     failpoints.hit_failpoint("worker.send")
@@ -46,7 +46,7 @@ def test_an_error_at_the_hit_that_was_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_kill_is_in_the_log(tmp_path: Path) -> None:
+def test_kill_is_logged_before_it_happens(tmp_path: Path) -> None:
     code = "import os; from services.instrumentation import failpoints as f; f.arm(os.environ)"
     code += "; f.hit_failpoint('worker.send')"
     log = tmp_path / "log"
@@ -57,16 +57,16 @@ def test_a_kill_is_in_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "facts"),
     [
-        ("worker.sent=kill@1", "TIERMESH_FAILPOINTS: no failpoint 'worker.sent'; the nearest is worker.send"),
-        ("worker.send", "expected NAME=kill@HIT or NAME=error@HIT"),
-        ("worker.send=kill@0", "HIT counting from 1"),
-        ("worker.send=stop@1", "'worker.send=stop@1'"),
+        ("worker.sent=kill@1", r"TIERMESH_FAILPOINTS.*worker\.sent.*worker\.send"),
+        ("worker.send", r"worker\.send.*expected NAME=kill@HIT"),
+        ("worker.send=kill@0", r"worker\.send=kill@0.*from 1"),
+        ("worker.send=stop@1", r"worker\.send=stop@1"),
     ],
 )
-def test_what_is_not_understood_is_refused(text: str, said: str) -> None:
-    with pytest.raises(Refused, match=re.escape(said)):
+def test_malformed_settings_are_refused(text: str, facts: str) -> None:
+    with pytest.raises(Refused, match=facts):
         failpoints.arm({failpoints.VARIABLE: text})
     assert not failpoints.is_armed()
 

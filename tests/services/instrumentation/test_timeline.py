@@ -1,4 +1,4 @@
-"""What is recorded of some steps, and that nothing is kept or paid for otherwise."""
+"""Tests of the timeline recorder."""
 
 from __future__ import annotations
 
@@ -17,38 +17,44 @@ from services.instrumentation.timeline import TimelineOptions
 
 
 @pytest.fixture(autouse=True)
-def off_afterwards() -> Iterator[None]:
+def stop_afterwards() -> Iterator[None]:
     yield
     timeline.stop()
-    written()
+    wait_for_file()
 
 
-def written() -> None:
-    """Wait until a file that is being written is complete."""
+def wait_for_file() -> None:
+    """Wait until the thread that writes the file has ended."""
     for thread in threading.enumerate():
         if thread.name == "timeline":
             thread.join(10)
 
 
-def begin(folder: Path, steps: str = "2-3", role: str = "worker", name: str = "box") -> None:
-    timeline.start(TimelineOptions.parse(folder, steps), role, name)
+def begin(
+    folder: Path,
+    steps: str = "2-3",
+    role: str = "worker",
+    name: str = "box",
+    max_events: int = timeline.MAX_EVENTS,
+) -> None:
+    timeline.start(TimelineOptions.parse(folder, steps), role, name, max_events=max_events)
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], dict[tuple[int, int], str]]:
-    """The events, and the names of the lanes."""
+    """Return a file's events, and the names of its rows by process and thread id."""
     events = json.loads(path.read_text())["traceEvents"]
-    lanes = {
+    rows = {
         (each["pid"], each["tid"]): each["args"]["name"] for each in events if each["name"] == "thread_name"
     }
-    return [each for each in events if each["ph"] != "M"], lanes
+    return [each for each in events if each["ph"] != "M"], rows
 
 
-def test_off_it_keeps_nothing_and_makes_nothing() -> None:
+def test_nothing_is_recorded_or_allocated_while_off() -> None:
     timeline.mark("device", "COMMIT", 1)
     assert timeline.span("device", "forward") is timeline.span("send", "chunk", 3, chunk=1)
 
 
-def test_the_steps_that_are_asked_for_are_recorded_and_written_when_they_are_over(tmp_path: Path) -> None:
+def test_file_has_the_wanted_steps_and_is_written_after_them(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     begin(folder)
     timeline.mark("receive", "weights", 1, chunk=0)
@@ -61,10 +67,10 @@ def test_the_steps_that_are_asked_for_are_recorded_and_written_when_they_are_ove
     assert list(folder.iterdir()) == []
     timeline.mark("receive", "weights", 5, chunk=0)
     timeline.mark("receive", "weights", 3, chunk=9)
-    written()
-    events, lanes = read(folder / "worker-box.json")
-    told = [(each["name"], each["args"].get("step"), lanes[each["pid"], each["tid"]]) for each in events]
-    assert told == [
+    wait_for_file()
+    events, rows = read(folder / "worker-box.json")
+    recorded = [(each["name"], each["args"].get("step"), rows[each["pid"], each["tid"]]) for each in events]
+    assert recorded == [
         ("weights", 2, "receive"),
         ("forward", None, "device"),
         ("micro-batch", 2, "device"),
@@ -80,81 +86,79 @@ def test_the_steps_that_are_asked_for_are_recorded_and_written_when_they_are_ove
     assert all(each["dur"] >= 0 for each in events if each["ph"] == "X")
 
 
-def test_a_process_that_ends_before_writes_what_there_is(tmp_path: Path) -> None:
+def test_process_that_ends_early_writes_its_events(tmp_path: Path) -> None:
     begin(tmp_path, role="aggregator", name="aggregator")
     timeline.mark("kernel", "COMMIT", 2)
     timeline.stop()
-    written()
+    wait_for_file()
     assert [each["name"] for each in read(tmp_path / "aggregator.json")[0]] == ["COMMIT"]
     timeline.mark("kernel", "COMMIT", 3)
 
 
-def test_a_process_that_never_came_to_the_steps_writes_nothing(tmp_path: Path) -> None:
+def test_process_that_never_reached_the_steps_writes_nothing(tmp_path: Path) -> None:
     begin(tmp_path)
     timeline.mark("kernel", "COMMIT", 1)
     timeline.stop()
     begin(tmp_path)
-    timeline.mark("kernel", "COMMIT", 7)  # a worker that came late
+    timeline.mark("kernel", "COMMIT", 7)  # a worker that joined late
     timeline.stop()
-    written()
+    wait_for_file()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_ends_its_span(tmp_path: Path) -> None:
+def test_span_is_recorded_if_its_body_fails(tmp_path: Path) -> None:
     begin(tmp_path)
     with pytest.raises(ValueError, match="broken"), timeline.span("device", "forward", 2):
         raise ValueError("broken")
     timeline.stop()
-    written()
+    wait_for_file()
     assert [each["name"] for each in read(tmp_path / "worker-box.json")[0]] == ["forward"]
 
 
-def test_threads_record_side_by_side_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MAX_EVENTS", 150)
-    begin(tmp_path)
+def test_threads_record_concurrently_up_to_the_maximum(tmp_path: Path) -> None:
+    begin(tmp_path, max_events=150)
 
-    def record(lane: str) -> None:
+    def record(row: str) -> None:
         for chunk in range(100):
-            timeline.mark(lane, "sum", 2, chunk=chunk)
+            timeline.mark(row, "sum", 2, chunk=chunk)
 
-    threads = [threading.Thread(target=record, args=(lane,)) for lane in ("a", "b")]
+    threads = [threading.Thread(target=record, args=(row,)) for row in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     timeline.stop()
-    written()
-    events, lanes = read(tmp_path / "worker-box.json")
+    wait_for_file()
+    events, rows = read(tmp_path / "worker-box.json")
     assert len(events) == 150
-    for lane in set(lanes.values()):
-        chunks = [each["args"]["chunk"] for each in events if lanes[each["pid"], each["tid"]] == lane]
+    for row in set(rows.values()):
+        chunks = [each["args"]["chunk"] for each in events if rows[each["pid"], each["tid"]] == row]
         assert chunks == list(range(len(chunks)))
 
 
-def test_a_folder_that_is_gone_is_said_and_the_job_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_that_vanished_is_logged_as_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     begin(tmp_path / "gone")
     timeline.mark("device", "weights complete", 2)
     (tmp_path / "gone").rmdir()
     with caplog.at_level(logging.ERROR):
         timeline.mark("device", "weights complete", 5)
-        written()
-    assert "worker-box.json: No such file or directory" in caplog.text
+        wait_for_file()
+    assert "worker-box.json" in caplog.text
+    assert "No such file or directory" in caplog.text
 
 
 @pytest.mark.parametrize("steps", ["", "5", "7-3", "a-b", "-3", "1-2-3"])
-def test_steps_that_are_none(tmp_path: Path, steps: str) -> None:
-    with pytest.raises(Refused, match=f"--timeline-steps {steps}: expected FIRST-LAST, for example 10-12"):
+def test_malformed_steps_are_refused(tmp_path: Path, steps: str) -> None:
+    with pytest.raises(Refused, match=f"--timeline-steps {steps}: expected FIRST-LAST"):
         TimelineOptions.parse(tmp_path, steps)
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match="file/x: Not a directory; expected a folder"):
+    with pytest.raises(Refused, match="file/x: Not a directory"):
         TimelineOptions.parse(tmp_path / "file" / "x", "1-2")
 
 
-def test_flags_say_the_same(tmp_path: Path) -> None:
+def test_flags_give_the_same_options(tmp_path: Path) -> None:
     options = TimelineOptions.parse(tmp_path, "3-4")
     assert options.flags == ("--timeline", str(tmp_path), "--timeline-steps", "3-4")
