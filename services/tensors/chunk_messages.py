@@ -1,8 +1,8 @@
-"""Chunks on the wire: the bytes of protobuf's `Chunk`, written and read without copying the payload twice.
+"""Chunks on the wire: protobuf's `Chunk` message, written and read without copying the payload.
 
-protobuf's `bytes` fields cost a copy on each side. So functions here stand in for the generated (de)serializers: they
-put the payload last, as a part of its own that is sent from where it lies, and read it as a view of the message. Any
-other valid encoding goes through protobuf.
+A protobuf `bytes` field costs one copy on each side. The functions here replace the generated (de)serializers. They
+write the payload as the last field, in a part of its own that is sent straight from the array. They read it as a view
+of the received message. Messages in any other valid encoding are read by protobuf.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, Chunk, ChunkHeader, ChunkKind, DType
-from services.errors import Refused
+from services.errors import Refusal, Refused
 from services.protocol.checksums import ChecksumMismatch, encode_with_checksum, verify_checksum
 from services.tensors.kernels import crc32c
 from services.tensors.kernels.arithmetic import (
@@ -30,41 +30,41 @@ from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
 from services.tensors.shared_memory import MappedArray
 
 Message = bytes | memoryview
-"""One whole message of a data stream, as it is received."""
+"""One complete message of a data stream, as received."""
 
 _HEADER_TAG = b"\x0a"  # field 1, length-delimited
 _PAYLOAD_TAG = b"\x7a"  # field 15, length-delimited
 _KERNEL_NAMES: dict[int, WireDType] = {FLOAT32: "fp32", BFLOAT16: "bf16", FLOAT16: "fp16"}
-_LARGEST_FLOAT16 = 65504
+_MAX_FLOAT16 = 65504
 _INFINITE_FLOAT16 = 0x7C00
-_LONGEST_JOB = 60
+_MAX_JOB_CHARACTERS = 60
 
 
 class ChunkRefused(Refused):
-    """A chunk that contradicts itself or the layout; names the field, its value and what was expected."""
+    """Chunk that contradicts itself or the layout. The text names the field, its value and what was expected."""
 
 
 class ChunkOverwritten(ChunkRefused):
-    """A chunk of shared memory whose place its owner has filled anew: of weights, with those of a later step."""
+    """Chunk in shared memory whose owner has overwritten its place, such as with weights of a later step."""
 
     def __init__(self, header: ChunkHeader) -> None:
         super().__init__(
-            f"chunk {header.index}: its place in shared memory holds something else: it was overtaken{_of(header)}"
+            f"chunk {header.index}: its place in shared memory was overwritten{_describe_origin(header)}"
         )
 
 
 @dataclass(frozen=True)
 class TensorChunk:
-    """One message of the data plane.
+    """One message of the data plane: a chunk's header and elements.
 
     Attributes:
-        header: what the payload is.
-        payload: the elements, little-endian; a view of the received message, of the array to be sent, or of memory
-            that another process shares.
-        memory: that the payload is a view of, if so. There it has no checksum: no wire and no buffer that could damage
-            it lies between, and whether it is still there its place's mark tells.
-        sequence: that its place in the memory is marked with.
-        checked: whether its header came with a checksum, which was right.
+        header: description of the payload: job, step, kind, index, element type.
+        payload: the elements, little-endian. It is a view of the received message, of the array to be sent, or of
+            shared memory.
+        memory: shared memory that the payload is a view of, or None. Such a payload has no checksum, since no wire
+            or buffer could damage it. The mark of its place tells whether it has been overwritten.
+        sequence: sequence number that its place in the memory is marked with.
+        checked: whether the header came with a checksum, which was right.
     """
 
     header: ChunkHeader
@@ -75,41 +75,44 @@ class TensorChunk:
 
     @property
     def intact(self) -> bool:
-        """Whether the payload is still what was sent: of memory, whose owner goes on to newer weights by itself."""
+        """Whether the payload is still what was sent. The owner of shared memory may have overwritten it."""
         return self.memory is None or self.memory.is_marked(self.header.index, self.sequence)
 
     def values(self) -> Float32Array:
-        """The elements as [elements] float32, for chunks that passed `check`.
+        """Return the elements, [elements] float32, of a chunk that passed `check_chunk`.
 
-        Of float32 it is a view of the payload, read-only if that was received; of other types a new array: work for
-        a kernel thread.
+        For float32 this is a view of the payload, read-only if the payload was received. For other types it is a new
+        array; converting takes long enough to belong on a kernel thread.
         """
         return from_wire(self.payload, _KERNEL_NAMES[self.header.dtype])
 
     def whole_layout(self) -> Float32Array | None:
-        """All elements of the layout, [elements] float32, where these lie among them; None: they do not."""
+        """Return all elements of the layout, [elements] float32, if the payload lies in such an array; else None."""
         memory = self.memory
         if memory is None or memory.stripe_count > 1 or self.header.dtype != FLOAT32:
             return None
         return memory.payload.view(np.float32)
 
     def copy_to(self, out: Float32Array) -> None:
-        """Write the elements to `out`, [elements] float32; for chunks that passed `check`."""
+        """Write the elements to `out`, [elements] float32. The chunk must have passed `check_chunk`."""
         copy_from_wire(self.payload, _KERNEL_NAMES[self.header.dtype], out)
 
     def add_to(self, into: Float32Array) -> None:
-        """Add the elements to `into`, [elements] float32, in place; for chunks that passed `check`."""
+        """Add the elements to `into`, [elements] float32, in place. The chunk must have passed `check_chunk`."""
         accumulate_wire(into, self.payload, _KERNEL_NAMES[self.header.dtype])
 
 
 def pack_chunk(
     identity: ChunkHeader, index: int, values: Float32Array, place: NDArray[np.uint8] | None = None
 ) -> TensorChunk:
-    """Chunk `index` of the layout from its values, [elements] float32, which must not change until sent.
+    """Return a chunk of the layout.
 
-    Of `identity` all fields are taken, among them the dtype that the values are rounded to, but those that describe
-    the payload (index, offset, elements and crc32c). With a `place`, [payload bytes] uint8 of shared memory, the
-    payload is written there, and has no checksum.
+    Args:
+        identity: header to copy, with the dtype that values are rounded to. The fields that describe the payload
+            (index, offset, elements, crc32c) are replaced.
+        index: index of the chunk in the layout.
+        values: [elements] float32; must not change until the chunk is sent.
+        place: [payload bytes] uint8 of shared memory to write the payload to. Such a chunk has no checksum.
     """
     wire_values = to_wire(values, _KERNEL_NAMES[identity.dtype], place).view(np.uint8)
     header = ChunkHeader()
@@ -122,10 +125,10 @@ def pack_chunk(
 
 
 def copy_with_checksum(chunk: TensorChunk) -> TensorChunk:
-    """A chunk that came through shared memory, ready for the wire: its payload is copied, its header changed.
+    """Return a copy, with a checksum, of a chunk that came through shared memory. The given header gets it too.
 
     Raises:
-        ChunkOverwritten: it was not there any more.
+        ChunkOverwritten: the payload was overwritten before or during the copy.
     """
     payload = bytes(chunk.payload)
     if not chunk.intact:
@@ -135,26 +138,26 @@ def copy_with_checksum(chunk: TensorChunk) -> TensorChunk:
 
 
 def bytes_per_element(dtype: int) -> int:
-    """Of one element of a payload; 1 for a type that doesn't exist, which `check` refuses."""
+    """Return the size of one element of a payload; 1 for an unknown type, which `check_chunk` refuses."""
     return STORED[_KERNEL_NAMES[dtype]].itemsize if dtype in _KERNEL_NAMES else 1
 
 
-def describe_float16_overflow(chunk: TensorChunk) -> str:
-    """What to tell a person of a chunk that float16 could not hold; empty if there is nothing to tell."""
+def describe_float16_overflow(chunk: TensorChunk) -> str | None:
+    """Return a warning for people if values of a chunk became infinite in float16, else None."""
     if chunk.header.dtype != FLOAT16:
-        return ""
+        return None
     bits = np.frombuffer(chunk.payload, STORED["fp16"])
     infinite = int(np.count_nonzero((bits & 0x7FFF) == _INFINITE_FLOAT16))
     if not infinite:
-        return ""
+        return None
     return (
         f"chunk {chunk.header.index}: {infinite} of {chunk.header.elements} elements are infinite in float16, whose "
-        f"largest is {_LARGEST_FLOAT16}{_of(chunk.header)}; set wire_dtype to bfloat16 or float32"
+        f"largest value is {_MAX_FLOAT16}{_describe_origin(chunk.header)}; set wire_dtype to bfloat16 or float32"
     )
 
 
 def serialize_in_parts(chunk: TensorChunk) -> tuple[bytes, Message]:
-    """The bytes of a `Chunk` message, in two parts: what comes before the payload, and the payload itself."""
+    """Return the bytes of a `Chunk` message in two parts: everything before the payload, and the payload itself."""
     header = encode_with_checksum(chunk.header)
     payload_bytes = memoryview(chunk.payload).nbytes
     before = (_HEADER_TAG, _varint(len(header)), header, _PAYLOAD_TAG, _varint(payload_bytes))
@@ -162,16 +165,16 @@ def serialize_in_parts(chunk: TensorChunk) -> tuple[bytes, Message]:
 
 
 def serialize_chunk(chunk: TensorChunk) -> bytes:
-    """The bytes of a `Chunk` message, for those who keep it: a copy of the payload."""
+    """Return the bytes of a `Chunk` message, with a copy of the payload."""
     return b"".join(serialize_in_parts(chunk))
 
 
 def deserialize_chunk(message: Message) -> TensorChunk:
-    """The chunk of a `Chunk` message in any valid encoding; the payload is a view where it is the last field.
+    """Parse a `Chunk` message in any valid encoding. The payload is a view if it is the last field.
 
     Raises:
         ValueError: the bytes are no `Chunk`.
-        ChunkRefused: its header was damaged.
+        ChunkRefused: the header does not match its checksum.
     """
     try:
         bounds = _header_then_payload(message)
@@ -189,55 +192,61 @@ def deserialize_chunk(message: Message) -> TensorChunk:
 
 
 def _verify(header: ChunkHeader, content: bytes) -> bool:
-    """Hold a header against the checksum of its bytes, if it has one, which is taken out of it; whether it had."""
+    """Verify a header's checksum, if it has one, and clear it; return whether it had one."""
     try:
         return verify_checksum(header, content)
     except ChecksumMismatch as damaged:
         raise ChunkRefused(
-            f"chunk {header.index}: header with {damaged}: it was damaged, and may be of another chunk{_of(header)}"
+            f"chunk {header.index}: header damaged: {damaged}; even this index may be wrong{_describe_origin(header)}"
         ) from None
 
 
 def check_chunk(chunk: TensorChunk, elements_total: int, dtype: DType) -> None:
-    """Hold a chunk against itself, a layout of `elements_total` elements, and the job's type for its kind.
+    """Check that a chunk is intact and fits the layout and the job.
+
+    Args:
+        chunk: a received chunk.
+        elements_total: number of elements of the layout.
+        dtype: wire type of this kind of chunk in the job.
 
     Raises:
-        ChunkRefused: index, offset, elements, dtype, payload length or checksum is not what it must be.
-        ChunkOverwritten: it is right, but no longer there.
+        ChunkRefused: index, offset, elements, dtype, payload length or checksum is wrong.
+        ChunkOverwritten: the chunk was right, but its place in shared memory was overwritten.
     """
-    wrong = _what_is_wrong(chunk, elements_total, dtype)
-    if wrong:
-        raise ChunkRefused(f"chunk {chunk.header.index}: {wrong}{_of(chunk.header)}")
+    mismatch = _find_mismatch(chunk, elements_total, dtype)
+    if mismatch:
+        raise ChunkRefused(f"chunk {chunk.header.index}: {mismatch}{_describe_origin(chunk.header)}")
     if not chunk.intact:
         raise ChunkOverwritten(chunk.header)
 
 
-def _what_is_wrong(chunk: TensorChunk, elements_total: int, dtype: DType) -> str:
+def _find_mismatch(chunk: TensorChunk, elements_total: int, dtype: DType) -> Refusal | None:
     header, chunks = chunk.header, chunk_count(elements_total)
     if header.index >= chunks:
-        return f"no such index, the layout has {chunks} chunks"
+        return Refusal(f"no such index, the layout has {chunks} chunks")
     start, stop = chunk_range(elements_total, header.index)
     if header.offset != start:
-        return f"offset {header.offset}, expected {start}"
+        return Refusal(f"offset {header.offset}, expected {start}")
     if header.elements != stop - start:
-        return f"{header.elements} elements, expected {stop - start}"
+        return Refusal(f"{header.elements} elements, expected {stop - start}")
     if header.dtype != dtype:
-        return f"dtype {_name(DType, header.dtype)}, expected {DType.Name(dtype)} for this kind of chunk"
+        wrong, expected = _name(DType, header.dtype), DType.Name(dtype)
+        return Refusal(f"dtype {wrong}, expected {expected} for this kind of chunk")
     payload_bytes = memoryview(chunk.payload).nbytes
     expected_bytes = header.elements * STORED[_KERNEL_NAMES[dtype]].itemsize
     if payload_bytes != expected_bytes:
-        return f"payload of {payload_bytes} bytes, expected {expected_bytes}"
+        return Refusal(f"payload of {payload_bytes} bytes, expected {expected_bytes}")
     if chunk.memory is not None:
-        return ""
+        return None
     checksum = crc32c.value(chunk.payload)
     if checksum != header.crc32c:
-        return f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged"
-    return ""
+        return Refusal(f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged")
+    return None
 
 
-def _of(header: ChunkHeader) -> str:
-    """Where a chunk belongs, for people; a stranger may have written it."""
-    job = header.job if len(header.job) <= _LONGEST_JOB else header.job[:_LONGEST_JOB] + "..."
+def _describe_origin(header: ChunkHeader) -> str:
+    """Return text for people on where a chunk belongs; the header is not trusted."""
+    job = header.job if len(header.job) <= _MAX_JOB_CHARACTERS else header.job[:_MAX_JOB_CHARACTERS] + "..."
     return (
         f" ({_name(ChunkKind, header.kind)} of job {job!r}, generation {header.generation}, "
         f"step {header.step}, lease {header.lease})"
@@ -249,7 +258,7 @@ def _name(enumeration: Any, value: int) -> str:
 
 
 def _header_then_payload(message: Message) -> tuple[int, int, int] | None:
-    """Where header and payload start and the header ends, if the message is just these two, in this order."""
+    """Return start and end of the header and start of the payload, if the message has just these two, in this order."""
     if message[:1] != _HEADER_TAG:
         return None
     header_bytes, header_start = _read_varint(message, 1)
@@ -272,7 +281,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: Message, start: int) -> tuple[int, int]:
-    """A length at `start` and what follows it starts; (-1, start), which fits no message, if it is none."""
+    """Return the varint at `start` and the index after it; (-1, start), which fits no message, if it is invalid."""
     value = 0
     for position, byte in enumerate(message[start : start + 5]):
         value |= (byte & 0x7F) << 7 * position

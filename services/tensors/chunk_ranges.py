@@ -1,4 +1,4 @@
-"""Runs of chunk indices, as messages carry them."""
+"""Conversion between chunk indices and the ranges that messages carry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protos.cluster_pb2 import Range
 
 
 def to_ranges(chunks: Iterable[int]) -> list[Range]:
-    """Chunk indices as the fewest ascending runs."""
+    """Return chunk indices as the fewest ranges, in ascending order."""
     runs: list[Range] = []
     for chunk in sorted(set(chunks)):
         if runs and runs[-1].first + runs[-1].count == chunk:
@@ -19,7 +19,12 @@ def to_ranges(chunks: Iterable[int]) -> list[Range]:
 
 
 def from_ranges(ranges: Iterable[Range], chunks: int) -> Iterator[int]:
-    """The chunk indices of `ranges` that exist in a layout of that many chunks, ascending, each once."""
+    """Return the chunk indices of ranges, in ascending order and each once.
+
+    Args:
+        ranges: ranges from a message, in any order; they may overlap.
+        chunks: number of chunks of the layout; indices beyond it are dropped.
+    """
     following = 0
     for run in sorted(ranges, key=lambda run: run.first):
         stop = min(run.first + run.count, chunks)

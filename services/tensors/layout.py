@@ -15,28 +15,28 @@ from math import prod
 from typing import Any
 
 CHUNK_ELEMENTS = 512 * 1024
-"""Elements of one chunk: 2 MiB of float32, 1 MiB of bfloat16."""
+"""Number of elements of a chunk: 2 MiB of float32, 1 MiB of bfloat16. The last chunk may be shorter."""
 MAX_ELEMENTS = 1 << 37
-"""Of a layout that comes from outside: 512 GiB of float32. What says more is damaged, and nothing is sized by it."""
+"""Maximum number of elements of a layout from a peer or file: 512 GiB of float32. A larger one must be damaged."""
 MAX_DIMENSIONS = 8
-"""Of a parameter's shape that comes from outside."""
+"""Maximum number of dimensions of a parameter in a layout from a peer or file."""
 MAX_NAME_CHARACTERS = 500
-"""Of a parameter that comes from outside: people are shown it."""
+"""Maximum length of a parameter's name in a layout from a peer or file. Names are shown to people."""
 
 _TYPES = {"name": str, "offset": int, "decays": bool, "export_name": str, "export_transpose": bool}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter.
+    """One parameter of a layout.
 
     Attributes:
-        name: of the parameter in our model, e.g. `blocks.0.attention.qkv.weight`.
-        shape: logical shape, without any padding of the mesh.
-        offset: of its first element in the flat array.
+        name: name of the parameter in our model, such as `blocks.0.attention.qkv.weight`.
+        shape: logical shape, without the padding that the mesh adds.
+        offset: index of its first element in the flat array.
         decays: whether weight decay applies to it.
-        export_name: of the tensor in `model.safetensors` (Hugging Face's name).
-        export_transpose: whether the exported matrix is the transpose of ours.
+        export_name: name of its tensor in `model.safetensors`, which is Hugging Face's.
+        export_transpose: whether the exported tensor is the transpose of ours.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def stop(self) -> int:
-        """Offset after the last element."""
+        """Index after its last element in the flat array."""
         return self.offset + self.size
 
 
@@ -64,7 +64,7 @@ class Layout:
     entries: tuple[Entry, ...]
 
     def __post_init__(self) -> None:
-        """Hold the entries to be contiguous and uniquely named (ValueError)."""
+        """Check that the entries are contiguous and that their names differ; raise ValueError otherwise."""
         expected = 0
         for entry in self.entries:
             if entry.offset != expected:
@@ -75,7 +75,11 @@ class Layout:
 
     @classmethod
     def build(cls, parameters: Iterable[tuple[str, tuple[int, ...], bool, str, bool]]) -> Layout:
-        """A layout from (name, shape, decays, export name, export transpose) in order of first use."""
+        """Return the layout of parameters in order of first use.
+
+        Args:
+            parameters: (name, shape, decays, export_name, export_transpose) of each, as in `Entry`.
+        """
         entries: list[Entry] = []
         offset = 0
         for name, shape, decays, export_name, export_transpose in parameters:
@@ -85,48 +89,56 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        """Elements of the flat array."""
+        """Number of elements of the flat array."""
         return self.entries[-1].stop if self.entries else 0
 
     @property
     def chunks(self) -> int:
-        """Number of chunks that the flat array is cut into."""
+        """Number of chunks of the flat array."""
         return chunk_count(self.elements)
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of the canonical JSON form: the same for two processes that mean the same parameters."""
+        """SHA-256 of the canonical JSON text, in hexadecimal. Equal layouts have equal hashes in all processes."""
         return hashlib.sha256(self.dumps().encode()).hexdigest()
 
     def dumps(self) -> str:
-        """As canonical JSON text."""
+        """Return canonical JSON text: keys sorted, no spaces."""
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def loads(cls, text: str) -> Layout:
-        """From what `dumps` gave (ValueError on anything else, saying what is wrong)."""
+        """Parse the text that `dumps` returns.
+
+        Raises:
+            ValueError: the text is no layout; names the entry and field.
+        """
         try:
             return cls.from_json(json.loads(text))
         except RecursionError:
-            raise ValueError("layout: nested too deep, expected a list of entries") from None
+            raise ValueError("layout: nested too deeply, expected a list of entries") from None
 
     def to_json(self) -> list[dict[str, Any]]:
-        """As plain JSON values."""
+        """Return the entries as JSON values."""
         return [asdict(entry) for entry in self.entries]
 
     @classmethod
     def from_json(cls, entries: Any) -> Layout:
-        """From what `to_json` gave (ValueError on anything else, saying what is wrong)."""
+        """Return the layout of entries that `to_json` returned.
+
+        Raises:
+            ValueError: the entries are no layout; names the entry and field.
+        """
         if not isinstance(entries, list):
             raise ValueError("layout: expected a list of entries")
-        layout = cls(tuple(_entry(index, fields) for index, fields in enumerate(entries)))
+        layout = cls(tuple(_parse_entry(index, fields) for index, fields in enumerate(entries)))
         if layout.elements > MAX_ELEMENTS:
             raise ValueError(f"layout: {layout.elements} elements, expected at most {MAX_ELEMENTS}")
         return layout
 
 
-def _entry(index: int, fields: Any) -> Entry:
-    """An entry from plain JSON values that anybody may have sent."""
+def _parse_entry(index: int, fields: Any) -> Entry:
+    """Return the entry of JSON values, which come from a peer or file unchecked."""
     place = f"layout entry {index}"
     if not isinstance(fields, dict):
         raise ValueError(f"{place}: expected an object")
@@ -157,11 +169,16 @@ def _entry(index: int, fields: Any) -> Entry:
 
 
 def chunk_count(elements: int) -> int:
-    """Number of chunks of a flat array of that many elements."""
+    """Return the number of chunks of a flat array."""
     return -(-elements // CHUNK_ELEMENTS)
 
 
 def chunk_range(elements: int, chunk: int) -> tuple[int, int]:
-    """First element of a chunk, and the one after its last."""
+    """Return the index of a chunk's first element, and the index after its last.
+
+    Args:
+        elements: number of elements of the flat array.
+        chunk: index of the chunk.
+    """
     start = chunk * CHUNK_ELEMENTS
     return start, min(start + CHUNK_ELEMENTS, elements)

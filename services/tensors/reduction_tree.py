@@ -1,7 +1,8 @@
 """The reduction tree: one fixed binary tree over the micro-batches of a step.
 
-A node is a range [first, first + count) of micro-batches. The left subtree of a node of n leaves holds the largest
-power of two below n. Whoever adds, adds along this tree, so a step's sum has the same bits however it was split.
+A node is a range [first, first + count) of micro-batches. The left subtree of a node of n leaves has the largest
+power of two below n as its number of leaves. Workers and aggregator add gradients along this tree only. So the sum of a
+step has the same bits, however the micro-batches were distributed over leases.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Node:
 
     @property
     def stop(self) -> int:
-        """The index after the last micro-batch."""
+        """Index after the last micro-batch."""
         return self.first + self.count
 
     @property
     def micro_batches(self) -> range:
-        """Its leaves."""
+        """Indices of the micro-batches, the node's leaves."""
         return range(self.first, self.stop)
 
     @property
@@ -32,21 +33,21 @@ class Node:
         return self.count == 1
 
     def contains(self, other: Node) -> bool:
-        """Whether `other` lies within this node's range."""
+        """Return whether `other` lies within this node's range."""
         return self.first <= other.first and other.stop <= self.stop
 
 
 def children(node: Node) -> tuple[Node, Node]:
-    """The two subtrees of an inner node, left first."""
+    """Return the two subtrees of an inner node, left first."""
     left = 1 << ((node.count - 1).bit_length() - 1)
     return Node(node.first, left), Node(node.first + left, node.count - left)
 
 
 def parent_and_sibling(root: Node, node: Node) -> tuple[Node, Node]:
-    """The node above `node` in the tree of `root`, and the other child of it.
+    """Return the parent of `node` in the tree of `root`, and the parent's other child.
 
     Raises:
-        ValueError: `node` is the root or no node of this tree.
+        ValueError: `node` is the root, or no node of this tree.
     """
     above = root
     while above.count > 1:
@@ -60,7 +61,7 @@ def parent_and_sibling(root: Node, node: Node) -> tuple[Node, Node]:
 
 
 def is_node(root: Node, node: Node) -> bool:
-    """Whether `node` is a node of the tree of `root`."""
+    """Return whether `node` is a node of the tree of `root`."""
     above = root
     while above.contains(node) and node.count > 0:
         if above == node:

@@ -1,13 +1,13 @@
-"""Arrays of one process that others on the host read where they lie: a place per chunk of the layout.
+"""Arrays that other processes of the host can read in place, with one place per chunk of the layout.
 
-The owner writes a chunk into its place, marks the place with a sequence number, and sends a message that refers to it;
-the reader maps the array once, and views the place. Nothing is copied, and nothing is given back: what lies in a place
-stays until the owner, by the step protocol, knows that nobody needs it. Where it can't know (weights that a slow worker
-still reads), the reader looks at the mark again after it has read. The message, which the kernel carries, is what
-orders the memory: nothing in it is waited for.
+The owner writes a chunk into its place, marks the place with a sequence number, and sends a message that refers to it.
+The reader maps the array once and views the place. Nothing is copied. A reader need not release a place: by the step
+protocol, the owner knows when all readers are done. Weights are the exception, which a slow worker may still be
+reading. There the reader checks the mark again after reading. The kernel carries the message, and that orders the
+accesses to memory, so no locks are needed.
 
-The memory is a memfd, which no folder holds and the kernel takes back when the last process that has it is gone,
-however it went.
+The memory is a memfd: it has no name in any folder. The kernel frees it when the last process that maps it has ended,
+even by SIGKILL.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class NotShared(Exception):
-    """What was found is not the memory that was meant, or it can't be seen."""
+    """Memory of another process that can't be opened, or that is not the expected one."""
 
 
 class SharedArray:
-    """Memory of this process that others may map.
+    """Memory of this process that other processes can map.
 
     Args:
-        payload_bytes: of the whole array.
-        place_bytes: of a chunk's place; the last one may be shorter.
-        stripe_count: 1 for places of all chunks of a layout, else for every so many-th chunk's only.
+        payload_bytes: size of the array.
+        place_bytes: size of each chunk's place; the last one may be shorter.
+        stripe_count: number of stripes of the layout, if the array has the places of only one; else 1.
 
     Attributes:
-        identity: random; the memory carries it, so that a descriptor used anew is not mistaken for it.
-        descriptor: by which this process has it open.
-        payload: [payload_bytes] uint8, writeable.
+        identity: random number stored in the memory, by which readers notice that a descriptor was reused.
+        descriptor: file descriptor of the memory in this process.
+        payload: the array, [payload_bytes] uint8, writeable.
 
     Raises:
-        OSError: there is no such memory (any more), or it is not allowed.
+        OSError: the system is out of memory, or does not allow or support such memory.
     """
 
     def __init__(self, payload_bytes: int, place_bytes: int, stripe_count: int = 1) -> None:
@@ -58,7 +58,7 @@ class SharedArray:
         header_bytes = _header_bytes(places)
         self.identity = secrets.randbits(64)
         self.descriptor = make_memory(header_bytes + payload_bytes)
-        # The descriptor is kept for peers to open it; the mapping lives as long as views of it do.
+        # Peers open the memory by this descriptor. The mapping lives as long as any view of it.
         self._closing = weakref.finalize(self, os.close, self.descriptor)
         mapped = mmap.mmap(self.descriptor, header_bytes + payload_bytes)
         header = np.frombuffer(mapped, _HEADER, 1)
@@ -68,37 +68,37 @@ class SharedArray:
         self.payload: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, payload_bytes, header_bytes)
 
     def place(self, chunk: int) -> NDArray[np.uint8]:
-        """Where a chunk lies, a writeable view."""
+        """Return a chunk's place, a writeable view."""
         start = chunk // self._stripe_count * self._place_bytes
         return self.payload[start : start + self._place_bytes]
 
     def mark(self, chunk: int, sequence: int) -> None:
-        """Say that a chunk's place holds what this number stands for; 0 while it is being written."""
+        """Mark a chunk's place with the sequence number of its content; 0 while it is being written."""
         self._marks[chunk // self._stripe_count] = sequence
 
     def is_marked(self, chunk: int, sequence: int) -> bool:
-        """Whether a chunk's place holds what this number stands for, now."""
+        """Return whether a chunk's place has this sequence number now."""
         return int(self._marks[chunk // self._stripe_count]) == sequence
 
     def close(self) -> None:
-        """Let nobody open it any more; views of it stay."""
+        """Close the descriptor, so that no process can open the memory; existing views stay valid."""
         self._closing()
 
 
 class MappedArray:
-    """A `SharedArray` of another process, read-only.
+    """Read-only mapping of a `SharedArray` of another process.
 
     Args:
-        process: its id.
-        descriptor: by which that process has the memory open.
-        identity: that the memory must carry.
+        process: id of the other process.
+        descriptor: file descriptor of the memory in that process.
+        identity: identity that the memory must have.
 
     Attributes:
-        payload: [payload_bytes] uint8, read-only.
-        stripe_count: 1 if it has places for all chunks of a layout, side by side.
+        payload: the array, [payload_bytes] uint8, read-only.
+        stripe_count: number of stripes of the layout, if the array has the places of only one; else 1.
 
     Raises:
-        NotShared, OSError: it can't be seen, or is something else.
+        NotShared, OSError: the memory can't be opened, or is another one.
     """
 
     def __init__(self, process: int, descriptor: int, identity: int) -> None:
@@ -106,7 +106,7 @@ class MappedArray:
         try:
             size_bytes = os.fstat(opened).st_size
             if size_bytes < _HEADER.itemsize:
-                raise NotShared("memory without a header")
+                raise NotShared("the memory is too small for a header")
             mapped = mmap.mmap(opened, size_bytes, prot=mmap.PROT_READ)
         finally:
             os.close(opened)
@@ -114,41 +114,44 @@ class MappedArray:
         places, self._place_bytes = int(header["places"]), int(header["place_bytes"])
         payload_bytes, self.stripe_count = int(header["payload_bytes"]), int(header["stripe_count"])
         if int(header["identity"]) != identity:
-            raise NotShared("another process's memory")
-        # What a header says is held against the file: nothing is read beyond its end.
+            raise NotShared("the identity is that of other memory")
+        # The header is checked against the file size, so that nothing is read beyond its end.
         if not self._place_bytes or not self.stripe_count or places != -(-payload_bytes // self._place_bytes):
-            raise NotShared("a header that contradicts itself")
+            raise NotShared("the header contradicts itself")
         if size_bytes != _header_bytes(places) + payload_bytes:
-            raise NotShared("memory of another size than its header says")
+            raise NotShared("the size is not that of the header")
         self._marks = np.frombuffer(mapped, np.uint64, places, _HEADER.itemsize)
         self.payload: NDArray[np.uint8] = np.frombuffer(
             mapped, np.uint8, payload_bytes, _header_bytes(places)
         )
 
     def place(self, chunk: int) -> NDArray[np.uint8]:
-        """Where a chunk lies, a read-only view; empty if there is no such chunk."""
+        """Return a chunk's place, a read-only view; empty if there is no such chunk."""
         start = chunk // self.stripe_count * self._place_bytes
         return self.payload[start : start + self._place_bytes]
 
     def is_marked(self, chunk: int, sequence: int) -> bool:
-        """Whether a chunk's place holds what this number stands for, now."""
+        """Return whether a chunk's place has this sequence number now."""
         place = chunk // self.stripe_count
         return place < self._marks.size and int(self._marks[place]) == sequence != 0
 
 
 def make_memory(size_bytes: int) -> int:
-    """The descriptor of new memory, all zero, that only this user's processes can open and nobody can resize.
+    """Create zeroed memory that only this user's processes can open and no process can resize.
+
+    Returns:
+        Its file descriptor.
 
     Raises:
-        OSError: there is no such memory (any more), or it is not allowed.
+        OSError: the system is out of memory, or does not allow or support such memory.
     """
     if not hasattr(os, "memfd_create"):
-        raise OSError("this system has no memory without a name")
+        raise OSError("this system has no memfd_create")
     memory = os.memfd_create(MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(memory, 0o600)
         os.ftruncate(memory, size_bytes)
-        # Now or never: a page that can't be had later would be a bus error in the middle of a copy.
+        # Allocate all pages now: one that is missing later would be a bus error in the middle of a copy.
         os.posix_fallocate(memory, 0, size_bytes)
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
@@ -158,21 +161,29 @@ def make_memory(size_bytes: int) -> int:
 
 
 def open_memory(process: int, descriptor: int, flags: int) -> int:
-    """Open what `make_memory` made in another process of this user.
+    """Open memory that another process of this user created with `make_memory`.
+
+    Args:
+        process: id of the other process.
+        descriptor: file descriptor of the memory in that process.
+        flags: `os.O_RDONLY` or `os.O_RDWR`.
+
+    Returns:
+        A file descriptor of this process.
 
     Raises:
-        NotShared, OSError: it can't be seen, or is something else.
+        NotShared, OSError: the memory can't be opened, or is something else.
     """
     path = PROC / str(process) / "fd" / str(descriptor)
     if not str(path.readlink()).startswith(f"/memfd:{MEMORY_NAME} "):
-        raise NotShared("no memory there")
+        raise NotShared(f"{path} is no memory of Tiermesh")
     opened = os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         if os.fstat(opened).st_uid != os.geteuid():
-            raise NotShared("another user's")
-        # Whoever could shorten it could make this process read past its end.
+            raise NotShared(f"{path} belongs to another user")
+        # If the owner could shorten it, this process might read past its end and die of SIGBUS.
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-            raise NotShared("memory that can be shortened")
+            raise NotShared(f"{path} can be shortened")
     except BaseException:
         os.close(opened)
         raise
@@ -180,5 +191,5 @@ def open_memory(process: int, descriptor: int, flags: int) -> int:
 
 
 def _header_bytes(places: int) -> int:
-    """Header and marks, in whole pages."""
+    """Return the size of header and marks, rounded up to whole pages."""
     return -(-(_HEADER.itemsize + 8 * places) // _PAGE_BYTES) * _PAGE_BYTES

@@ -1,6 +1,6 @@
-"""A layout split over several processes: chunk c of the layout is the business of number c mod count.
+"""Distribution of a layout over several processes, the shards: shard c mod count has chunk c.
 
-So whoever sends chunks in the order of the layout, or against it, keeps all of them busy all the time.
+A sender goes through the layout in ascending or descending order. With this distribution it keeps all shards busy.
 """
 
 from __future__ import annotations
@@ -13,50 +13,51 @@ from services.tensors.layout import CHUNK_ELEMENTS, Entry, Layout, chunk_count, 
 
 @dataclass(frozen=True)
 class Stripe:
-    """Every count-th chunk of a layout, from chunk `index` on; chunk j of the stripe is chunk index + j * count.
+    """One shard's chunks of a layout: chunk j of the stripe is chunk index + j * count of the layout.
 
-    Only the last chunk of a layout is short, so the chunks of a stripe lie in its own flat array as those of a layout.
+    A stripe's chunks form a flat array of their own, which is cut into chunks like a layout's: only the last chunk of a
+    layout can be short.
 
     Attributes:
-        index: which one, from 0.
-        count: how many there are.
+        index: index of the stripe, from 0.
+        count: number of stripes of the layout.
     """
 
     index: int = 0
     count: int = 1
 
     def contains(self, chunk: int) -> bool:
-        """Whether a chunk of the layout is one of the stripe."""
+        """Return whether a chunk of the layout is in the stripe."""
         return chunk % self.count == self.index
 
     def to_local(self, chunk: int) -> int:
-        """Number in the stripe of a chunk of the layout that it holds."""
+        """Return the index within the stripe of a chunk of the layout."""
         return chunk // self.count
 
     def to_global(self, local: int) -> int:
-        """Number in the layout of a chunk of the stripe."""
+        """Return the index within the layout of a chunk of the stripe."""
         return self.index + local * self.count
 
     def chunk_indices(self, elements: int) -> range:
-        """The chunks of a layout with that many elements that the stripe holds."""
+        """Return the indices of the stripe's chunks in a layout of `elements` elements."""
         return range(self.index, chunk_count(elements), self.count)
 
     def chunk_count(self, elements: int) -> int:
-        """How many these are."""
+        """Return the number of the stripe's chunks in a layout of `elements` elements."""
         return len(self.chunk_indices(elements))
 
     def element_count(self, elements: int) -> int:
-        """Elements of the stripe of a layout with that many elements."""
+        """Return the number of the stripe's elements in a layout of `elements` elements."""
         return sum(part.stop - part.start for part, _ in self.ranges(elements))
 
     def ranges(self, elements: int) -> Iterator[tuple[slice, slice]]:
-        """Each chunk as a range of the layout, and as one of the stripe."""
+        """Return each of the stripe's chunks as a range of the layout's array and one of the stripe's."""
         for local in range(self.chunk_count(elements)):
             start, stop = chunk_range(elements, self.to_global(local))
             yield slice(start, stop), slice(local * CHUNK_ELEMENTS, local * CHUNK_ELEMENTS + stop - start)
 
     def layout_of(self, layout: Layout) -> Layout:
-        """The stripe as a layout: of each parameter the pieces in its chunks, decaying as the parameter does."""
+        """Return the stripe's own layout. Its entries are the pieces of parameters that lie in the stripe's chunks."""
         pieces: list[Entry] = []
         entries = iter(layout.entries)
         entry = next(entries, None)

@@ -96,9 +96,9 @@ def test_gradients_too_large_for_float16_skip_the_step_by_name(tmp_path: Path) -
         job = cluster.submit(spec_of(tmp_path, diverging(wire_dtype={"gradients": "float16"})))
         ended = cluster.finish(job)
         skipped = [line for line in told(cluster, job) if "skipped: the gradient is not finite" in line]
-        assert skipped and all("float16, whose largest is 65504" in line for line in skipped)
+        assert skipped and all("float16, whose largest value is 65504" in line for line in skipped)
         log = cluster.workers[0].log_text()
-        assert "elements are infinite in float16, whose largest is 65504 (GRADIENT of job" in log
+        assert "elements are infinite in float16, whose largest value is 65504 (GRADIENT of job" in log
         assert ended.loss < float("inf"), "the weights stay what they were"
 
 

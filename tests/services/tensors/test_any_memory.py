@@ -1,4 +1,4 @@
-"""Whatever a peer offers, answers, or says of its memory: payloads of it stay within it, the rest is refused."""
+"""Tests that any offer, answer or reference to shared memory is refused or stays within that memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OFFERS = st.tuples(NUMBERS, NUMBERS, TOKENS).map(" ".join) | st.text(max_size=30
 
 @settings(max_examples=150, deadline=None)
 @given(OFFERS)
-def test_any_offer(offer: str) -> None:
+def test_any_offer_is_declined_or_refused(offer: str) -> None:
     try:
         link = ServerTensorLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
     except Refused as error:
@@ -43,7 +43,7 @@ def test_any_offer(offer: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.tuples(TOKENS, NUMBERS, NUMBERS).map(" ".join) | st.text(max_size=30))
-def test_any_answer(answer: str) -> None:
+def test_any_answer_is_declined_or_refused(answer: str) -> None:
     link = ClientTensorLink("peer", enabled=True, count=lambda _: None)
     try:
         confirm(link, ((SHARED_MEMORY_KEY, answer),))
@@ -61,7 +61,7 @@ def test_any_answer(answer: str) -> None:
     size_bytes=st.sampled_from([8, 4096, 4096 + 64, 4096 + 200]),
     chunk=st.integers(0, 9) | st.just((1 << 32) - 1),
 )
-def test_any_header(numbers: list[int], size_bytes: int, chunk: int) -> None:
+def test_any_memory_header_stays_in_bounds(numbers: list[int], size_bytes: int, chunk: int) -> None:
     made = memory(np.array(numbers, "<u8").tobytes()[:size_bytes], size_bytes)
     try:
         mapped = MappedArray(os.getpid(), made, numbers[0])
@@ -85,7 +85,7 @@ PLACES = message(
 
 @settings(max_examples=150, deadline=None)
 @given(places=PLACES, header=message(ChunkHeader))
-def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
+def test_any_reference_stays_in_bounds(places: SharedPlaces, header: ChunkHeader) -> None:
     caller = ClientTensorLink("peer", enabled=True, count=lambda _: None)
     server = ServerTensorLink("peer", caller.metadata, enabled=True)
     try:
@@ -100,12 +100,12 @@ def test_any_places(places: SharedPlaces, header: ChunkHeader) -> None:
         server.close()
 
 
-def test_no_flipped_bit_of_what_refers_to_memory_passes_unseen() -> None:
+def test_no_flipped_bit_of_a_reference_goes_unnoticed() -> None:
     header = ChunkHeader(job="j", epoch=1, generation=1, step=2, lease=3, dtype=FLOAT32)
     caller = ClientTensorLink("peer", enabled=True, count=lambda _: None)
     server = ServerTensorLink("peer", caller.metadata, enabled=True)
     try:
-        # What hides the checksum passes as something else only if the checksum can be read as that: one in 25.
+        # A flip can turn the checksum into another field, if its value is valid there: one in 25. Hence 30 sequences.
         for sequence in range(30):
             sent = caller.refer(header, ARRAY, sequence, [0, 1])
             assert [chunk.sequence for chunk in server.deserialize(sent)] == [sequence, sequence]

@@ -1,4 +1,4 @@
-"""Runs of chunk indices: there and back, and whatever a peer makes of them costs no more than the layout has chunks."""
+"""Tests of chunk ranges. Ranges from a peer never cost more than the layout has chunks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ NUMBERS = st.integers(0, 12) | st.just((1 << 32) - 1)
 
 
 @given(st.sets(st.integers(0, 40)))
-def test_there_and_back(chunks: set[int]) -> None:
+def test_ranges_survive_the_round_trip(chunks: set[int]) -> None:
     assert list(from_ranges(to_ranges(chunks), 41)) == sorted(chunks)
 
 
 @given(st.lists(st.builds(Range, first=NUMBERS, count=NUMBERS)), st.integers(0, 10))
-def test_any_runs_name_each_chunk_of_the_layout_once_in_order(ranges: list[Range], chunks: int) -> None:
-    named = {index for run in ranges for index in range(chunks) if run.first <= index < run.first + run.count}
-    assert list(from_ranges(ranges, chunks)) == sorted(named)
+def test_any_ranges_give_each_chunk_once_in_ascending_order(ranges: list[Range], chunks: int) -> None:
+    expected = {
+        index for run in ranges for index in range(chunks) if run.first <= index < run.first + run.count
+    }
+    assert list(from_ranges(ranges, chunks)) == sorted(expected)

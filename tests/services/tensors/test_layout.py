@@ -1,4 +1,4 @@
-"""The layout: contiguous entries, chunks that cover it once, one hash for one meaning."""
+"""Tests of the layout: contiguous entries, chunks, hash, and input from peers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_entries_are_contiguous_from_zero_in_the_order_given(layout: Layout) -> 
 
 
 @given(layouts)
-def test_json_there_and_back_is_the_same_layout_with_the_same_hash(layout: Layout) -> None:
+def test_layout_and_hash_survive_the_json_round_trip(layout: Layout) -> None:
     back = Layout.from_json(json.loads(json.dumps(layout.to_json())))
     assert back == layout
     assert back.hash == layout.hash
@@ -61,12 +61,12 @@ def test_hashes_are_equal_exactly_for_equal_layouts(one: Layout, other: Layout) 
         Entry("a", (2, 3), 0, True, "hf.a", export_transpose=True),
     ],
 )
-def test_every_field_enters_the_hash(changed: Entry) -> None:
+def test_hash_depends_on_every_field(changed: Entry) -> None:
     assert Layout((changed,)).hash != Layout((Entry("a", (2, 3), 0, True, "hf.a"),)).hash
 
 
-def test_a_known_layout_keeps_its_hash() -> None:
-    # Checkpoints and peers of another release are held against it: it changes only with the protocol version.
+def test_hash_is_stable_across_releases() -> None:
+    # Peers and checkpoints of other releases have this hash: it changes only with the protocol version.
     layout = Layout.build([("a", (2, 3), True, "hf.a", False), ("b", (3,), False, "hf.b", True)])
     assert layout.hash == "932a9f877a1c300078354c736dcfb5be773bdf2d9e5a6fbafc302b0b6518ff96"
 
@@ -80,7 +80,7 @@ def test_a_known_layout_keeps_its_hash() -> None:
         ((Entry("a", (2,), 0, True, "a"), Entry("a", (2,), 2, True, "b")), "two entries have the same name"),
     ],
 )
-def test_gaps_overlaps_and_twins_are_refused(entries: tuple[Entry, ...], text: str) -> None:
+def test_gaps_overlaps_and_duplicates_are_refused(entries: tuple[Entry, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Layout(entries)
 
@@ -108,7 +108,7 @@ def test_json_without_a_field_is_refused(missing: str) -> None:
         ({"export_name": "x" * 501}, "entry 0: export_name: 'xxx"),
     ],
 )
-def test_a_layout_from_outside_is_held_to_limits(changed: dict[str, Any], text: str) -> None:
+def test_layout_beyond_the_limits_is_refused(changed: dict[str, Any], text: str) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     with pytest.raises(ValueError, match=text):
         Layout.loads(json.dumps([{**entry, **changed}]))
@@ -124,7 +124,7 @@ FIELDS = st.sampled_from(["name", "shape", "offset", "decays", "export_name", "e
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(FIELDS | st.text(max_size=5), VALUES, max_size=7))
-def test_an_entry_of_any_values_is_a_layout_or_refused(changed: dict[str, Any]) -> None:
+def test_entry_of_any_values_is_parsed_or_refused(changed: dict[str, Any]) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     try:
         layout = Layout.loads(json.dumps([{**entry, **changed}]))
@@ -140,7 +140,7 @@ def test_an_entry_of_any_values_is_a_layout_or_refused(changed: dict[str, Any]) 
 @given(VALUES.map(json.dumps) | st.text(alphabet='[]{}":,0123456789.eE+-truefalsn ', max_size=60))
 @example("[" * 100_000)
 @example("[" + "9" * 5000 + "]")
-def test_any_text_is_a_layout_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         layout = Layout.loads(text)
     except ValueError:
@@ -149,7 +149,7 @@ def test_any_text_is_a_layout_or_refused(text: str) -> None:
 
 
 @given(st.integers(0, 10 * CHUNK_ELEMENTS))
-def test_chunks_cover_the_layout_once_in_order_and_all_but_the_last_are_full(elements: int) -> None:
+def test_chunks_cover_the_layout_and_only_the_last_may_be_short(elements: int) -> None:
     ranges = [chunk_range(elements, chunk) for chunk in range(chunk_count(elements))]
     assert [start for start, _ in ranges] == [index * CHUNK_ELEMENTS for index in range(len(ranges))]
     assert sum(stop - start for start, stop in ranges) == elements
@@ -157,10 +157,10 @@ def test_chunks_cover_the_layout_once_in_order_and_all_but_the_last_are_full(ele
     assert all(start < stop for start, stop in ranges)
 
 
-def test_a_chunk_is_a_whole_number_of_blocks_of_the_norm() -> None:
+def test_chunk_is_a_whole_number_of_norm_blocks() -> None:
     assert CHUNK_ELEMENTS % BLOCK_ELEMENTS == 0
 
 
-def test_an_empty_layout_has_no_chunks() -> None:
+def test_empty_layout_has_no_chunks() -> None:
     layout = Layout(())
     assert (layout.elements, layout.chunks) == (0, 0)

@@ -1,4 +1,4 @@
-"""The reduction tree: whoever splits the work however, the additions are the same."""
+"""Tests of the reduction tree: the additions are the same, however the work is split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nodes_of(root: Node) -> list[Node]:
 
 
 def sum_over(node: Node, leaves: dict[int, Float32Array]) -> Float32Array:
-    """The definition: a node's sum is its left child's plus its right child's."""
+    """Return a node's sum by definition: the left child's sum plus the right child's."""
     if node.is_leaf:
         return leaves[node.first]
     left, right = children(node)
@@ -28,7 +28,7 @@ def sum_over(node: Node, leaves: dict[int, Float32Array]) -> Float32Array:
 
 
 @given(roots)
-def test_children_split_a_node_and_the_left_holds_the_largest_power_of_two_below(root: Node) -> None:
+def test_left_child_has_the_largest_power_of_two_below(root: Node) -> None:
     for node in nodes_of(root):
         if node.is_leaf:
             continue
@@ -46,7 +46,7 @@ def test_sizes_of_left_subtrees(count: int, left: int) -> None:
 
 
 @given(roots)
-def test_every_node_but_the_root_has_its_parent_and_sibling(root: Node) -> None:
+def test_parent_and_sibling_of_every_node_but_the_root(root: Node) -> None:
     for node in nodes_of(root)[1:]:
         parent, sibling = parent_and_sibling(root, node)
         assert is_node(root, parent)
@@ -63,16 +63,14 @@ def test_is_node_agrees_with_the_list_of_nodes(root: Node, first: int, count: in
 
 
 @given(roots)
-def test_a_tree_has_as_many_inner_nodes_as_leaves_less_one(root: Node) -> None:
+def test_tree_has_one_inner_node_less_than_leaves(root: Node) -> None:
     nodes = nodes_of(root)
     assert len(nodes) == len(set(nodes)) == 2 * root.count - 1
     assert [node.first for node in nodes if node.is_leaf] == list(range(root.first, root.stop))
 
 
 @given(st.integers(1, 40), st.data())
-def test_merging_siblings_in_any_order_of_arrival_gives_the_same_bits(
-    count: int, data: st.DataObject
-) -> None:
+def test_merging_in_any_order_of_arrival_gives_the_same_bits(count: int, data: st.DataObject) -> None:
     root = Node(0, count)
     rng = np.random.Generator(np.random.Philox(count))
     leaves = {
@@ -89,17 +87,17 @@ def test_merging_siblings_in_any_order_of_arrival_gives_the_same_bits(
             waiting += children(node)
         else:
             arrivals.append(node)
-    held: dict[Node, Float32Array] = {}
+    merged: dict[Node, Float32Array] = {}
     for node in data.draw(st.permutations(arrivals)):
         values = sum_over(node, leaves).copy()
         while node != root:
             parent, sibling = parent_and_sibling(root, node)
-            if sibling not in held:
+            if sibling not in merged:
                 break
-            other = held.pop(sibling)
+            other = merged.pop(sibling)
             left, right = (values, other) if node < sibling else (other, values)
             add(left, right, out=values)
             node = parent
-        held[node] = values
-    assert held.keys() == {root}
-    assert held[root].tobytes() == expected.tobytes()
+        merged[node] = values
+    assert merged.keys() == {root}
+    assert merged[root].tobytes() == expected.tobytes()

@@ -1,4 +1,4 @@
-"""Arrays that others read where they lie: what is read is what was meant, and nothing is read beyond the memory."""
+"""Tests of shared memory: readers see what was written, and never read beyond the memory."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from services.tensors.shared_memory import MappedArray, NotShared, SharedArray
 PLACE_BYTES = 64
 
 
-def mapped(array: SharedArray, **changed: int) -> MappedArray:
-    """The array as another process would map it."""
+def map_array(array: SharedArray, **changed: int) -> MappedArray:
+    """Map the array as another process would, with some arguments changed."""
     seen = {"process": os.getpid(), "descriptor": array.descriptor, "identity": array.identity, **changed}
     return MappedArray(**seen)
 
 
-def test_what_is_written_is_seen_and_cannot_be_written_to() -> None:
+def test_reader_sees_what_is_written_and_cannot_write() -> None:
     array = SharedArray(200, PLACE_BYTES)
-    seen = mapped(array)
+    seen = map_array(array)
     array.place(1)[:] = 7
     assert seen.place(1).tolist() == [7] * PLACE_BYTES
     assert seen.place(0).tolist() == [0] * PLACE_BYTES
@@ -36,9 +36,9 @@ def test_what_is_written_is_seen_and_cannot_be_written_to() -> None:
     assert [seen.place(chunk).size for chunk in range(5)] == [64, 64, 64, 8, 0]
 
 
-def test_of_a_stripe_only_its_chunks_have_places() -> None:
+def test_array_of_a_stripe_has_places_of_its_chunks_only() -> None:
     array = SharedArray(200, PLACE_BYTES, stripe_count=3)
-    seen = mapped(array)
+    seen = map_array(array)
     array.place(5)[:] = 7
     array.mark(5, 9)
     assert seen.place(5).tolist() == [7] * PLACE_BYTES
@@ -48,10 +48,10 @@ def test_of_a_stripe_only_its_chunks_have_places() -> None:
     assert not seen.is_marked(14, 9)
 
 
-def test_a_mark_says_what_a_place_holds() -> None:
+def test_mark_identifies_the_content_of_a_place() -> None:
     array = SharedArray(200, PLACE_BYTES)
-    seen = mapped(array)
-    assert not any(seen.is_marked(chunk, 0) for chunk in range(5)), "0 stands for nothing"
+    seen = map_array(array)
+    assert not any(seen.is_marked(chunk, 0) for chunk in range(5)), "0 is no sequence number"
     array.mark(3, 9)
     assert [seen.is_marked(chunk, 9) for chunk in range(5)] == [False, False, False, True, False]
     array.mark(3, 0)
@@ -60,9 +60,9 @@ def test_a_mark_says_what_a_place_holds() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 1500))
-def test_any_sizes(payload_bytes: int, place_bytes: int) -> None:
+def test_array_of_any_size_is_read_back(payload_bytes: int, place_bytes: int) -> None:
     array = SharedArray(payload_bytes, place_bytes)
-    seen = mapped(array)
+    seen = map_array(array)
     content = np.arange(payload_bytes) % 251
     array.payload[:] = content
     chunks = -(-payload_bytes // place_bytes)
@@ -74,22 +74,22 @@ def test_any_sizes(payload_bytes: int, place_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "facts"),
     [
-        ({"identity": 1}, "another process's memory"),
-        ({"descriptor": 0}, "no memory there"),
+        ({"identity": 1}, "identity"),
+        ({"descriptor": 0}, "no memory of Tiermesh"),
         ({"descriptor": 99999}, "No such file"),
         ({"process": 4194304999}, "No such file"),
     ],
 )
-def test_anything_else_is_not_taken_for_it(changed: dict[str, int], said: str) -> None:
+def test_wrong_memory_is_refused(changed: dict[str, int], facts: str) -> None:
     array = SharedArray(200, PLACE_BYTES)
-    with pytest.raises((NotShared, OSError), match=said):
-        mapped(array, **changed)
+    with pytest.raises((NotShared, OSError), match=facts):
+        map_array(array, **changed)
 
 
 def memory(content: bytes, size_bytes: int, *, seal: bool = True) -> int:
-    """A descriptor of memory that says of itself what it likes."""
+    """Return a descriptor of memory with any content, size and seal."""
     made = os.memfd_create("tiermesh", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.ftruncate(made, size_bytes)
     os.pwrite(made, content, 0)
@@ -103,62 +103,64 @@ def header(*numbers: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "size_bytes", "seal", "said"),
+    ("content", "size_bytes", "seal", "facts"),
     [
-        (header(5, 4, 64, 200, 1), 4096 + 200, False, "memory that can be shortened"),
-        (b"", 8, True, "memory without a header"),
-        (header(5, 4, 64, 200, 1), 4096 + 199, True, "memory of another size than its header says"),
-        (header(5, 2**40, 1, 2**40, 1), 4096 + 200, True, "memory of another size"),
-        (header(5, 4, 0, 200, 1), 4096 + 200, True, "a header that contradicts itself"),
-        (header(5, 5, 64, 200, 1), 4096 + 200, True, "a header that contradicts itself"),
-        (header(5, 4, 64, 200, 0), 4096 + 200, True, "a header that contradicts itself"),
+        (header(5, 4, 64, 200, 1), 4096 + 200, False, "can be shortened"),
+        (b"", 8, True, "too small for a header"),
+        (header(5, 4, 64, 200, 1), 4096 + 199, True, "size is not that of the header"),
+        (header(5, 2**40, 1, 2**40, 1), 4096 + 200, True, "size is not that of the header"),
+        (header(5, 4, 0, 200, 1), 4096 + 200, True, "header contradicts itself"),
+        (header(5, 5, 64, 200, 1), 4096 + 200, True, "header contradicts itself"),
+        (header(5, 4, 64, 200, 0), 4096 + 200, True, "header contradicts itself"),
     ],
 )
-def test_memory_that_lies_is_not_read(content: bytes, size_bytes: int, seal: bool, said: str) -> None:
+def test_memory_with_a_wrong_header_is_refused(
+    content: bytes, size_bytes: int, seal: bool, facts: str
+) -> None:
     made = memory(content, size_bytes, seal=seal)
     try:
-        with pytest.raises(NotShared, match=said):
+        with pytest.raises(NotShared, match=facts):
             MappedArray(os.getpid(), made, 5)
     finally:
         os.close(made)
 
 
-def test_a_descriptor_that_is_used_anew_is_not_taken_for_what_it_was() -> None:
+def test_reused_descriptor_is_refused() -> None:
     array = SharedArray(200, PLACE_BYTES)
     descriptor, identity = array.descriptor, array.identity
     array.close()
     other = SharedArray(200, PLACE_BYTES)
-    assert other.descriptor == descriptor, "the system gives the lowest one"
-    with pytest.raises(NotShared, match="another process's memory"):
+    assert other.descriptor == descriptor, "the system assigns the lowest free number"
+    with pytest.raises(NotShared, match="identity"):
         MappedArray(os.getpid(), descriptor, identity)
 
 
-def test_what_is_viewed_outlives_its_owner() -> None:
+def test_view_outlives_the_array() -> None:
     array = SharedArray(200, PLACE_BYTES)
     array.place(0)[:] = 3
-    view = mapped(array).place(0)
+    view = map_array(array).place(0)
     array.close()
     del array
     gc.collect()
     assert view.tolist() == [3] * PLACE_BYTES
 
 
-def test_no_memory_and_no_descriptor_is_left() -> None:
-    def everything() -> tuple[int, int]:
+def test_no_memory_or_descriptor_leaks() -> None:
+    def count_resources() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text().count("/memfd:tiermesh")
         return len(list(Path("/proc/self/fd").iterdir())), maps
 
     gc.collect()
-    before = everything()
+    before = count_resources()
     array = SharedArray(200, PLACE_BYTES)
-    seen = mapped(array)
-    assert everything() > before
+    seen = map_array(array)
+    assert count_resources() > before
     del array, seen
     gc.collect()
-    assert everything() == before
+    assert count_resources() == before
 
 
-def test_a_process_that_is_killed_leaves_what_is_viewed_and_no_more() -> None:
+def test_memory_of_a_killed_process_lives_as_long_as_its_views() -> None:
     code = (
         "from services.tensors.shared_memory import SharedArray\n"
         "array = SharedArray(200, 64)\n"
@@ -181,7 +183,7 @@ def test_a_process_that_is_killed_leaves_what_is_viewed_and_no_more() -> None:
     assert Path("/proc/self/maps").read_text().count("/memfd:tiermesh") == before
 
 
-def test_a_host_that_has_no_memory_left_says_so_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_raises_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

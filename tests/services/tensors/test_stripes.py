@@ -1,4 +1,4 @@
-"""A striped layout: every element is in exactly one stripe, and decays there as it does in the layout."""
+"""Tests of stripes: each element is in exactly one, with the same weight decay as in the layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def layout_of(sizes: list[int]) -> Layout:
     return Layout.build((f"p{n}", (size,), n % 2 == 0, f"e{n}", False) for n, size in enumerate(sizes))
 
 
-def decaying(layout: Layout) -> np.ndarray:
+def decay_mask(layout: Layout) -> np.ndarray:
     return np.concatenate(
         [np.full(entry.size, entry.decays) for entry in layout.entries] or [np.zeros(0, bool)]
     )
@@ -26,22 +26,22 @@ def decaying(layout: Layout) -> np.ndarray:
     sizes=st.lists(st.integers(1, int(1.5 * CHUNK_ELEMENTS)), min_size=1, max_size=6),
     count=st.integers(1, 5),
 )
-def test_stripes_are_the_layout(sizes: list[int], count: int) -> None:
+def test_stripes_partition_the_layout(sizes: list[int], count: int) -> None:
     layout = layout_of(sizes)
     elements = layout.elements
-    whole, seen = decaying(layout), np.zeros(elements, int)
+    whole, seen = decay_mask(layout), np.zeros(elements, int)
     for index in range(count):
         stripe = Stripe(index, count)
         own = stripe.layout_of(layout)
         assert (own.elements, own.chunks) == (stripe.element_count(elements), stripe.chunk_count(elements))
-        decays = decaying(own)
+        decays = decay_mask(own)
         for part, local in stripe.ranges(elements):
             seen[part] += 1
             assert np.array_equal(whole[part], decays[local])
     assert (seen == 1).all()
 
 
-def test_chunks_of_the_layout_and_of_the_stripe() -> None:
+def test_indices_in_the_layout_and_in_the_stripe() -> None:
     stripe = Stripe(1, 3)
     assert [chunk for chunk in range(8) if stripe.contains(chunk)] == [1, 4, 7]
     assert [stripe.to_local(chunk) for chunk in (1, 4, 7)] == [0, 1, 2]
@@ -49,5 +49,5 @@ def test_chunks_of_the_layout_and_of_the_stripe() -> None:
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_a_layout_of_fewer_chunks_than_stripes_leaves_some_empty(index: int) -> None:
+def test_layout_with_fewer_chunks_than_stripes_leaves_some_empty(index: int) -> None:
     assert Stripe(index, 3).layout_of(layout_of([5, 7])).elements == 0

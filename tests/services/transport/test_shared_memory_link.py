@@ -159,9 +159,9 @@ def test_what_lies_in_memory_is_held_against_the_layout_and_its_mark(links: list
     with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
         check_chunk(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
     array.mark(1, 10)
-    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory was overwritten"):
         check_chunk(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
-    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory holds something else"):
+    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory was overwritten"):
         copy_with_checksum(chunk)
 
 
