@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from protos import jobs_pb2 as jobs
+from services.errors import Failed
 from services.instrumentation.failpoints import FAILPOINTS
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
@@ -85,7 +86,7 @@ class Killer:
         """Start it until one doesn't die before it serves."""
         while daemon.process.poll() is not None:
             assert daemon.process.returncode == -signal.SIGKILL, daemon.log_text()[-2000:]
-            with suppress(AssertionError):  # it died on its way; see above for why that may be
+            with suppress(Failed):  # it died on its way; see above for why that may be
                 if daemon.role == "worker":
                     cluster.workers.clear()
                     cluster.start_worker(name=daemon.name, wait=False)
