@@ -20,14 +20,14 @@ DEVICES = {"n150": 1, "loudbox": 8}
 
 def run() -> bool:
     """Measure on a single chip, and data parallel over a LoudBox's eight."""
-    if (why := mocked_board.missing()) is not None:
+    if (why := mocked_board.missing_requirement()) is not None:
         raise Skipped(why)
     reached = [_measure(name, devices) for name, devices in DEVICES.items()]
     return all(reached)
 
 
 def _measure(name: str, devices: int) -> bool:
-    done = mocked_board.run_on(
+    done = mocked_board.run_on_board(
         name, "-m", "benchmarks.figures.tape_on_mocked_board", str(devices), str(ROUNDS)
     )
     if done.returncode:

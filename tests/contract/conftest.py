@@ -1,4 +1,4 @@
-"""The runs on mocked boards that tests of this folder share, and the table of what they gave."""
+"""Fixtures of the contract tests: shared runs on mocked boards, and a summary table of their cells."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _RUNS = pytest.StashKey[Any]()
 
 @pytest.fixture(scope="session")
 def board_runs(request: pytest.FixtureRequest) -> Any:
-    """Outcomes of the cells that this session's tests ask for, each board run once."""
+    """Outcomes of the cells that this session selected. Each board runs once."""
     from tests.support.contract.board_runs import BoardRuns
 
     wanted = [
         item.callspec.params["cell"]
         for item in request.session.items
-        if isinstance(item, pytest.Function) and item.originalname == "test_every_op_gives_what_ttnn_gives"
+        if isinstance(item, pytest.Function)
+        and item.originalname == "test_ttnn_and_emulator_agree_on_every_call"
     ]
     runs = BoardRuns(wanted)
     request.config.stash[_RUNS] = runs
@@ -25,15 +26,15 @@ def board_runs(request: pytest.FixtureRequest) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The table of cells that ran on mocked boards."""
+    """Print the table of cells that ran on mocked boards."""
     runs = config.stash.get(_RUNS, None)
     if runs is not None and runs.outcomes:
-        from tests.support.contract.cells import table
+        from tests.support.contract.cells import format_table
 
         terminalreporter.section(
             "TTNN contract: one training step, op by op, on real ttnn beside the emulator"
         )
-        for line in table({cell: outcome.error is None for cell, outcome in runs.outcomes.items()}):
+        for line in format_table({cell: outcome.error is None for cell, outcome in runs.outcomes.items()}):
             terminalreporter.write_line(line)
         seconds = sum(outcome.seconds for outcome in runs.outcomes.values())
         calls = sum(outcome.calls for outcome in runs.outcomes.values())

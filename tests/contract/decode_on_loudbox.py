@@ -1,4 +1,4 @@
-"""Drawing text on emulator and ttnn in lock-step. Run by test_decode_contract.py."""
+"""Text generation on emulator and ttnn in lock-step. Started by test_decode_contract.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.contract.lock_step import LockStep
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_op_gives_what_ttnn_gives(model: str) -> None:
+def test_ttnn_and_emulator_agree_on_every_call(model: str) -> None:
     both = LockStep(emulator, ttnn)
     decode(model, both)
     called = {line.partition("(")[0] for line in both.lines}

@@ -1,4 +1,4 @@
-"""The lock-step of emulator and ttnn is held to bite: what differs is found and named. Run by test_on_loudbox.py."""
+"""The lock-step detects and names any difference of emulator and ttnn. Started by test_on_loudbox.py."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import ttnn
 
 import mesh.emulator as emulator
 from mesh.device import Mesh
-from tests.support.contract.golden import hold_to_golden
+from tests.support.contract.golden import assert_matches_golden
 from tests.support.contract.lock_step import ContractBroken, LockStep
-from tests.support.contract.steps import device_config, opened, run_step
+from tests.support.contract.steps import device_config, open_configured_mesh, run_step
 
 DEVICE = device_config("ddp", (1, 8))
 
 
 @contextmanager
 def loudbox(module: Any) -> Iterator[Mesh]:
-    with opened(module, DEVICE) as mesh:
+    with open_configured_mesh(module, DEVICE) as mesh:
         assert mesh.dtype == module.bfloat16
         yield mesh
 
 
-class Changed:
-    """A device module of which one function is another: what a step would be that called something else."""
+class ModuleWith:
+    """A device module with replaced functions, which simulates a step that makes other calls."""
 
     def __init__(self, module: Any, **functions: Callable[..., Any]) -> None:
         self.__name__ = module.__name__
@@ -46,38 +46,38 @@ def _float32_table(tt: Any) -> Callable[..., Any]:
     return lambda ids, table, **options: tt.embedding(ids, tt.typecast(table, tt.float32), **options)
 
 
-def _one_reshape_less(tt: Any) -> Callable[..., Any]:
-    """The bias gradient stays [1, 1, 1, F], which ttnn and the reading back take as well as [1, F]."""
+def _skip_reshape(tt: Any) -> Callable[..., Any]:
+    """Keep a bias gradient as [1, 1, 1, F], which ttnn and the download accept as well as [1, F]."""
     return lambda tensor, shape: tensor if list(tensor.shape)[:3] == [1, 1, 1] else tt.reshape(tensor, shape)
 
 
-def _one_op_more(tt: Any) -> Callable[..., Any]:
+def _extra_ops(tt: Any) -> Callable[..., Any]:
     return lambda tensor, **options: tt.neg(tt.neg(tt.gelu(tensor, **options)))
 
 
 @pytest.mark.parametrize(
-    ("function", "change", "caught_by"),
+    ("function", "change", "message"),
     [
-        ("typecast", _lower_precision_loss, "calls other ops"),
+        ("typecast", _lower_precision_loss, "calls differ"),
         ("embedding", _float32_table, "mesh.emulator: accepted; ttnn: RuntimeError"),
-        ("reshape", _one_reshape_less, "calls other ops"),
-        ("gelu", _one_op_more, "calls other ops"),
+        ("reshape", _skip_reshape, "calls differ"),
+        ("gelu", _extra_ops, "calls differ"),
     ],
 )
-def test_it_bites_when_the_step_changes(
+def test_a_changed_step_is_detected(
     function: str,
     change: Callable[[Any], Callable[..., Any]],
-    caught_by: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TIERMESH_REWRITE_GOLDEN", raising=False)
     both = LockStep(emulator, ttnn)
-    with loudbox(Changed(both, **{function: change(both)})) as mesh:
-        both.start()
-        with pytest.raises(AssertionError, match=caught_by):
+    with loudbox(ModuleWith(both, **{function: change(both)})) as mesh:
+        both.reset()
+        with pytest.raises(AssertionError, match=message):
             run_step("gpt2", DEVICE, mesh, tmp_path)
-            hold_to_golden("gpt2", both.lines)
+            assert_matches_golden("gpt2", both.lines)
 
 
 def _other_dtype(*arguments: Any, **options: Any) -> Any:
@@ -111,17 +111,17 @@ def _refused(*arguments: Any, **options: Any) -> Any:
         (_refused, "RuntimeError softmax: refused; ttnn: accepted"),
     ],
 )
-def test_it_bites_when_the_emulator_differs(
+def test_a_differing_emulator_is_detected(
     softmax: Callable[..., Any], difference: str, tmp_path: Path
 ) -> None:
     with (
-        loudbox(LockStep(Changed(emulator, softmax=softmax), ttnn)) as mesh,
+        loudbox(LockStep(ModuleWith(emulator, softmax=softmax), ttnn)) as mesh,
         pytest.raises(ContractBroken, match=rf"call \d+ softmax\(\[2,8,64,64\] BFLOAT16 TILE.*{difference}"),
     ):
         run_step("gpt2", DEVICE, mesh, tmp_path)
 
 
-def test_it_bites_when_the_emulator_accepts_more() -> None:
+def test_an_emulator_that_accepts_more_is_detected() -> None:
     with loudbox(LockStep(emulator, ttnn)) as mesh:
         tt = mesh.tt
         table = tt.zeros([32, 32], dtype=tt.float32, layout=tt.TILE_LAYOUT, device=mesh.handle)
@@ -130,6 +130,6 @@ def test_it_bites_when_the_emulator_accepts_more() -> None:
             tt.embedding(ids, table)
 
 
-def test_it_bites_when_a_name_is_on_one_side_only() -> None:
+def test_a_name_of_one_module_alone_is_detected() -> None:
     with pytest.raises(ContractBroken, match="moreh_adamw: ttnn has it"):
         _ = LockStep(emulator, ttnn).moreh_adamw

@@ -1,6 +1,6 @@
-"""Drawn calls of each op: real ttnn and the emulator take them alike, or both refuse. Run by test_on_loudbox.py.
+"""Random calls of each op: real ttnn and the emulator return alike, or both refuse. Started by test_on_loudbox.py.
 
-The call that is being made is kept in a file, so that one that ends the process shows.
+A file keeps the call in progress, so that a call that crashes the process is known.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 import mesh.emulator as emulator
 from mesh.axes import Axes
 from mesh.device import Mesh, open_mesh
-from tests.support.contract.calls import Call, made
-from tests.support.contract.differences import DIFFERENCES, Difference, allowed
+from tests.support.contract.calls import Call, make_call
+from tests.support.contract.differences import DIFFERENCES, Difference, is_allowed
 from tests.support.contract.drawn_ops import EXAMPLES, OPS
 from tests.support.contract.lock_step import ContractBroken, LockStep
 
@@ -34,9 +34,9 @@ def mesh() -> Iterator[Mesh]:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_both_take_it_alike_or_both_refuse(op: str, mesh: Mesh) -> None:
-    last = os.environ.get("TIERMESH_LAST_CALL")
-    taken = 0
+def test_both_accept_alike_or_both_refuse(op: str, mesh: Mesh) -> None:
+    last_call = os.environ.get("TIERMESH_LAST_CALL")
+    accepted_calls = 0
 
     @settings(
         max_examples=EXAMPLES,
@@ -46,22 +46,22 @@ def test_both_take_it_alike_or_both_refuse(op: str, mesh: Mesh) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(OPS[op])
-    def holds(call: Call) -> None:
-        nonlocal taken
-        if last:
-            Path(last).write_text(repr(call))
+    def check_call(call: Call) -> None:
+        nonlocal accepted_calls
+        if last_call:
+            Path(last_call).write_text(repr(call))
         try:
-            made(call, mesh.tt, mesh.handle, SHAPE)
-            taken += 1
+            make_call(call, mesh.tt, mesh.handle, SHAPE)
+            accepted_calls += 1
         except ContractBroken as broken:
-            if not broken.accepted or not allowed(call, wider=broken.accepted[0]):
+            if not broken.accepted or not is_allowed(call, wider=broken.accepted[0]):
                 raise
         except (RuntimeError, TypeError):
-            pass  # of both
+            pass  # Both modules refuse.
 
-    holds()
-    mesh.tt.start()
-    assert taken > 0, f"no call of {op} that was drawn is one that both take: they show nothing"
+    check_call()
+    mesh.tt.reset()
+    assert accepted_calls > 0, f"{op}: both modules refuse every drawn call; draw valid ones"
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_both_take_it_alike_or_both_refuse(op: str, mesh: Mesh) -> None:
     [(difference, call) for difference in DIFFERENCES for call in difference.examples],
     ids=lambda one: one.op if isinstance(one, Call) else "",
 )
-def test_no_difference_is_listed_that_is_none(difference: Difference, call: Call, mesh: Mesh) -> None:
+def test_every_listed_difference_exists(difference: Difference, call: Call, mesh: Mesh) -> None:
     assert difference.applies(call)
     with pytest.raises(ContractBroken) as broken:
-        made(call, mesh.tt, mesh.handle, SHAPE)
+        make_call(call, mesh.tt, mesh.handle, SHAPE)
     assert broken.value.accepted == (difference.wider, not difference.wider)
 
 
@@ -80,19 +80,19 @@ def test_every_op_of_a_difference_has_an_example() -> None:
     assert all({call.op for call in one.examples} == set(one.ops) for one in DIFFERENCES)
 
 
-def test_it_bites(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An emulator that is wrong in what it returns, or takes too much, is found by a drawn call."""
+def test_a_wrong_emulator_is_detected(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drawn call detects an emulator that returns wrong shapes or accepts too much."""
 
-    def of_first(first: Any, second: Any, **options: Any) -> Any:
+    def ignore_second(first: Any, second: Any, **options: Any) -> Any:
         return emulator.neg(first)
 
-    _bitten("add", of_first, mesh, monkeypatch)
-    _bitten("experimental.nlp_concat_heads", emulator.relu, mesh, monkeypatch)
+    _check_detected("add", ignore_second, mesh, monkeypatch)
+    _check_detected("experimental.nlp_concat_heads", emulator.relu, mesh, monkeypatch)
 
 
-def _bitten(op: str, wrong: Callable[..., Any], mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def _check_detected(op: str, wrong: Callable[..., Any], mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     *path, name = op.split(".")
-    bites = LockStep(emulator, ttnn)
+    both = LockStep(emulator, ttnn)
 
     @settings(
         max_examples=EXAMPLES,
@@ -103,11 +103,11 @@ def _bitten(op: str, wrong: Callable[..., Any], mesh: Mesh, monkeypatch: pytest.
         suppress_health_check=list(HealthCheck),
     )
     @given(OPS[op])
-    def holds(call: Call) -> None:
+    def check_call(call: Call) -> None:
         with suppress(RuntimeError, TypeError):
-            made(call, bites, mesh.handle, SHAPE)
+            make_call(call, both, mesh.handle, SHAPE)
 
     with monkeypatch.context() as patched:
         patched.setattr(reduce(getattr, path, emulator), name, wrong)
         with pytest.raises(ContractBroken):
-            holds()
+            check_call()

@@ -1,4 +1,4 @@
-"""ttnn refuses in float32 what the emulator alone takes. Run by test_on_loudbox.py."""
+"""ttnn refuses float32 for the ops of FLOAT32_OPS, and the emulator accepts it. Started by test_on_loudbox.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import ttnn
 
 import mesh.emulator as emulator
-from mesh.emulator.float32_extensions import WIDENED
+from mesh.emulator.float32_extensions import FLOAT32_OPS
 
 
-class On:
-    """A module with a mesh of its own, and operands of a dtype."""
+class OpenModule:
+    """A device module with its own open mesh, and functions that make operands."""
 
     def __init__(self, module: Any) -> None:
         self.tt = module
@@ -32,14 +32,14 @@ class On:
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[list[On]]:
-    opened = [On(emulator), On(ttnn)]
+def modules() -> Iterator[list[OpenModule]]:
+    opened = [OpenModule(emulator), OpenModule(ttnn)]
     yield opened
     for one in opened:
         one.tt.close_mesh_device(one.device)
 
 
-CALLS: dict[str, Callable[[On, str], Any]] = {
+CALLS: dict[str, Callable[[OpenModule, str], Any]] = {
     "embedding": lambda on, d: on.tt.embedding(on.ids(2, 32), on.floats(d, 68, 64), layout=on.tt.TILE_LAYOUT),
     "embedding_bw": lambda on, d: on.tt.embedding_bw(
         on.ids(2, 32), on.floats(d, 68, 64), on.floats(d, 1, 1, 64, 64)
@@ -68,12 +68,12 @@ CALLS: dict[str, Callable[[On, str], Any]] = {
 }
 
 
-def test_every_widened_op_has_a_call_here() -> None:
-    assert CALLS.keys() == WIDENED.keys()
+def test_every_float32_op_has_a_call() -> None:
+    assert CALLS.keys() == FLOAT32_OPS.keys()
 
 
-@pytest.mark.parametrize("op", WIDENED)
-def test_only_the_emulator_takes_float32(modules: list[On], op: str) -> None:
+@pytest.mark.parametrize("op", FLOAT32_OPS)
+def test_only_the_emulator_accepts_float32(modules: list[OpenModule], op: str) -> None:
     emulated, real = modules
     for on in modules:
         CALLS[op](on, "bfloat16")

@@ -1,4 +1,4 @@
-"""Calls that both modules must take alike, and calls that both must refuse. Run by test_on_loudbox.py."""
+"""Calls that both modules must accept alike, and calls that both must refuse. Started by test_on_loudbox.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mesh() -> Iterator[Mesh]:
 
 
 class Make:
-    """Short names for operands of a mesh."""
+    """Functions that make operands on a mesh."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh

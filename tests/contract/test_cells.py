@@ -1,25 +1,31 @@
-"""The worker's whole training step on real ttnn beside the emulator: every model, strategy and mesh.
+"""The worker's training step on real ttnn beside the emulator: every model, strategy and mesh.
 
-What runs on a mocked board runs in a process of its own: ttnn takes its set-up from the environment when imported.
+Each mocked board runs in a process of its own, because ttnn reads its set-up from the environment at import.
+`make test` runs a third of the cells (`Cell.in_make_test`), `make test-all` the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from services.errors import Refused
-from tests.support.contract.board_runs import BoardRuns, Outcome, outcomes_of
-from tests.support.contract.cells import CELLS, MESHES, fits, table
-from tests.support.contract.golden import hold_to_page
-from tests.support.contract.mocked_board import missing
+from tests.support.contract.board_runs import BoardRuns, Outcome, parse_outcomes
+from tests.support.contract.cells import CELLS, MESHES, Cell, fits, format_table
+from tests.support.contract.golden import assert_page_has_table
+from tests.support.contract.mocked_board import missing_requirement
 from tests.support.contract.steps import STRATEGIES, device_config
 
-REASON = missing()
+REASON = missing_requirement()
 
 
 @pytest.mark.skipif(REASON is not None, reason=REASON or "")
-@pytest.mark.parametrize("cell", CELLS)
-def test_every_op_gives_what_ttnn_gives(cell: str, board_runs: BoardRuns) -> None:
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(name, marks=() if cell.in_make_test else pytest.mark.long) for name, cell in CELLS.items()],
+)
+def test_ttnn_and_emulator_agree_on_every_call(cell: str, board_runs: BoardRuns) -> None:
     outcome = board_runs[cell]
     assert outcome.error is None, outcome.error
     assert outcome.calls > 0
@@ -29,23 +35,32 @@ def test_every_op_gives_what_ttnn_gives(cell: str, board_runs: BoardRuns) -> Non
     ("strategy", "mesh"),
     [(strategy, mesh) for strategy in STRATEGIES for mesh in MESHES if not fits(strategy, mesh)],
 )
-def test_what_is_no_cell_is_refused(strategy: str, mesh: tuple[int, int]) -> None:
+def test_strategies_that_do_not_fit_a_mesh_are_refused(strategy: str, mesh: tuple[int, int]) -> None:
     with pytest.raises((Refused, ValueError), match=r"device_config\.mesh_shape"):
         device_config(strategy, mesh)
 
 
-def test_a_process_that_ends_says_in_which_cell() -> None:
-    done = {"cell": "first", "calls": 7, "seconds": 1.0}
-    lines = [{"begun": "first"}, done, {"begun": "second"}]
-    first, second, third = outcomes_of(["first", "second", "third"], lines, "-11").values()
+def test_a_crash_names_its_cell() -> None:
+    passed = {"cell": "first", "calls": 7, "seconds": 1.0}
+    lines = [{"begun": "first"}, passed, {"begun": "second"}]
+    first, second, third = parse_outcomes(["first", "second", "third"], lines, "-11").values()
     assert first == Outcome(None, 7, 1.0)
     assert second.error == "the process ended in this cell, with -11"
     assert third.error == "the process ended in second, before this cell, with -11"
-    assert outcomes_of(["first"], [], "1") == {"first": Outcome("the process ended before this cell, with 1")}
+    assert parse_outcomes(["first"], [], "1") == {
+        "first": Outcome("the process ended before this cell, with 1")
+    }
 
 
-def test_the_page_has_the_table_of_this_run(board_runs: BoardRuns) -> None:
-    passed = {cell: outcome.error is None for cell, outcome in board_runs.outcomes.items()}
-    if passed.keys() != CELLS.keys():
-        pytest.skip(f"{len(passed)} of {len(CELLS)} cells ran, the page has them all")
-    hold_to_page("cells", table(passed))
+def test_make_test_runs_every_model_strategy_and_mesh() -> None:
+    def facets(cells: Iterable[Cell]) -> set[object]:
+        cells = list(cells)
+        return {cell.model for cell in cells} | {(cell.strategy, cell.mesh, cell.board) for cell in cells}
+
+    quick = [cell for cell in CELLS.values() if cell.in_make_test]
+    assert facets(quick) == facets(CELLS.values())
+    assert len(quick) < 0.4 * len(CELLS)
+
+
+def test_the_page_lists_every_cell() -> None:
+    assert_page_has_table("cells", format_table(dict.fromkeys(CELLS, True)))

@@ -1,4 +1,4 @@
-"""The emulator takes of a chip's memory what ttnn takes, buffer by buffer, and both are told alike."""
+"""The emulator counts the memory that real ttnn allocates on a chip, buffer by buffer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.contract.mocked_board import ROOT, missing, run_on
+from tests.support.contract.mocked_board import ROOT, missing_requirement, run_on_board
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+pytestmark = pytest.mark.skipif(missing_requirement() is not None, reason=missing_requirement() or "")
 
 SCRIPT = "tests.support.contract.memory_on_board"
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    """What each of the two tells."""
-    real = run_on("loudbox", "-m", SCRIPT, "ttnn")
+def segments() -> dict[str, Any]:
+    """Segments of each module, from each kind of capture."""
+    real = run_on_board("loudbox", "-m", SCRIPT, "ttnn")
     emulated = subprocess.run(
         [sys.executable, "-m", SCRIPT, "emulator"],
         cwd=ROOT,
@@ -36,23 +36,23 @@ def told() -> dict[str, Any]:
     }
 
 
-def test_every_buffer_is_told_alike(told: dict[str, Any]) -> None:
-    kept, used = told["ttnn"]["True"]
-    assert told["emulator"]["True"] == [{**segment, **_without_l1()} for segment in (kept, used)]
+def test_every_buffer_is_counted(segments: dict[str, Any]) -> None:
+    kept, used = segments["ttnn"]["True"]
+    assert segments["emulator"]["True"] == [{**segment, **_no_l1()} for segment in (kept, used)]
     assert kept["allocated_bytes"] == 12 * 2 * 32 * 32 * 2, "24 tiles of bfloat16 over 12 banks"
     assert used["peak_bytes"] > 0 and used["allocated_bytes"] == used["freed_bytes"] > used["peak_bytes"]
 
 
-def _without_l1() -> dict[str, int]:
-    """The emulator has no L1."""
+def _no_l1() -> dict[str, int]:
+    """L1 figures of the emulator, which has no L1."""
     return {"l1_circular_peak_bytes": 0, "l1_buffer_peak_bytes": 0, "l1_peak_bytes": 0}
 
 
-def test_a_look_at_both_ends_misses_what_came_and_went(told: dict[str, Any]) -> None:
-    kept, used = told["ttnn"]["False"]
-    assert kept["allocated_bytes"] == told["ttnn"]["True"][0]["allocated_bytes"]
-    assert used == {**_without_l1(), "peak_bytes": 0, "allocated_bytes": 0, "freed_bytes": 0}
+def test_allocator_figures_miss_freed_buffers(segments: dict[str, Any]) -> None:
+    kept, used = segments["ttnn"]["False"]
+    assert kept["allocated_bytes"] == segments["ttnn"]["True"][0]["allocated_bytes"]
+    assert used == {**_no_l1(), "peak_bytes": 0, "allocated_bytes": 0, "freed_bytes": 0}
 
 
-def test_nothing_is_left_taken(told: dict[str, Any]) -> None:
-    assert (told["ttnn"]["left"], told["emulator"]["left"]) == (0, 0)
+def test_all_memory_is_freed(segments: dict[str, Any]) -> None:
+    assert (segments["ttnn"]["left"], segments["emulator"]["left"]) == (0, 0)

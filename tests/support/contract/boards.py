@@ -1,7 +1,7 @@
-"""Boards that are only described: which chips a host has, and how they are linked, as tt-metal reads it.
+"""Cluster descriptors of mocked boards: the chips of a host and their links, in tt-metal's format.
 
-Wormhole chips throughout. The order of links, serial numbers and so on are of our making; what tt-metal looks at is
-how many chips there are, which of them have PCIe, and which neighbours share how many ethernet channels.
+All chips are Wormhole. tt-metal reads the number of chips, which of them have PCIe, and how many ethernet channels
+neighbours share. Everything else, such as serial numbers and the order of links, is made up.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 Link = tuple[tuple[int, int], tuple[int, int]]
-"""Two ends: chip and ethernet channel."""
+"""The two ends of a link, each as (chip, ethernet channel)."""
 
 _TYPE_NUMBERS = {"n150": 0x18, "n300": 0x14, "ubb": 0x35}
-"""Product numbers in a board's id."""
+"""Product number in the id of a board, by type."""
 
-_N150_ROWS_OFF = 0b0001000000
-_N300_ROWS_OFF = 0b1000000001
-"""Of the ten rows of cores of a chip, which are off: one on an N150, two on an N300, none on a Galaxy."""
+_N150_DISABLED_ROWS = 0b0001000000
+_N300_DISABLED_ROWS = 0b1000000001
+"""Bit masks of the disabled rows among a chip's ten rows of cores. A Galaxy chip has none."""
 
 
 @dataclass(frozen=True)
 class Board:
-    """A host's chips. `meshes` are the (rows, cols) that the contract opens on it."""
+    """A host's chips.
+
+    Attributes:
+        name: name of the board.
+        meshes: (rows, columns) of each mesh that the contract opens on it.
+        descriptor: function that returns the cluster descriptor.
+    """
 
     name: str
     meshes: tuple[tuple[int, int], ...]
@@ -32,28 +38,33 @@ class Board:
 
 def _n150() -> dict[str, Any]:
     return _descriptor(
-        places=[(0, 0)], links=[], pcie=[0], rows_off=_N150_ROWS_OFF, boards=[("n150", 0, [0])], positions=[1]
+        places=[(0, 0)],
+        links=[],
+        pcie=[0],
+        disabled_rows=_N150_DISABLED_ROWS,
+        boards=[("n150", 0, [0])],
+        positions=[1],
     )
 
 
 def _n300() -> dict[str, Any]:
-    """Two chips, the first of which has PCIe."""
+    """Return two linked chips, of which the first has PCIe."""
     links = [((0, 8), (1, 0)), ((0, 9), (1, 1))]
     return _descriptor(
         places=[(0, 0), (1, 0)],
         links=links,
         pcie=[0],
-        rows_off=_N300_ROWS_OFF,
+        disabled_rows=_N300_DISABLED_ROWS,
         boards=[("n300", 0, [0, 1])],
         positions=[2, 3],
     )
 
 
 def _loudbox() -> dict[str, Any]:
-    """A T3K: four N300 boards of two chips, four columns by two rows.
+    """Return a T3K: four N300 boards of two chips, in four columns and two rows.
 
-    Columns 1 and 2 have PCIe (chips 0 to 3), columns 0 and 3 their boards' other chips (4 to 7). Chip c of column 1
-    or 2 shares its board with chip c + 4.
+    Columns 1 and 2 have the chips with PCIe (0 to 3). Columns 0 and 3 have the second chips of the boards (4 to 7).
+    Chip c in column 1 or 2 shares its board with chip c + 4.
     """
     column = (1, 1, 2, 2, 0, 0, 3, 3)
     links: list[Link] = []
@@ -67,18 +78,18 @@ def _loudbox() -> dict[str, Any]:
         places=[(column[chip], chip % 2) for chip in range(8)],
         links=links,
         pcie=range(4),
-        rows_off=_N300_ROWS_OFF,
+        disabled_rows=_N300_DISABLED_ROWS,
         boards=[("n300", board, [board + 4, board]) for board in range(4)],
         positions=[2 + chip // 4 for chip in range(8)],
     )
 
 
 def _galaxy() -> dict[str, Any]:
-    """A Galaxy of the 6u kind: 8 rows by 4 columns, chip = 4 row + column, every chip with PCIe.
+    """Return a 6u Galaxy: 8 rows by 4 columns, chip = 4 * row + column, every chip with PCIe.
 
-    Four trays of 4 by 2 chips; on a tray, positions 1 to 4 run down the outer column and 5 to 8 down the inner one,
-    away from the outer edge of the machine. Four channels join neighbours; the ones of a tray face each other with
-    other channels than trays do. Rows and columns aren't closed to rings.
+    It has four trays of 4 by 2 chips. On a tray, positions 1 to 4 run down the outer column and 5 to 8 down the inner
+    one, away from the outer edge of the machine. Neighbours share four channels. Links within a tray use other channel
+    numbers than links between trays. Rows and columns are not closed to rings.
     """
     rows, cols = 8, 4
     position, bus = [], []
@@ -94,7 +105,7 @@ def _galaxy() -> dict[str, Any]:
         for col in range(cols):
             chip = cols * row + col
             if row + 1 < rows:
-                # Away from the edge a tray's chip uses 8 to 11, its next one 4 to 7.
+                # Away from the edge, a chip uses channels 8 to 11 and the next chip of the tray 4 to 7.
                 near, far = (8, 4) if row < 3 else (8, 8) if row == 3 else (4, 8)
                 links += [((chip, near + i), (chip + cols, far + i)) for i in range(4)]
             if col + 1 < cols:
@@ -105,7 +116,7 @@ def _galaxy() -> dict[str, Any]:
         places=[],
         links=links,
         pcie=range(chips),
-        rows_off=0,
+        disabled_rows=0,
         boards=[("ubb", 0, list(range(chips)))],
         positions=position,
     )
@@ -132,19 +143,19 @@ def _descriptor(
     places: Sequence[tuple[int, int]],
     links: Sequence[Link],
     pcie: Sequence[int],
-    rows_off: int,
+    disabled_rows: int,
     boards: Sequence[tuple[str, int, list[int]]],
     positions: Sequence[int],
 ) -> dict[str, Any]:
-    """A cluster descriptor.
+    """Return a cluster descriptor.
 
     Args:
-        places: column and row of each chip of a box of boards, empty where tt-metal works them out by itself.
-        links: of chips.
-        pcie: chips that the host reaches without another chip.
-        rows_off: rows of cores that are off, as bits.
+        places: column and row of each chip; empty where tt-metal derives them.
+        links: links between chips.
+        pcie: chips that the host reaches directly.
+        disabled_rows: bit mask of the disabled rows of cores.
         boards: type, number and chips of each board.
-        positions: of each chip on its board.
+        positions: position of each chip on its board.
     """
     chips = len(positions)
     board_of = {chip: number for _, number, members in boards for chip in members}
@@ -163,7 +174,7 @@ def _descriptor(
         "harvesting": {
             chip: {
                 "noc_translation": True,
-                "harvest_mask": rows_off,
+                "harvest_mask": disabled_rows,
                 "dram_harvesting_mask": 0,
                 "eth_harvesting_mask": 0,
                 "pcie_harvesting_mask": 0,

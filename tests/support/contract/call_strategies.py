@@ -1,4 +1,4 @@
-"""Hypothesis strategies of what calls are made with: sizes, dtypes, layouts, placements, operands right and wrong."""
+"""Hypothesis strategies for arguments of calls: sizes, dtypes, layouts, placements, valid and invalid operands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.support.contract.calls import Call, Operand, Shape
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 SIZES = st.sampled_from([1, 2, 3, 4, 8, 16, 24, 31, 32, 33, 40, 64, 65, 96, 100])
-"""Of a dimension: whole tiles and others."""
+"""Sizes of a dimension: whole tiles and others."""
 
-FEW = st.sampled_from([1, 2, 3, 4])
-"""Of a batch dimension, or a number of heads."""
+SMALL_SIZES = st.sampled_from([1, 2, 3, 4])
+"""Sizes of a batch dimension, or numbers of heads."""
 
 FLOATS = st.sampled_from(["bfloat16"] * 5 + ["float32"] * 3)
 ANY_DTYPE = st.sampled_from(["bfloat16"] * 5 + ["float32"] * 3 + ["uint32", "int32"])
@@ -24,21 +24,21 @@ TILE = st.just("TILE")
 
 
 def rarely(draw: Draw, one_in: int = 10) -> bool:
-    """Whether to do what is rarely done: something wrong, mostly."""
+    """Draw True once in `one_in`. Mostly decides whether an argument is invalid."""
     return bool(draw(st.integers(1, one_in)) == 1)
 
 
 @st.composite
-def shapes(draw: Draw, least: int = 1, most: int = 4) -> Shape:
-    """Shapes of a rank; the leading dimensions are small."""
-    rank = draw(st.integers(least, most))
-    leading = tuple(draw(FEW) for _ in range(max(0, rank - 2)))
+def shapes(draw: Draw, min_rank: int = 1, max_rank: int = 4) -> Shape:
+    """Draw a shape with small leading dimensions."""
+    rank = draw(st.integers(min_rank, max_rank))
+    leading = tuple(draw(SMALL_SIZES) for _ in range(max(0, rank - 2)))
     return (*leading, *(draw(SIZES) for _ in range(min(rank, 2))))
 
 
 @st.composite
 def shardings(draw: Draw, rank: int) -> tuple[int | None, int | None]:
-    """Which dimension is sharded over each axis of the mesh: none mostly, never the same twice."""
+    """Draw the dimension sharded over each mesh axis: often none, never the same for both."""
     row = draw(st.one_of(st.none(), st.integers(0, rank - 1)))
     col = draw(st.one_of(st.none(), st.integers(0, rank - 1)))
     return (row, None if col == row else col)
@@ -53,7 +53,7 @@ def operands(
     *,
     below: int = 2,
 ) -> Operand:
-    """A tensor of that shape on each chip, placed in any way."""
+    """Draw a tensor of this shape on each chip, with any placement."""
     chosen = draw(shape) if isinstance(shape, st.SearchStrategy) else shape
     return Operand(
         shape=chosen,
@@ -66,14 +66,14 @@ def operands(
 
 @st.composite
 def broadcast_shapes(draw: Draw, shape: Shape) -> Shape:
-    """A shape that mostly goes together with `shape` element by element: fewer dimensions, some of size 1."""
+    """Draw a shape that mostly broadcasts with `shape`: fewer dimensions, some of size 1."""
     kept = shape[draw(st.integers(0, len(shape) - 1)) :] if rarely(draw, 3) else shape
     sizes = tuple(1 if rarely(draw, 4) else size for size in kept)
-    return spoilt(draw, sizes)
+    return rarely_resized(draw, sizes)
 
 
-def spoilt(draw: Draw, shape: Shape) -> Shape:
-    """`shape`, or rarely one with another size somewhere."""
+def rarely_resized(draw: Draw, shape: Shape) -> Shape:
+    """Draw `shape`, or rarely one with another size in one dimension."""
     if not rarely(draw):
         return shape
     place = draw(st.integers(0, len(shape) - 1))
@@ -81,17 +81,17 @@ def spoilt(draw: Draw, shape: Shape) -> Shape:
 
 
 def dimension(draw: Draw, rank: int, *, unsigned: bool = False) -> int:
-    """A dimension of a tensor of that rank, rarely one that it hasn't got."""
+    """Draw a dimension of a tensor of this rank, rarely one out of range."""
     beyond = 1 if rarely(draw) else 0
     return int(draw(st.integers(0 if unsigned and not beyond else -rank - beyond, rank - 1 + beyond)))
 
 
 OPS: dict[str, st.SearchStrategy[Call]] = {}
-"""For each op, calls of it to draw."""
+"""Strategy for calls of each op, by its name."""
 
 
-def op(name: str) -> Callable[[Callable[[Draw], Call]], Callable[[Draw], Call]]:
-    """Registers a function that draws a call of `name`."""
+def register_op(name: str) -> Callable[[Callable[[Draw], Call]], Callable[[Draw], Call]]:
+    """Register the decorated function, which draws a call of op `name`."""
 
     def register(function: Callable[[Draw], Call]) -> Callable[[Draw], Call]:
         assert name not in OPS, name

@@ -1,4 +1,4 @@
-"""A call of a device module's function as plain data: drawn by hypothesis, shown in a failure, made on any module."""
+"""Calls of a device module as plain data: hypothesis draws them, failures show them, any module can run them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor to make for a call.
+    """A tensor operand of a call.
 
     Attributes:
-        shape: on each chip.
-        dtype, layout: names of the module's constants (layout without `_LAYOUT`).
-        sharded: the dimension sharded over the rows of the mesh and the one over its columns, None for replicated.
-        below: integer values are below this.
-        empty: made by `empty`, as room for a result.
+        shape: shape on each chip.
+        dtype: name of the module's constant, such as `bfloat16`.
+        layout: name of the module's constant without `_LAYOUT`.
+        sharded: dimensions sharded over rows and over columns of the mesh; None for replicated.
+        below: upper bound of integer values, exclusive.
+        empty: whether `empty` makes it, as a pre-allocated output.
     """
 
     shape: Shape
@@ -34,21 +35,21 @@ class Operand:
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant of the module, by its path."""
+    """Constant of the module, named by its attribute path."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Built:
-    """An object that a call makes."""
+    """Argument that is the result of another call."""
 
     call: Call
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the module, by its path, and its arguments: plain values and what stands for others here."""
+    """Call of a function, named by its attribute path. Arguments are plain values or the placeholders above."""
 
     op: str
     arguments: tuple[Any, ...] = ()
@@ -56,7 +57,7 @@ class Call:
 
 
 DEVICE = Constant("device")
-"""Stands for the open mesh device."""
+"""Placeholder for the open mesh device."""
 
 KERNEL = Built(
     Call(
@@ -71,15 +72,15 @@ KERNEL = Built(
 )
 
 
-def made(call: Call, tt: Any, device: Any, mesh: tuple[int, int]) -> Any:
-    """Make `call` on module `tt` and a mesh that it opened."""
+def make_call(call: Call, tt: Any, device: Any, mesh: tuple[int, int]) -> Any:
+    """Run `call` on module `tt` and a mesh device that it opened."""
     function = reduce(getattr, call.op.split("."), tt)
     arguments = [_value(one, tt, device, mesh) for one in call.arguments]
     return function(*arguments, **{name: _value(one, tt, device, mesh) for name, one in call.options.items()})
 
 
 def whole_shape(operand: Operand, mesh: tuple[int, int]) -> list[int]:
-    """The shape of the array that the chips' pieces make up."""
+    """Return the shape of the whole array, of which the chips have shards."""
     shape = list(operand.shape)
     for chips, dim in zip(mesh, operand.sharded, strict=True):
         if dim is not None:
@@ -95,7 +96,7 @@ def _value(value: Any, tt: Any, device: Any, mesh: tuple[int, int]) -> Any:
     if isinstance(value, Constant):
         return reduce(getattr, value.path.split("."), tt)
     if isinstance(value, Built):
-        return made(value.call, tt, device, mesh)
+        return make_call(value.call, tt, device, mesh)
     if isinstance(value, (list, tuple)):
         return type(value)(_value(one, tt, device, mesh) for one in value)
     return value

@@ -1,4 +1,4 @@
-"""The contract's cells: every model by every strategy by every mesh, and why some can't be."""
+"""The cells of the contract: every model under every strategy on every mesh, where the two fit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from tests.support.contract.boards import BOARDS
 from tests.support.contract.lock_step import LockStep
 from tests.support.contract.steps import (
-    DRAWN_FROM,
     MODELS,
     STRATEGIES,
+    TEXT_MODELS,
     device_config,
-    opened,
+    open_configured_mesh,
     run_generation,
     run_step,
 )
@@ -23,7 +23,7 @@ from tests.support.contract.steps import (
 Shape = tuple[int, int]
 
 MESHES: dict[Shape, str] = {mesh: board.name for board in BOARDS.values() for mesh in board.meshes}
-"""The board of each mesh."""
+"""Name of the board that each mesh is opened on."""
 
 _GOLDEN_MESHES = {
     "single": (1, 1),
@@ -38,7 +38,7 @@ _GOLDEN_MESHES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One model under one strategy on one mesh, or what text is drawn from (`GENERATE`)."""
+    """One model under one strategy on one mesh. Strategy `GENERATE` generates text instead of training."""
 
     model: str
     strategy: str
@@ -50,32 +50,44 @@ class Cell:
 
     @property
     def id(self) -> str:
-        return f"{self.model}-{self.strategy}-{shown(self.mesh)}"
+        return f"{self.model}-{self.strategy}-{format_mesh(self.mesh)}"
 
     @property
     def golden(self) -> str | None:
-        """Name of its golden file: each model has one for data parallel, each strategy one for GPT-2,
-        drawing text one for Llama."""
+        """Name of the cell's golden file; None for most cells.
+
+        Each model has one with data parallelism, each strategy one with GPT-2, and generation one with Llama.
+        """
         if self.mesh != _GOLDEN_MESHES[self.strategy]:
             return None
         if self.strategy == "ddp":
             return self.model
-        shown_by = "llama" if self.strategy == GENERATE else "gpt2"
-        return f"{self.model}-{self.strategy}" if self.model == shown_by else None
+        model = "llama" if self.strategy == GENERATE else "gpt2"
+        return f"{self.model}-{self.strategy}" if self.model == model else None
+
+    @property
+    def in_make_test(self) -> bool:
+        """Whether `make test` runs the cell on ttnn; `make test-all` runs the others.
+
+        It runs a third, in which every model, every strategy on each of its meshes, and every board occur.
+        """
+        models, strategies = list(MODELS), [*STRATEGIES, GENERATE]
+        place = models.index(self.model) + strategies.index(self.strategy) + list(MESHES).index(self.mesh)
+        return place % 3 == 0
 
 
-def shown(mesh: Shape) -> str:
-    """A mesh as rows x cols."""
+def format_mesh(mesh: Shape) -> str:
+    """Return a mesh as text, such as 1x8."""
     return f"{mesh[0]}x{mesh[1]}"
 
 
 def fits(strategy: str, mesh: Shape) -> bool:
-    """Whether a strategy can be on a mesh: it takes as many axes of several chips as there are."""
+    """Return whether a strategy uses exactly the axes of the mesh that have several chips."""
     return sum(size > 1 for size in mesh) == len(STRATEGIES[strategy])
 
 
 GENERATE = "generate"
-"""Stands where a strategy does: text is drawn from the model, on one device."""
+"""Strategy of the cells that generate text, on one device."""
 
 CELLS: dict[str, Cell] = {
     cell.id: cell
@@ -86,30 +98,31 @@ CELLS: dict[str, Cell] = {
         if fits(strategy, mesh)
         for model in MODELS
     )
-} | {cell.id: cell for cell in (Cell(model, GENERATE, (1, 1)) for model in DRAWN_FROM)}
-"""The cells that can be, by id, mesh by mesh."""
+} | {cell.id: cell for cell in (Cell(model, GENERATE, (1, 1)) for model in TEXT_MODELS)}
+"""Cells by id, mesh by mesh."""
 
 
-def run(cell: Cell, module: LockStep, dtype: str, folder: Path) -> list[str]:
-    """Run a cell on a device module; the calls that were made. Raises AssertionError for numbers that are none."""
+def run_cell(cell: Cell, module: LockStep, dtype: str, folder: Path) -> list[str]:
+    """Run a cell on a device module and return its calls. Raises AssertionError if results aren't finite."""
     training = cell.strategy != GENERATE
     device = device_config(cell.strategy if training else "single", cell.mesh)
-    with opened(module, device, dtype) as mesh:
-        module.start()
+    with open_configured_mesh(module, device, dtype) as mesh:
+        module.reset()
         if training:
             loss, gradient = run_step(cell.model, device, mesh, folder)
             numbers = np.append(gradient, loss)
         else:
             numbers = run_generation(cell.model, mesh)
         lines = list(module.lines)
-    assert np.isfinite(numbers).all(), f"{cell.id}: some of what was computed is not finite"
+    assert np.isfinite(numbers).all(), f"{cell.id}: results are not finite"
     return lines
 
 
-def table(passed: Mapping[str, bool]) -> list[str]:
-    """The cells as lines of a Markdown table: which ran and held (by id), which didn't, which weren't run.
+def format_table(passed: Mapping[str, bool]) -> list[str]:
+    """Return the cells as lines of a Markdown table, with a list of the strategies that don't fit a mesh.
 
-    Below it stand the strategies that a mesh can't have, with the reason.
+    Args:
+        passed: whether each cell passed, by id. Other cells were not run.
     """
     lines = [
         f"| board | mesh | strategy | {' | '.join(MODELS)} |",
@@ -124,7 +137,7 @@ def table(passed: Mapping[str, bool]) -> list[str]:
                 lines.append(_row(board, mesh, GENERATE, passed))
     lines.append("")
     for strategy in STRATEGIES:
-        out = [shown(mesh) for mesh in MESHES if not fits(strategy, mesh)]
+        out = [format_mesh(mesh) for mesh in MESHES if not fits(strategy, mesh)]
         wanted = ("no axis", "one axis", "two axes")[len(STRATEGIES[strategy])]
         lines.append(f"* {strategy} takes {wanted} of several chips: refused on {', '.join(out)}.")
     return lines
@@ -133,7 +146,7 @@ def table(passed: Mapping[str, bool]) -> list[str]:
 def _row(board: str, mesh: Shape, strategy: str, passed: Mapping[str, bool]) -> str:
     cells = (Cell(model, strategy, mesh).id for model in MODELS)
     marks = [_MARKS[passed.get(cell)] if cell in CELLS else "" for cell in cells]
-    return f"| {board} | {shown(mesh)} | {strategy} | {' | '.join(marks)} |"
+    return f"| {board} | {format_mesh(mesh)} | {strategy} | {' | '.join(marks)} |"
 
 
 _MARKS = {True: "ran", False: "FAILED", None: "-"}

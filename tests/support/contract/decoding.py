@@ -1,4 +1,4 @@
-"""Text drawn by the worker's own decoder, on whatever device module: first tokens, further ones, past the window."""
+"""Generates text with the worker's own decoder on any device module, to beyond the window of its caches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SIZES: dict[str, Any] = {"num_blocks": 1, "max_sequence_length": WINDOW}
 
 MODELS: dict[str, GPT2Config | LlamaConfig] = {
     "gpt2": GPT2Config(num_heads=2, embedding_dim=64, **_SIZES),
-    # Heads that fill no tile.
+    # Heads of 16 elements, half a tile.
     "gpt2_bare": GPT2Config(
         num_heads=4, embedding_dim=64, positional_embedding_type="fixed", bias=False, **_SIZES
     ),
     "llama": LlamaConfig(num_heads=4, num_groups=2, embedding_dim=256, intermediate_dim=64, **_SIZES),
-    # Heads that the library's rotation hasn't.
+    # Heads of 96 elements, which ttnn's rotary embedding refuses.
     "llama_wide_heads": LlamaConfig(num_heads=3, num_groups=1, embedding_dim=288, **_SIZES),
 }
 
 
 def decode(model: str, module: Any, dtype: str = "bfloat16") -> None:
-    """Draw tokens until the caches were made anew and hold a further token."""
+    """Generate tokens until the caches have been refilled and updated once more."""
     with open_mesh((1, 1), module=module, dtype=dtype) as mesh:
         built = build_model(MODELS[model], 75, mesh)
         for parameter in built.parameters():

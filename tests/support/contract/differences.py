@@ -10,43 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mesh.emulator.float32_extensions import WIDENED
+from mesh.emulator.float32_extensions import FLOAT32_OPS
 from tests.support.contract.call_traits import (
-    beyond_rank,
-    bias_of_other_size,
-    cache_too_short,
-    cuts_padding,
-    fewer_rows_than_batch,
-    fills_nothing,
-    goes_over_both_axes,
-    gradient_of_other_rows,
+    has_bias_of_other_size,
+    has_dimension_beyond_rank,
+    has_fewer_rows_than_batch,
     has_float32,
+    has_gradient_of_other_rows,
+    has_ids_beyond_table,
     has_integers,
-    has_rows,
-    heads_fill_no_tiles,
-    index_is_longer,
-    looks_up_beyond_table,
+    has_longer_index,
+    has_mismatched_tables,
+    has_no_output,
+    has_partial_tile_heads,
+    has_partial_tile_shards,
+    has_row_major,
+    has_scale_of_other_width,
+    has_uneven_shards,
+    has_weight_of_many_rows,
     mixes_integers_and_floats,
-    pieces_within_tiles,
-    rotates_odd_tokens,
-    rotates_odd_widths,
-    scale_of_other_width,
+    overflows_cache,
+    rotates_partial_tile_halves,
+    rotates_partial_tile_of_tokens,
     shapes_differ,
-    tables_that_differ,
-    uneven_pieces,
-    weight_of_many_rows,
+    slices_padding,
+    uses_both_axes,
 )
 from tests.support.contract.calls import Call, Operand
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Calls of `ops` of which `applies` is true may be taken by one module alone.
+    """Calls that one module may accept alone.
 
     Attributes:
-        reason: what ttnn does with them.
-        examples: one of each op, on which the modules differ.
-        wider: whether it is the emulator that takes them.
+        ops: names of the ops.
+        reason: what ttnn does with such calls.
+        applies: predicate that selects the calls.
+        examples: one call per op on which the modules differ.
+        wider: whether the emulator is the one that accepts them.
     """
 
     ops: tuple[str, ...]
@@ -62,7 +64,7 @@ _IDS = Operand((2, 32), "uint32", "ROW_MAJOR", below=64)
 
 _ROWS_TABLE = Operand((1, 1, 64, 64), layout="ROW_MAJOR")
 
-_WIDENED_EXAMPLES = {
+_FLOAT32_EXAMPLES = {
     "embedding": Call("embedding", (_IDS, Operand((64, 64), "float32"))),
     "embedding_bw": Call(
         "embedding_bw", (_IDS, Operand((64, 64), "float32"), Operand((1, 1, 64, 64), "float32"))
@@ -83,13 +85,17 @@ _WIDENED_EXAMPLES = {
 DIFFERENCES: tuple[Difference, ...] = (
     *(
         Difference(
-            (op,), f"bfloat16 only; float32 here for {what}", has_float32, (_WIDENED_EXAMPLES[op],), True
+            (op,),
+            f"accepts bfloat16 only; the emulator also float32 for {what}",
+            has_float32,
+            (_FLOAT32_EXAMPLES[op],),
+            True,
         )
-        for op, what in WIDENED.items()
+        for op, what in FLOAT32_OPS.items()
     ),
     Difference(
         ("multiply", "where"),
-        "mixes integers with floats, in the first operand's dtype",
+        "mixes integers and floats, in the first operand's dtype",
         mixes_integers_and_floats,
         (
             Call("multiply", (Operand((32, 32), "int32"), Operand((32, 32)))),
@@ -98,7 +104,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("relu_bw", "silu_bw", "experimental.rotary_embedding", "experimental.rotary_embedding_hf"),
-        "takes integers, of which it has no gradients or rotations",
+        "accepts integers, for which it has no gradient or rotation",
         has_integers,
         (
             Call("relu_bw", (Operand((32, 32), "int32"), Operand((32, 32), "int32"))),
@@ -115,62 +121,62 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("softmax",),
-        "takes row-major operands of some ranks and dimensions, and refuses them of others",
-        has_rows,
+        "accepts row-major operands for some ranks and dimensions only",
+        has_row_major,
         (Call("softmax", (Operand((2, 2, 33, 40), layout="ROW_MAJOR"),), {"dim": -1}),),
     ),
     Difference(
         ("where",),
-        "takes row-major operands of some kinds, and refuses them of others",
-        has_rows,
+        "accepts some combinations of row-major operands only",
+        has_row_major,
         (Call("where", (Operand((32, 32), layout="ROW_MAJOR"), Operand((1, 32), layout="ROW_MAJOR"), 0.0)),),
     ),
     Difference(
         ("linear",),
-        "adds biases of other sizes, where they broadcast",
-        bias_of_other_size,
+        "adds biases of other sizes if they broadcast",
+        has_bias_of_other_size,
         (Call("linear", (Operand((1, 64, 64)), Operand((64, 64))), {"bias": Operand((64, 64))}),),
     ),
     Difference(
         ("gather",),
-        "reads beyond the other dimensions if they are shorter than the index's",
-        index_is_longer,
+        "reads out of bounds if the index is longer in another dimension",
+        has_longer_index,
         (Call("gather", (Operand((1, 4, 4)), 0, Operand((8, 24, 4), "uint32"))),),
     ),
     Difference(
         ("slice",),
-        "cuts into the padding of tiles",
-        cuts_padding,
+        "slices into the padding of tiles",
+        slices_padding,
         (Call("slice", (Operand((2, 32, 33)), (0, 0, 0), (2, 16, 53))),),
     ),
     Difference(
         ("all_reduce",),
-        "sums uint32 if a dimension's tiles divide over the chips, and refuses it otherwise",
+        "sums uint32 only if a dimension's tiles divide evenly over the chips",
         has_integers,
         (Call("all_reduce", (Operand((128, 128), "uint32"),), {"cluster_axis": 1}),),
     ),
     Difference(
         ("all_gather",),
-        "gathers over both axes of a mesh what fills no whole tiles, and refuses other tensors",
-        goes_over_both_axes,
+        "gathers over both axes only tensors with partial tiles",
+        uses_both_axes,
         (Call("all_gather", (Operand((1, 24, 31)), 1), {"cluster_axis": None}),),
     ),
     Difference(
         ("reduce_scatter",),
-        "drops the elements that chips don't divide",
-        uneven_pieces,
+        "drops the elements that don't divide evenly over the chips",
+        has_uneven_shards,
         (Call("reduce_scatter", (Operand((64, 33)), 1), {"cluster_axis": 0}),),
     ),
     Difference(
         ("mesh_partition",),
-        "cuts the padding too if pieces don't begin at whole tiles",
-        pieces_within_tiles,
+        "includes padding if shards don't start at whole tiles",
+        has_partial_tile_shards,
         (Call("mesh_partition", (Operand((1, 40, 40)), 1), {"cluster_axis": 0}),),
     ),
     Difference(
         ("embedding", "embedding_bw"),
-        "reads rows beyond the table from wherever that is",
-        looks_up_beyond_table,
+        "reads out of bounds for ids beyond the table",
+        has_ids_beyond_table,
         (
             Call("embedding", (_IDS, Operand((32, 64)))),
             Call("embedding_bw", (_IDS, Operand((32, 64)), Operand((1, 1, 64, 64)))),
@@ -178,25 +184,25 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("embedding_bw",),
-        "takes gradients of other rows if they fill as many tiles",
-        gradient_of_other_rows,
+        "accepts gradients with another number of rows in as many tiles",
+        has_gradient_of_other_rows,
         (Call("embedding_bw", (_IDS, Operand((64, 64)), Operand((1, 1, 63, 64)))),),
     ),
     Difference(
         ("moreh_layer_norm",),
-        "doesn't look at the widths of gamma and beta",
-        scale_of_other_width,
+        "doesn't check the widths of gamma and beta",
+        has_scale_of_other_width,
         (Call("moreh_layer_norm", (_X, 1, 1e-5, Operand((100,)), None)),),
     ),
     Difference(
         ("moreh_layer_norm_backward",),
-        "computes nothing, and looks at nothing, unless an output is pre-allocated",
-        fills_nothing,
+        "computes and checks nothing without a pre-allocated output",
+        has_no_output,
         (Call("moreh_layer_norm_backward", (_X, _X, Operand((2, 1, 32)), Operand((2, 1, 32)), 1)),),
     ),
     Difference(
         ("moreh_softmax_backward", "moreh_logsoftmax_backward"),
-        "doesn't look at the shape of the gradient",
+        "doesn't check the shape of the gradient",
         shapes_differ,
         (
             Call("moreh_softmax_backward", (_X, Operand((2, 1, 32, 32)), 3)),
@@ -205,32 +211,32 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("rms_norm",),
-        "takes a weight of many rows if the first has the width",
-        weight_of_many_rows,
+        "accepts a weight of several rows and uses the first",
+        has_weight_of_many_rows,
         (Call("rms_norm", (Operand((3, 3, 24)),), {"epsilon": 1e-5, "weight": Operand((24, 1, 1, 24))}),),
     ),
     Difference(
         ("experimental.nlp_create_qkv_heads",),
-        "gives heads that fill no whole tiles a wrong shape",
-        heads_fill_no_tiles,
+        "returns a wrong shape for heads of partial tiles",
+        has_partial_tile_heads,
         (Call("experimental.nlp_create_qkv_heads", (Operand((2, 1, 32, 192)),), {"num_heads": 4}),),
     ),
     Difference(
         ("experimental.nlp_concat_heads",),
-        "puts the padding of heads that fill no whole tiles between them",
-        heads_fill_no_tiles,
+        "leaves the padding of partial tiles between heads",
+        has_partial_tile_heads,
         (Call("experimental.nlp_concat_heads", (Operand((2, 3, 32, 48)),)),),
     ),
     Difference(
         ("experimental.rotary_embedding",),
-        "pads tokens that fill no tile, also in the result's shape",
-        rotates_odd_tokens,
+        "pads partial tiles of tokens in the result's shape too",
+        rotates_partial_tile_of_tokens,
         (Call("experimental.rotary_embedding", (Operand((1, 1, 1, 32)), *(Operand((1, 1, 1, 32)),) * 2)),),
     ),
     Difference(
         ("experimental.rotary_embedding",),
-        "takes row-major operands, whose tiles it has to make",
-        has_rows,
+        "accepts row-major operands and tilizes them",
+        has_row_major,
         (
             Call(
                 "experimental.rotary_embedding",
@@ -240,8 +246,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("experimental.rotary_embedding_hf", "experimental.rotary_embedding"),
-        "turns wrong elements if half a head is no tile",
-        rotates_odd_widths,
+        "rotates wrong elements if half a head is no whole tile",
+        rotates_partial_tile_halves,
         (
             Call(
                 "experimental.rotary_embedding_hf", (Operand((4, 1, 32, 16)), *(Operand((1, 1, 32, 16)),) * 2)
@@ -251,8 +257,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("experimental.rotary_embedding_hf", "experimental.rotary_embedding"),
-        "takes tables of other widths, and two that differ, if they fill as many tiles",
-        tables_that_differ,
+        "accepts tables of other or different widths in as many tiles",
+        has_mismatched_tables,
         (
             Call(
                 "experimental.rotary_embedding_hf", (Operand((3, 1, 31, 32)), *(Operand((1, 1, 31, 31)),) * 2)
@@ -262,8 +268,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("repeat_interleave", "chunk"),
-        "takes dimensions that the tensor hasn't got",
-        beyond_rank,
+        "accepts dimensions that are out of range",
+        has_dimension_beyond_rank,
         (
             Call("repeat_interleave", (Operand((32,)), 2, -2)),
             Call("chunk", (Operand((31,)), 3, -2)),
@@ -271,31 +277,31 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         ("fill_cache",),
-        "takes more tokens than the window has if they fit its padding",
-        cache_too_short,
+        "accepts more tokens than the window has if they fit its padding",
+        overflows_cache,
         (Call("fill_cache", (Operand((4, 3, 24, 96)), Operand((1, 3, 31, 96)), 1)),),
     ),
     Difference(
         ("update_cache",),
-        "reads rows that aren't there",
-        fewer_rows_than_batch,
+        "reads rows out of bounds",
+        has_fewer_rows_than_batch,
         (Call("update_cache", (Operand((4, 1, 32, 32)), Operand((1, 1, 1, 32)), 0)),),
     ),
 )
 
 
-def allowed(call: Call, *, wider: bool) -> bool:
-    """Whether the modules may differ on `call`: the emulator alone takes it (`wider`), or ttnn alone does."""
+def is_allowed(call: Call, *, wider: bool) -> bool:
+    """Return whether only one module may accept `call`: the emulator if `wider`, else ttnn."""
     return any(
         call.op in difference.ops and difference.wider == wider and difference.applies(call)
         for difference in DIFFERENCES
     )
 
 
-def table() -> list[str]:
-    """The differences as lines of a Markdown table."""
+def format_table() -> list[str]:
+    """Return the differences as lines of a Markdown table."""
     lines = ["| op | what ttnn does | the emulator |", "| --- | --- | --- |"]
     for difference in DIFFERENCES:
         ops = ", ".join(f"`{op}`" for op in difference.ops)
-        lines.append(f"| {ops} | {difference.reason} | {'takes it' if difference.wider else 'refuses'} |")
+        lines.append(f"| {ops} | {difference.reason} | {'accepts' if difference.wider else 'refuses'} |")
     return lines

@@ -1,4 +1,4 @@
-"""Calls to draw: element-wise ops, reductions, products."""
+"""Strategies for calls of element-wise ops, reductions and matrix products."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from hypothesis import strategies as st
 
 from tests.support.contract.call_strategies import (
     ANY_DTYPE,
-    FEW,
     FLOATS,
     SIZES,
+    SMALL_SIZES,
     TILE,
     Draw,
     broadcast_shapes,
     dimension,
-    op,
     operands,
     rarely,
+    rarely_resized,
+    register_op,
     shapes,
-    spoilt,
 )
 from tests.support.contract.calls import KERNEL, Call, Constant
 
@@ -25,7 +25,7 @@ DTYPES = st.sampled_from(["bfloat16", "float32", "uint32", "int32"])
 
 
 def _binary(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         shape = draw(shapes())
         first = draw(operands(shape))
@@ -39,7 +39,7 @@ def _binary(name: str) -> None:
 
 
 def _unary(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         return Call(name, (draw(operands(shapes())),))
 
@@ -63,12 +63,16 @@ for _name in (
 
 
 def _backward(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         shape = draw(shapes())
         first = draw(operands(shape))
         return Call(
-            name, (first, draw(operands(spoilt(draw, shape), first.dtype if rarely(draw, 2) else ANY_DTYPE)))
+            name,
+            (
+                first,
+                draw(operands(rarely_resized(draw, shape), first.dtype if rarely(draw, 2) else ANY_DTYPE)),
+            ),
         )
 
 
@@ -76,7 +80,7 @@ for _name in ("relu_bw", "sigmoid_bw", "silu_bw", "tanh_bw"):
     _backward(_name)
 
 
-@op("where")
+@register_op("where")
 def _where(draw: Draw) -> Call:
     shape = draw(shapes())
     predicate = draw(operands(shape))
@@ -89,7 +93,7 @@ def _where(draw: Draw) -> Call:
     return Call("where", (predicate, *values))
 
 
-@op("typecast")
+@register_op("typecast")
 def _typecast(draw: Draw) -> Call:
     return Call("typecast", (draw(operands(shapes())), Constant(draw(DTYPES))))
 
@@ -97,23 +101,23 @@ def _typecast(draw: Draw) -> Call:
 _VARIANTS = st.sampled_from(["Accurate", "Tanh"])
 
 
-@op("gelu")
+@register_op("gelu")
 def _gelu(draw: Draw) -> Call:
     options = {} if rarely(draw, 3) else {"variant": Constant(f"GeluVariant.{draw(_VARIANTS)}")}
     return Call("gelu", (draw(operands(shapes())),), options)
 
 
-@op("gelu_bw")
+@register_op("gelu_bw")
 def _gelu_bw(draw: Draw) -> Call:
     shape = draw(shapes())
     first = draw(operands(shape))
-    second = draw(operands(spoilt(draw, shape), first.dtype if rarely(draw, 2) else ANY_DTYPE))
+    second = draw(operands(rarely_resized(draw, shape), first.dtype if rarely(draw, 2) else ANY_DTYPE))
     options = {} if rarely(draw, 3) else {"variant": Constant(f"GeluVariant.{draw(_VARIANTS)}")}
     return Call("gelu_bw", (first, second), options)
 
 
 def _reduction(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         operand = draw(operands(shapes()))
         rank = len(operand.shape)
@@ -134,7 +138,7 @@ for _name in ("sum", "mean", "max", "min"):
     _reduction(_name)
 
 
-@op("argmax")
+@register_op("argmax")
 def _argmax(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     dim = None if rarely(draw, 4) else dimension(draw, len(operand.shape))
@@ -142,10 +146,10 @@ def _argmax(draw: Draw) -> Call:
 
 
 def _products(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         rows, inner, columns = draw(SIZES), draw(SIZES), draw(SIZES)
-        batch = tuple(draw(FEW) for _ in range(draw(st.integers(0, 2))))
+        batch = tuple(draw(SMALL_SIZES) for _ in range(draw(st.integers(0, 2))))
         flags = {flag: draw(st.booleans()) for flag in ("transpose_a", "transpose_b") if rarely(draw, 2)}
         left = (inner, rows) if flags.get("transpose_a") else (rows, inner)
         right = (columns, inner) if flags.get("transpose_b") else (inner, columns)
@@ -154,8 +158,10 @@ def _products(name: str) -> None:
         right_batch = {"same": batch, "one": ones, "none": ()}[kind]
         left_batch = ones if kind == "same" and rarely(draw, 6) else batch
         dtype = draw(FLOATS)
-        a = draw(operands(spoilt(draw, (*left_batch, *left)), dtype))
-        b = draw(operands(spoilt(draw, (*right_batch, *right)), ANY_DTYPE if rarely(draw, 4) else dtype))
+        a = draw(operands(rarely_resized(draw, (*left_batch, *left)), dtype))
+        b = draw(
+            operands(rarely_resized(draw, (*right_batch, *right)), ANY_DTYPE if rarely(draw, 4) else dtype)
+        )
         options: dict[str, object] = dict(flags)
         if rarely(draw, 2):
             options["compute_kernel_config"] = KERNEL
@@ -163,7 +169,7 @@ def _products(name: str) -> None:
             options["dtype"] = Constant(draw(FLOATS))
         if name == "linear" and not rarely(draw, 4):
             shape = draw(st.sampled_from([(columns,), (1, columns), (1, 1, 1, columns)]))
-            options["bias"] = draw(operands(spoilt(draw, shape), dtype))
+            options["bias"] = draw(operands(rarely_resized(draw, shape), dtype))
         return Call(name, (a, b), options)
 
 
@@ -171,20 +177,20 @@ _products("matmul")
 _products("linear")
 
 
-@op("gather")
+@register_op("gather")
 def _gather(draw: Draw) -> Call:
     shape = draw(shapes(2))
     dim = dimension(draw, len(shape))
-    place = dim % len(shape)
+    axis = dim % len(shape)
     index = list(shape)
-    index[place] = draw(SIZES)
+    index[axis] = draw(SIZES)
     values = draw(operands(shape, ANY_DTYPE, TILE))
     places = draw(
         operands(
-            spoilt(draw, tuple(index)),
+            rarely_resized(draw, tuple(index)),
             draw(st.sampled_from(["uint32"] * 4 + ["int32", "bfloat16"])),
             TILE,
-            below=shape[place],
+            below=shape[axis],
         )
     )
     return Call("gather", (values, dim, places))

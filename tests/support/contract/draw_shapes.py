@@ -1,4 +1,4 @@
-"""Calls to draw: moving elements about, making tensors."""
+"""Strategies for calls that move elements, create tensors, and use caches or embeddings."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from tests.support.contract.call_strategies import (
     ANY_DTYPE,
-    FEW,
     FLOATS,
     SIZES,
+    SMALL_SIZES,
     Draw,
     dimension,
-    op,
     operands,
     rarely,
+    rarely_resized,
+    register_op,
     shapes,
-    spoilt,
 )
 from tests.support.contract.calls import DEVICE, Call, Constant
 
@@ -26,7 +26,7 @@ _DTYPES = st.sampled_from(["bfloat16", "float32", "uint32", "int32"])
 _LAYOUTS = st.sampled_from(["TILE_LAYOUT", "ROW_MAJOR_LAYOUT"])
 
 
-@op("reshape")
+@register_op("reshape")
 def _reshape(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     rest = math.prod(operand.shape)
@@ -38,17 +38,17 @@ def _reshape(draw: Draw) -> Call:
     shape = draw(st.permutations([*sizes, rest]))
     if rarely(draw, 4):
         shape[draw(st.integers(0, len(shape) - 1))] = -1
-    return Call("reshape", (operand, list(spoilt(draw, tuple(shape)))))
+    return Call("reshape", (operand, list(rarely_resized(draw, tuple(shape)))))
 
 
-@op("transpose")
+@register_op("transpose")
 def _transpose(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     rank = len(operand.shape)
     return Call("transpose", (operand, dimension(draw, rank), dimension(draw, rank)))
 
 
-@op("permute")
+@register_op("permute")
 def _permute(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     order = draw(st.permutations(range(len(operand.shape))))
@@ -57,7 +57,7 @@ def _permute(draw: Draw) -> Call:
     return Call("permute", (operand, tuple(order)))
 
 
-@op("concat")
+@register_op("concat")
 def _concat(draw: Draw) -> Call:
     shape = draw(shapes())
     dim = dimension(draw, len(shape))
@@ -68,13 +68,17 @@ def _concat(draw: Draw) -> Call:
         sizes[dim % len(shape)] = draw(SIZES)
         tensors.append(
             draw(
-                operands(spoilt(draw, tuple(sizes)), ANY_DTYPE if rarely(draw) else first.dtype, first.layout)
+                operands(
+                    rarely_resized(draw, tuple(sizes)),
+                    ANY_DTYPE if rarely(draw) else first.dtype,
+                    first.layout,
+                )
             )
         )
     return Call("concat", (tensors,), {"dim": dim})
 
 
-@op("slice")
+@register_op("slice")
 def _slice(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     starts, ends, steps = [], [], []
@@ -91,13 +95,13 @@ def _slice(draw: Draw) -> Call:
     return Call("slice", tuple(arguments))
 
 
-@op("to_layout")
+@register_op("to_layout")
 def _to_layout(draw: Draw) -> Call:
     return Call("to_layout", (draw(operands(shapes())), Constant(draw(_LAYOUTS))))
 
 
 def _filled(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         shape = list(draw(shapes()))
         options: dict[str, object] = {"device": DEVICE}
@@ -113,7 +117,7 @@ for _name in ("full", "zeros", "ones", "empty"):
 
 
 def _filled_like(name: str) -> None:
-    @op(name)
+    @register_op(name)
     def draw_call(draw: Draw) -> Call:
         options: dict[str, object] = {}
         if rarely(draw, 2):
@@ -128,7 +132,7 @@ for _name in ("full_like", "zeros_like", "ones_like"):
     _filled_like(_name)
 
 
-@op("pad")
+@register_op("pad")
 def _pad(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     pairs = [
@@ -138,50 +142,54 @@ def _pad(draw: Draw) -> Call:
     return Call("pad", (operand, pairs, draw(st.sampled_from([0.0, 1.0]))))
 
 
-@op("repeat")
+@register_op("repeat")
 def _repeat(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     times = [draw(st.integers(1, 3)) for _ in range(len(operand.shape) + (1 if rarely(draw) else 0))]
     return Call("repeat", (operand, times))
 
 
-@op("repeat_interleave")
+@register_op("repeat_interleave")
 def _repeat_interleave(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     return Call("repeat_interleave", (operand, draw(st.integers(1, 3)), dimension(draw, len(operand.shape))))
 
 
-@op("split")
+@register_op("split")
 def _split(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     return Call("split", (operand, draw(SIZES), dimension(draw, len(operand.shape))))
 
 
-@op("chunk")
+@register_op("chunk")
 def _chunk(draw: Draw) -> Call:
     operand = draw(operands(shapes()))
     return Call("chunk", (operand, draw(st.integers(1, 4)), dimension(draw, len(operand.shape))))
 
 
-@op("fill_cache")
+@register_op("fill_cache")
 def _fill_cache(draw: Draw) -> Call:
-    batch, heads, window, width = draw(FEW), draw(FEW), draw(SIZES), draw(SIZES)
+    batch, heads, window, width = draw(SMALL_SIZES), draw(SMALL_SIZES), draw(SIZES), draw(SIZES)
     dtype = draw(FLOATS)
     cache = replace(draw(operands((batch, heads, window, width), dtype)), sharded=(None, None))
-    given = replace(draw(operands(spoilt(draw, (1, heads, draw(SIZES), width)), dtype)), sharded=(None, None))
-    return Call("fill_cache", (cache, given, draw(st.integers(0, batch - 1)) + rarely(draw)))
+    tokens = replace(
+        draw(operands(rarely_resized(draw, (1, heads, draw(SIZES), width)), dtype)), sharded=(None, None)
+    )
+    return Call("fill_cache", (cache, tokens, draw(st.integers(0, batch - 1)) + rarely(draw)))
 
 
-@op("update_cache")
+@register_op("update_cache")
 def _update_cache(draw: Draw) -> Call:
-    batch, heads, window, width = draw(FEW), draw(FEW), draw(SIZES), draw(SIZES)
+    batch, heads, window, width = draw(SMALL_SIZES), draw(SMALL_SIZES), draw(SIZES), draw(SIZES)
     dtype = draw(FLOATS)
     cache = replace(draw(operands((batch, heads, window, width), dtype)), sharded=(None, None))
-    given = replace(draw(operands(spoilt(draw, (1, heads, draw(SIZES), width)), dtype)), sharded=(None, None))
-    return Call("update_cache", (cache, given, draw(st.integers(0, window - 1))))
+    tokens = replace(
+        draw(operands(rarely_resized(draw, (1, heads, draw(SIZES), width)), dtype)), sharded=(None, None)
+    )
+    return Call("update_cache", (cache, tokens, draw(st.integers(0, window - 1))))
 
 
-@op("arange")
+@register_op("arange")
 def _arange(draw: Draw) -> Call:
     start, length, step = draw(st.integers(0, 40)), draw(SIZES), draw(st.integers(1, 3))
     arguments = draw(st.sampled_from([(length,), (start, start + length), (start, start + length, step)]))
@@ -189,28 +197,28 @@ def _arange(draw: Draw) -> Call:
     return Call("arange", arguments, options)
 
 
-@op("embedding")
+@register_op("embedding")
 def _embedding(draw: Draw) -> Call:
     vocabulary, width = draw(SIZES), draw(SIZES)
     ids = draw(
         operands(
-            spoilt(draw, (draw(FEW), draw(SIZES))),
+            rarely_resized(draw, (draw(SMALL_SIZES), draw(SIZES))),
             draw(st.sampled_from(["uint32"] * 5 + ["int32"])),
             below=vocabulary,
         )
     )
     shape = draw(st.sampled_from([(vocabulary, width), (1, 1, vocabulary, width)]))
-    table = draw(operands(spoilt(draw, shape)))
+    table = draw(operands(rarely_resized(draw, shape)))
     options = {} if rarely(draw, 3) else {"layout": Constant(draw(_LAYOUTS))}
     return Call("embedding", (ids, table), options)
 
 
-@op("embedding_bw")
+@register_op("embedding_bw")
 def _embedding_bw(draw: Draw) -> Call:
     vocabulary, width = draw(SIZES), draw(SIZES)
-    batch, length = draw(FEW), draw(st.sampled_from([32, 32, 64, 64, 96, 24, 33]))
+    batch, length = draw(SMALL_SIZES), draw(st.sampled_from([32, 32, 64, 64, 96, 24, 33]))
     kind, layout = ("int32", "TILE") if rarely(draw, 6) else ("uint32", "ROW_MAJOR")
     ids = draw(operands((batch, length), kind, layout, below=vocabulary))
     table = draw(operands(draw(st.sampled_from([(vocabulary, width), (1, 1, vocabulary, width)])), FLOATS))
-    gradient = draw(operands(spoilt(draw, (1, 1, batch * length, width)), FLOATS))
+    gradient = draw(operands(rarely_resized(draw, (1, 1, batch * length, width)), FLOATS))
     return Call("embedding_bw", (ids, table, gradient))

@@ -1,4 +1,4 @@
-"""All ops of which calls are drawn, and what the device modules have that none are drawn of."""
+"""The ops of which calls are drawn, and the parts of the device module that are checked in other ways."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 from tests.support.contract import draw_arithmetic, draw_rows, draw_shapes
 from tests.support.contract.call_strategies import OPS
 
-__all__ = ["EXAMPLES", "NOT_DRAWN", "OPS", "not_drawn_table"]
+__all__ = ["EXAMPLES", "NOT_DRAWN", "OPS", "format_not_drawn"]
 
 EXAMPLES = int(os.environ.get("TIERMESH_DRAWN_CALLS", "50"))
-"""Calls drawn of each op."""
+"""Number of calls drawn per op."""
 
 FILES = (draw_arithmetic, draw_rows, draw_shapes)
-"""Where they are drawn: importing these registers them."""
+"""Modules with the strategies; importing them registers their ops."""
 
-_OPERANDS = "every drawn operand is made by it"
+_OPERANDS = "used by every drawn operand"
 _SINGLE = "single calls in ops_on_loudbox.py"
-_OPENING = "opens and closes the mesh of every cell"
-_READING = "reads what every cell computes"
-_TRACE = "the mock captures no traces: the first op in one ends the process"
+_OPENING = "used by every cell to open and close the mesh"
+_READING = "used by every cell to read results"
+_TRACE = "the mock can't capture traces: the first op in one ends the process"
 
 NOT_DRAWN: dict[str, str] = {
     **dict.fromkeys(("Tensor", "PlacementReplicate", "PlacementShard", "MeshMapperConfig"), _OPERANDS),
@@ -32,26 +32,26 @@ NOT_DRAWN: dict[str, str] = {
     **dict.fromkeys(("set_fabric_config", "open_mesh_device", "close_mesh_device", "MeshDevice"), _OPENING),
     **dict.fromkeys(("get_device_tensors", "to_dtype", "Tensor.cpu", "Tensor.to_numpy"), _READING),
     **dict.fromkeys(("begin_trace_capture", "end_trace_capture", "execute_trace", "release_trace"), _TRACE),
-    "deallocate": "frees views too; ops on what was freed end the process",
-    "copy_host_to_device_tensor": "every cell loads its weights a second time by it",
-    "get_memory_view": "what it tells is the emulator's own memory",
+    "deallocate": "frees views too, and ops on freed tensors end the process",
+    "copy_host_to_device_tensor": "used by every cell to load weights a second time",
+    "get_memory_view": "compared in test_memory.py",
 }
-"""What no calls are drawn of, and where it is held to ttnn instead."""
+"""Names without drawn calls, and where they are compared with ttnn instead."""
 
 OPERANDS_NOT_DRAWN: dict[str, str] = {
-    "sum, mean": "row-major ones over other than one of the last two dimensions: the result's layout hangs on sizes",
-    "embedding, embedding_bw": "bfloat16 ids, which ttnn takes without a word",
-    "moreh_layer_norm, moreh_layer_norm_backward": "normalized dimensions before the last: the emulator has none",
-    "every op": "arguments that training has no use for (memory_config and others): the emulator has none of them",
-    "all ops": "tensors on the host, of a closed mesh or freed: some end the process",
+    "sum, mean": "row-major operands, except over one of the last two dimensions: the result's layout depends on sizes",
+    "embedding, embedding_bw": "bfloat16 ids, which ttnn silently accepts",
+    "moreh_layer_norm, moreh_layer_norm_backward": "several normalized dimensions: the emulator has the last one only",
+    "every op": "arguments that training never uses, such as memory_config: the emulator lacks them",
+    "all ops": "tensors on the host, of a closed mesh, or freed: some end the process",
 }
-"""What isn't drawn of ops that are, with the reason."""
+"""Kinds of operands that are never drawn, by op, with the reason."""
 
 
-def not_drawn_table() -> list[str]:
-    """What isn't drawn, as lines of a Markdown list."""
+def format_not_drawn() -> list[str]:
+    """Return what isn't drawn as lines of a Markdown list."""
     reasons: dict[str, list[str]] = {}
     for name, reason in NOT_DRAWN.items():
         reasons.setdefault(reason, []).append(f"`{name}`")
     lines = [f"* {', '.join(names)}: {reason}." for reason, names in reasons.items()]
-    return lines + [f"* Of {ops}: {reason}." for ops, reason in OPERANDS_NOT_DRAWN.items()]
+    return lines + [f"* {ops}: {reason}." for ops, reason in OPERANDS_NOT_DRAWN.items()]

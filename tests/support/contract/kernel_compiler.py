@@ -1,6 +1,7 @@
-"""What stands in for the compiler of the chips' kernels, which ttnn's wheel lacks: on a mock nothing runs them.
+"""A fake kernel compiler. ttnn's wheel lacks the real one, and a mocked board never executes kernels.
 
-Every link step gives the same prepared program, which tt-metal's loader accepts; a shell script, since it starts fast.
+It is a shell script, because that starts fast. Every link step yields the same prepared ELF file, which tt-metal's
+loader accepts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import struct
 
 
 def kernel_elf() -> bytes:
-    """The least RV32 program that tt-metal's loader takes: one text and one empty data segment, one relocation."""
+    """Return the smallest RV32 ELF that tt-metal's loader accepts: text, empty data segment, one relocation."""
     text_address, data_address = 0x4000, 0xFFB00000
     header_size, segment_size, section_size = 52, 32, 40
     text = struct.pack("<I", 0x00008067) * 4  # ret
@@ -48,8 +49,8 @@ def kernel_elf() -> bytes:
 
 
 _SCRIPT = """#!/bin/sh
-# Stands in for the kernel compiler: every link step gives the same prepared program, anything else an empty file.
-# Only what the shell does by itself: it is called thousands of times.
+# Fake kernel compiler: a link step writes a prepared program, any other step an empty file.
+# It uses shell built-ins only, because it is called thousands of times.
 while [ $# -gt 0 ]; do
     case "$1" in
         --version) echo "riscv-tt-elf-g++ (stand-in) 15.1.0"; exit 0 ;;
@@ -68,6 +69,6 @@ exit 0
 """
 
 
-def compiler() -> str:
-    """The shell script that stands in for the compiler."""
+def compiler_script() -> str:
+    """Return the shell script that replaces the compiler."""
     return _SCRIPT.replace("PROGRAM", "".join(f"\\{byte:03o}" for byte in kernel_elf()))

@@ -1,10 +1,10 @@
-"""Device modules in lock-step: each call goes to all of them, and what comes back is held to be alike.
+"""Runs device modules in lock-step: each call goes to all of them, and their results must agree.
 
-`LockStep(emulator, ttnn)` stands where a device module stands. Every attribute, constant, object and tensor that it
-gives has one side for each module; a call is made with each side's own arguments. After every call the results must
-agree in kind, shape, dtype, layout, storage and the shard of each chip; refusals must be shared. Where they differ,
-`ContractBroken` names the call, its index, its arguments and the difference. Values come from the first module (the
-mocked ttnn reads zeros). With a single module it only records.
+`LockStep(emulator, ttnn)` is used in place of a device module. Each attribute, constant, object and tensor has one
+side per module, and each module is called with its own sides. Results must agree in type, shape, dtype, layout,
+storage and the shard of each chip, and refusals must be shared. On a difference, `ContractBroken` names the call, its
+index, its arguments and the difference. Values are those of the first module, because the mocked ttnn reads zeros.
+With a single module, LockStep records its calls.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 _CRASHES = ("deallocated", "on the host", "was closed")
-"""What the emulator says of operands that make ttnn end the process: it isn't asked then."""
+"""Words in the emulator's refusal of operands that would crash ttnn. ttnn isn't called then."""
 
 
 class ContractBroken(AssertionError):
-    """The modules differ in what they accept or return.
+    """Difference of the modules in what they accept or return.
 
-    `accepted` says of each module whether it took the call, where they differ in that; else it is empty.
+    Attributes:
+        accepted: whether each module accepted the call; empty if both did.
     """
 
     def __init__(self, text: str, accepted: tuple[bool, ...] = ()) -> None:
@@ -31,11 +32,13 @@ class ContractBroken(AssertionError):
 
 
 class LockStep:
-    """Device modules as one.
+    """Device modules that are called as one.
 
-    `lines` holds every call made so far, one a line, in text that names no addresses. An object that isn't a tensor
-    (a mapper, a kernel configuration) is told apart by the text of the call that made it: that is a line when it first
-    occurs, and a number afterwards.
+    An object that isn't a tensor, such as a mapper, is identified by the text of the call that made it. The call is a
+    line the first time, and a number afterwards.
+
+    Attributes:
+        lines: one line of text per call so far, without addresses.
     """
 
     __name__ = "lockstep"
@@ -53,8 +56,8 @@ class LockStep:
             self._attributes[name] = self._attribute(self._modules, name, name)
         return self._attributes[name]
 
-    def start(self) -> None:
-        """Forget the calls made so far."""
+    def reset(self) -> None:
+        """Clear the recorded calls."""
         self.lines.clear()
         self._objects.clear()
 
@@ -63,16 +66,16 @@ class LockStep:
         if not any(have):
             raise AttributeError(f"none of the modules has {path}")
         if not all(have):
-            raise ContractBroken(f"{path}: {_names(sides, have)} has it, the other hasn't")
+            raise ContractBroken(f"{path}: {_names(sides, have)} has it, the other module does not")
         found = [getattr(side, name) for side in sides]
         if all(callable(one) and not isinstance(one, enum.EnumMeta) for one in found) and not _is_enum(
             found[0]
         ):
             return _Call(self, found, path)
-        return self.together(found, path)
+        return self.merge(found, path)
 
-    def together(self, sides: Sequence[Any], path: str) -> Any:
-        """One object for what each module gave; raises ContractBroken if they aren't alike."""
+    def merge(self, sides: Sequence[Any], path: str) -> Any:
+        """Combine the results of the modules into one object. Raises ContractBroken if they differ."""
         first = sides[0]
         if _is_tensor(first):
             for other in sides[1:]:
@@ -86,10 +89,10 @@ class LockStep:
             for other in sides[1:]:
                 if type(other) is not type(first) or len(other) != len(first):
                     raise ContractBroken(
-                        f"{path}: {_kind(first)} from one module, {_kind(other)} from the other"
+                        f"{path}: {_type_of(first)} from one module, {_type_of(other)} from the other"
                     )
             parts = [
-                self.together(part, f"{path}[{index}]") for index, part in enumerate(zip(*sides, strict=True))
+                self.merge(part, f"{path}[{index}]") for index, part in enumerate(zip(*sides, strict=True))
             ]
             return type(first)(parts)
         if isinstance(first, np.ndarray):
@@ -98,7 +101,7 @@ class LockStep:
                     first.shape,
                     first.dtype,
                 ):
-                    raise ContractBroken(f"{path}: arrays {first.shape} {first.dtype} and {_kind(other)}")
+                    raise ContractBroken(f"{path}: arrays {first.shape} {first.dtype} and {_type_of(other)}")
             return first
         if first is None or isinstance(first, (bool, int, str)):
             if any(other != first for other in sides[1:]):
@@ -109,39 +112,39 @@ class LockStep:
         return PairValue(self, sides, path)
 
     def call(self, functions: Sequence[Callable[..., Any]], path: str, arguments: Any, options: Any) -> Any:
-        """Call each module's function with its own arguments; the results as one."""
+        """Call each module's function with its own arguments and combine the results."""
         index = len(self.lines)
-        text = f"{path}({_show_all(arguments, options)})"
+        text = f"{path}({_format_arguments(arguments, options)})"
         results: list[Any] = []
         refusals: list[Exception | None] = []
         for side, function in enumerate(functions):
             if refusals and refusals[0] is not None and any(word in str(refusals[0]) for word in _CRASHES):
                 raise refusals[0]
             try:
-                results.append(function(*_side(arguments, side), **_side(options, side)))
+                results.append(function(*_select_side(arguments, side), **_select_side(options, side)))
                 refusals.append(None)
             except (TypeError, RuntimeError) as error:
                 results.append(None)
                 refusals.append(error)
         if any(refusals):
             if not all(refusals):
-                names = [_brief(refusal) if refusal else "accepted" for refusal in refusals]
+                names = [_summarise(refusal) if refusal else "accepted" for refusal in refusals]
                 accepted = tuple(refusal is None for refusal in refusals)
-                raise ContractBroken(f"call {index} {text}: {self._of(names)}", accepted)
+                raise ContractBroken(f"call {index} {text}: {self._by_module(names)}", accepted)
             assert refusals[0] is not None
             raise refusals[0]
         try:
-            result = self.together(results, path)
+            result = self.merge(results, path)
         except ContractBroken as error:
             raise ContractBroken(f"call {index} {text}: {error}") from None
         if isinstance(result, PairValue) and not _is_enum(result.sides[0]):
             result.shown_as = self._name(text, type(result.sides[0]).__name__)
         else:
-            self.lines.append(f"{text} -> {_show(result)}")
+            self.lines.append(f"{text} -> {_format(result)}")
         return result
 
     def _name(self, text: str, kind: str) -> str:
-        """The number of the object that the call `text` makes; a line tells of it if it's new."""
+        """Return the numbered name of the object that call `text` makes; record a line if it is new."""
         if text not in self._objects:
             number = sum(name.startswith(f"{kind}#") for name in self._objects.values()) + 1
             self._objects[text] = f"{kind}#{number}"
@@ -150,7 +153,7 @@ class LockStep:
 
     def _compare(self, path: str, tensors: Sequence[Any]) -> None:
         first, *others = [
-            {**_facts(tensor), "shards": [list(chip.shape) for chip in module.get_device_tensors(tensor)]}
+            {**_describe(tensor), "shards": [list(chip.shape) for chip in module.get_device_tensors(tensor)]}
             for module, tensor in zip(self._modules, tensors, strict=True)
         ]
         for other in others:
@@ -160,7 +163,7 @@ class LockStep:
                         f"{path}: {name} {value} from one module, {other[name]} from the other"
                     )
 
-    def _of(self, texts: Sequence[str]) -> str:
+    def _by_module(self, texts: Sequence[str]) -> str:
         return "; ".join(
             f"{module.__name__}: {text}" for module, text in zip(self._modules, texts, strict=True)
         )
@@ -182,7 +185,7 @@ class _Call:
 
 
 class PairValue:
-    """A constant or an object (a dtype, a layout, a mesh device, a mapper, an enumeration) of each module."""
+    """A constant or object of each module, such as a dtype, a mesh device or a mapper."""
 
     def __init__(self, owner: LockStep, sides: Sequence[Any], path: str) -> None:
         self.sides = tuple(sides)
@@ -211,7 +214,7 @@ class PairValue:
 
 
 class PairTensor:
-    """A tensor of each module."""
+    """One tensor of each module."""
 
     def __init__(self, owner: LockStep, sides: Sequence[Any], path: str) -> None:
         self.sides = tuple(sides)
@@ -220,7 +223,7 @@ class PairTensor:
 
     @property
     def shape(self) -> Any:
-        """The last module's, so that what its shapes can't do (slices, sums) isn't done."""
+        """Shape in the last module, ttnn, whose shapes support fewer operations."""
         return self.sides[-1].shape
 
     @property
@@ -235,7 +238,6 @@ class PairTensor:
         if name.startswith("__"):
             raise AttributeError(name)
         sides = [getattr(side, name) for side in self.sides]
-        # ttnn's bfloat16 reads give something that is no array; the emulator refuses them.
         return _Call(self._owner, sides, f"Tensor.{name}")
 
 
@@ -251,51 +253,51 @@ def _is_enum(value: Any) -> bool:
     )
 
 
-def _facts(tensor: Any) -> dict[str, Any]:
+def _describe(tensor: Any) -> dict[str, Any]:
     return {
         "shape": list(tensor.shape),
-        "dtype": _word(tensor.dtype),
-        "layout": _word(tensor.layout),
-        "storage": _word(tensor.storage_type()),
+        "dtype": _enum_name(tensor.dtype),
+        "layout": _enum_name(tensor.layout),
+        "storage": _enum_name(tensor.storage_type()),
     }
 
 
-def _side(value: Any, side: int) -> Any:
+def _select_side(value: Any, side: int) -> Any:
     if isinstance(value, (PairTensor, PairValue, _Call)):
         return value.sides[side]
     if isinstance(value, (list, tuple)):
-        return type(value)(_side(one, side) for one in value)
+        return type(value)(_select_side(one, side) for one in value)
     if isinstance(value, dict):
-        return {name: _side(one, side) for name, one in value.items()}
+        return {name: _select_side(one, side) for name, one in value.items()}
     return value
 
 
-def _word(value: Any) -> str:
+def _enum_name(value: Any) -> str:
     return str(value).rpartition(".")[2]
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, PairTensor):
-        facts = _facts(value.sides[0])
+        facts = _describe(value.sides[0])
         shape = ",".join(str(size) for size in facts["shape"])
         host = " HOST" if facts["storage"] == "HOST" else ""
         return f"[{shape}] {facts['dtype']} {facts['layout']}{host}"
     if isinstance(value, PairValue):
-        return _word(value) if _is_enum(value.sides[0]) else value.shown_as
+        return _enum_name(value) if _is_enum(value.sides[0]) else value.shown_as
     if isinstance(value, np.ndarray):
         return f"array{list(value.shape)} {value.dtype}"
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(_show(one) for one in value)})"
+        return f"({', '.join(_format(one) for one in value)})"
     return repr(value)
 
 
-def _show_all(arguments: Any, options: Any) -> str:
+def _format_arguments(arguments: Any, options: Any) -> str:
     return ", ".join(
-        [_show(one) for one in arguments] + [f"{name}={_show(one)}" for name, one in options.items()]
+        [_format(one) for one in arguments] + [f"{name}={_format(one)}" for name, one in options.items()]
     )
 
 
-def _kind(value: Any) -> str:
+def _type_of(value: Any) -> str:
     return (
         f"{type(value).__name__} of {len(value)}"
         if isinstance(value, (list, tuple))
@@ -303,7 +305,7 @@ def _kind(value: Any) -> str:
     )
 
 
-def _brief(error: Exception) -> str:
+def _summarise(error: Exception) -> str:
     return f"{type(error).__name__} {str(error).split('backtrace:')[0].strip()[:300]}".replace("\n", " ")
 
 

@@ -1,4 +1,4 @@
-"""Run in a process of its own on a mocked board: what a few ops take of a chip's memory, told by each capture."""
+"""Script for a process on a mocked board: memory that a few ops allocate, from each kind of capture."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mesh.device import Mesh, open_mesh
 from mesh.memory import capture_memory, read_chip_memory
 
 
-def _use(mesh: Mesh) -> None:
-    """Take memory for a while: operands, a product, a sum over the devices."""
+def _allocate(mesh: Mesh) -> None:
+    """Allocate operands, a product and a sum, and free them."""
     tt = mesh.tt
     array = np.ones((1, 1, 256, 384), np.float32)
     x = tt.Tensor(array, tt.bfloat16, device=mesh.handle, layout=tt.TILE_LAYOUT)
@@ -24,9 +24,9 @@ def _use(mesh: Mesh) -> None:
 
 
 def main() -> None:
-    """One JSON object: the segments that each kind of capture tells."""
+    """Print one JSON object with the segments of each kind of capture."""
     backend = sys.argv[1]
-    told = {}
+    segments = {}
     with open_mesh((1, 8), backend=backend, dtype="bfloat16") as mesh:
         for every_buffer in (False, True):
             capture = capture_memory(mesh, every_buffer=every_buffer)
@@ -34,13 +34,13 @@ def main() -> None:
                 [768, 32], dtype=mesh.tt.bfloat16, layout=mesh.tt.TILE_LAYOUT, device=mesh.handle
             )
             first = capture.segment()
-            _use(mesh)
+            _allocate(mesh)
             second = capture.segment()
             capture.stop()
-            told[str(every_buffer)] = [dataclasses.asdict(first), dataclasses.asdict(second)]
+            segments[str(every_buffer)] = [dataclasses.asdict(first), dataclasses.asdict(second)]
             del kept
-        told["left"] = read_chip_memory(mesh).allocated_bytes
-    print(json.dumps(told))
+        segments["left"] = read_chip_memory(mesh).allocated_bytes
+    print(json.dumps(segments))
 
 
 main()

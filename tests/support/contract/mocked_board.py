@@ -1,10 +1,10 @@
-"""The real ttnn, its host side whole, on a board that is only described: with chips that nobody has.
+"""Runs real ttnn on a mocked board: chips that are only described, without hardware.
 
-tt-metal opens a cluster that a descriptor describes, checks every call, allocates, builds and caches programs, and
-executes nothing: what is read back is zeros. The compiler for the chips' kernels isn't in the wheel; since nothing
-runs them, a shell script that writes one prepared program stands in for it, in a shadow of the runtime folder.
+tt-metal opens the cluster in a cluster descriptor. Its host side is real: it checks calls, allocates, builds and
+caches programs. Nothing is executed, so every value read back is zero. The wheel lacks the compiler for the chips'
+kernels. A shell script replaces it, in a copy of the runtime folder made of links.
 
-    python -m tests.support.contract.mocked_board BOARD ARGUMENT...    runs this Python with the arguments on a board
+    python -m tests.support.contract.mocked_board BOARD ARGUMENT...    run this Python with the arguments on a board
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from pathlib import Path
 import yaml
 
 from tests.support.contract.boards import BOARDS
-from tests.support.contract.kernel_compiler import compiler
+from tests.support.contract.kernel_compiler import compiler_script
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "mock"
-"""Kernel cache and shadow runtime, kept between runs: a cold cache costs seconds. Boards share the cache, in which
-tt-metal keeps kernels of different chips apart and those of alike chips together."""
+"""Folder of the kernel cache and the linked runtime. It is kept between runs, because a cold cache costs seconds.
+
+Boards share the cache: tt-metal separates kernels of different chips and shares those of equal chips.
+"""
 
 
-def missing() -> str | None:
-    """Why there can be no mocked board here, None if there can."""
+def missing_requirement() -> str | None:
+    """Return why this host can't run a mocked board; None if it can."""
     if find_spec("ttnn") is None:
         return f"ttnn has no wheel for Python {sys.version.split()[0]} here (CPython 3.10 and 3.12, x86-64 Linux)"
     return None
 
 
-def prepare(board: str, folder: Path = BUILD) -> dict[str, str]:
-    """Make what a mocked board needs in `folder`; the environment that a process needs before importing ttnn."""
+def prepare_board(board: str, folder: Path = BUILD) -> dict[str, str]:
+    """Write the files of a mocked board to `folder`; return the environment to set before ttnn is imported."""
     spec = find_spec("ttnn")
     assert spec is not None
     assert spec.submodule_search_locations is not None
     package = Path(next(iter(spec.submodule_search_locations)))
     runtime = folder / "root"
-    stand_in = runtime / "runtime" / "sfpi" / "compiler" / "bin" / "riscv-tt-elf-g++"
-    stand_in.parent.mkdir(parents=True, exist_ok=True)
-    stand_in.write_text(compiler())
-    stand_in.chmod(0o755)
+    compiler_path = runtime / "runtime" / "sfpi" / "compiler" / "bin" / "riscv-tt-elf-g++"
+    compiler_path.parent.mkdir(parents=True, exist_ok=True)
+    compiler_path.write_text(compiler_script())
+    compiler_path.chmod(0o755)
     links = {runtime / entry.name: entry for entry in package.iterdir() if entry.name != "runtime"}
     links[runtime / "runtime" / "hw"] = package / "runtime" / "hw"
     for link, target in links.items():
@@ -66,16 +68,16 @@ def prepare(board: str, folder: Path = BUILD) -> dict[str, str]:
     }
 
 
-def run_on(
+def run_on_board(
     board: str,
     *arguments: str,
     timeout_seconds: float = 240,
     environment: Mapping[str, str] | None = None,
     folder: Path = BUILD,
 ) -> subprocess.CompletedProcess[str]:
-    """Run this Python with `arguments` in a process of its own, from the root of the repository, on a mocked board.
+    """Run this Python with `arguments` in a new process on a mocked board, from the root of the repository.
 
-    One at a time: processes would fill the kernel cache over each other.
+    A lock lets one process run at a time: concurrent processes would write the same entries of the kernel cache.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -85,7 +87,7 @@ def run_on(
             [sys.executable, *arguments],
             env={
                 **inherited,
-                **prepare(board, folder),
+                **prepare_board(board, folder),
                 "PYTHONPATH": str(ROOT),
                 **(environment or {}),
             },
@@ -98,7 +100,7 @@ def run_on(
 
 
 if __name__ == "__main__":
-    ran = run_on(*sys.argv[1:])
-    sys.stdout.write(ran.stdout)
-    sys.stderr.write(ran.stderr)
-    sys.exit(ran.returncode)
+    done = run_on_board(*sys.argv[1:])
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    sys.exit(done.returncode)

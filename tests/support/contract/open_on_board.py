@@ -1,4 +1,4 @@
-"""Run in a process of its own on a mocked board: open each mesh given as ROWSxCOLUMNS, and print how that went."""
+"""Script for a process on a mocked board: open each mesh named as ROWSxCOLUMNS and print the outcome."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from services.errors import TiermeshError
 
 
 def main() -> None:
-    """One JSON object per mesh: error, or devices in the order of the mesh."""
-    for given in sys.argv[1:]:
-        rows, columns = map(int, given.split("x"))
+    """Print one JSON object per mesh: an error, or the device ids in the order of the mesh."""
+    for argument in sys.argv[1:]:
+        rows, columns = map(int, argument.split("x"))
         try:
             with open_mesh((rows, columns), backend="ttnn") as mesh:
-                told = {"devices": list(mesh.handle.get_device_ids()), "board": board_type(mesh)}
+                outcome = {"devices": list(mesh.handle.get_device_ids()), "board": board_type(mesh)}
         except TiermeshError as error:
-            told = {"error": str(error)}
-        print(json.dumps({**told, "descriptor": os.environ.get(PATH_VARIABLE)}), flush=True)
+            outcome = {"error": str(error)}
+        print(json.dumps({**outcome, "descriptor": os.environ.get(PATH_VARIABLE)}), flush=True)
 
 
 main()

@@ -1,12 +1,14 @@
-"""The worker's own training step of each model under each strategy, on whatever device module."""
+"""Runs the worker's own training step, or text generation, on any device module."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,10 +57,10 @@ _LLAMA = LlamaConfig(
 )
 
 MODELS: dict[str, ModelConfig] = {
-    # Heads of whole tiles, everything that GPT-2 has: trained positions, biases, dropout, exact gelu, an own head.
+    # Heads of whole tiles, and every part of GPT-2: trained positions, biases, dropout, exact gelu, untied head.
     "gpt2": _GPT2,
     "gpt2_recomputed": _GPT2.model_copy(update={"num_blocks": 2, "runner_type": "memory_efficient"}),
-    # Heads that fill no tile, and the other side of every option.
+    # Heads of half a tile, and the other value of every option.
     "gpt2_bare": GPT2Config(
         num_heads=16,
         embedding_dim=256,
@@ -70,7 +72,7 @@ MODELS: dict[str, ModelConfig] = {
         bias=False,
         activation="gelu_tanh",
     ),
-    # Keys and values shared by two heads, stretched positions; below the other side of every option.
+    # Grouped keys and values, scaled positions. `llama_bare` has the other value of every option.
     "llama": _LLAMA,
     "llama_recomputed": _LLAMA.model_copy(update={"runner_type": "memory_efficient"}),
     "llama_bare": LlamaConfig(
@@ -83,7 +85,7 @@ MODELS: dict[str, ModelConfig] = {
         dropout_prob=0.0,
         weight_tying=True,
     ),
-    # The worked example of docs/own-model.md: a model of a user's own, with an operation of its own.
+    # The worked example of docs/own-model.md: a user's own model with an op of its own.
     "own_model": CustomConfig(
         model_type="mixer:Mixer", max_sequence_length=32, options={"width": 256, "layers": 1}
     ),
@@ -91,8 +93,8 @@ MODELS: dict[str, ModelConfig] = {
     "linear_regression": LinearRegressionConfig(num_features=64, num_targets=32, training_samples=200),
 }
 
-DRAWN_FROM = ("gpt2", "gpt2_bare", "llama", "llama_bare")
-"""Models that text is drawn from."""
+TEXT_MODELS = ("gpt2", "gpt2_bare", "llama", "llama_bare")
+"""Models that generate text."""
 
 STRATEGIES: dict[str, dict[str, bool]] = {
     "single": {},
@@ -102,14 +104,14 @@ STRATEGIES: dict[str, dict[str, bool]] = {
     "ddp_tp": {"enable_ddp": True, "enable_tp": True},
     "fsdp_tp": {"enable_fsdp": True, "enable_tp": True},
 }
-"""What a job's device configuration says for each."""
+"""Keys of a job's device configuration, by strategy."""
 
 _DOCS = Path(__file__).resolve().parents[3] / "docs"
 _TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(300))
 
 
-def job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
-    """A job of `model`; its corpus, where it has one, is written to `folder`."""
+def make_job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
+    """Return a job of `model`. The corpus, if the model needs one, is written to `folder`."""
     data = None
     if not isinstance(MODELS[model], (LinearRegressionConfig, MLPConfig)):
         path = folder / "text.txt"
@@ -121,37 +123,44 @@ def job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
 
 
 def device_config(strategy: str, mesh_shape: tuple[int, int]) -> DeviceConfig:
-    """The device configuration of a strategy on a mesh. Raises ValueError if they don't go together."""
+    """Return the device configuration of a strategy on a mesh. Raises ValueError if they don't fit."""
     return DeviceConfig(mesh_shape=mesh_shape, **STRATEGIES[strategy])
 
 
 @contextmanager
-def opened(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterator[Mesh]:
-    """A mesh as `device` says, on a device module."""
+def open_configured_mesh(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterator[Mesh]:
+    """Open a mesh as `device` configures it, on a device module."""
     with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=axes_of(device)) as mesh:
         yield mesh
 
 
-def _own_models(folder: Path) -> tuple[str, ...]:
-    """Write the modules of the worked examples to `folder`, from where they can be imported; the allowed one's name."""
-    for module, page in (("mixing", "new-op.md"), ("mixer", "own-model.md")):
-        first, *_ = re.findall(
+@cache
+def _load_own_models() -> tuple[str, ...]:
+    """Load the worked examples of the docs as modules; return the names that a job may import.
+
+    A worker imports a user's model by name, so the modules are registered in `sys.modules` like installed ones.
+    """
+    for name, page in (("mixing", "new-op.md"), ("mixer", "own-model.md")):
+        source, *_ = re.findall(
             r"^```python\n(.*?)^```$", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE
         )
-        (folder / f"{module}.py").write_text(first)
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+        spec = importlib.util.spec_from_loader(name, loader=None)
+        assert spec is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        exec(compile(source, str(_DOCS / page), "exec"), module.__dict__)
     return ("mixer",)
 
 
 def run_step(
     model: str, device: DeviceConfig, mesh: Mesh, folder: Path
 ) -> tuple[float, np.ndarray[Any, Any]]:
-    """Load weights, run one micro-batch, load the next weights, run one held-out batch.
+    """Load weights, run one micro-batch, load weights again, run one validation batch.
 
-    Returns loss and gradient of the micro-batch.
+    Returns:
+        Loss and gradient of the micro-batch.
     """
-    step = TrainingStep(job(model, device, folder), mesh, allowed_models=_own_models(folder))
+    step = TrainingStep(make_job(model, device, folder), mesh, allowed_models=_load_own_models())
     weights = step.initial_weights()
     entries = list(enumerate(step.layout.entries))
     for index, entry in entries:
@@ -166,7 +175,7 @@ def run_step(
 
 
 def run_generation(model: str, mesh: Mesh) -> np.ndarray[Any, Any]:
-    """The next token's logits of a text that begins, grows, fills its window and begins anew: [5, vocabulary]."""
+    """Return next-token logits [5, vocabulary] of a text that grows until it exceeds the window."""
     vocabulary, window = 40, 32
     built = cast(TextModel, build_model(MODELS[model], vocabulary, mesh))
     for parameter in built.parameters():

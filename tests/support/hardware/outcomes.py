@@ -10,7 +10,7 @@ import numpy as np
 
 from mesh.device import open_mesh
 from services.config.models import CustomConfig
-from tests.support.contract.steps import MODELS, STRATEGIES, device_config, job
+from tests.support.contract.steps import MODELS, STRATEGIES, device_config, make_job
 from training.parameter_placement import axes_of
 from training.step import TrainingStep
 
@@ -46,7 +46,7 @@ def fits(strategy: str, shape: Shape) -> bool:
 def outcome(model: str, strategy: str, shape: Shape, *, backend: str, dtype: str, folder: Path) -> Outcome:
     """Run a step of a model of the contract's, without dropout: devices draw it each in their own way."""
     device = device_config(strategy, shape)
-    config = job(model, device, folder)
+    config = make_job(model, device, folder)
     if hasattr(config.model, "dropout_prob"):
         changed = config.model.model_copy(update={"dropout_prob": 0.0})
         config = config.model_copy(update={"model": changed})
