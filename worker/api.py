@@ -1,4 +1,4 @@
-"""The former name of `training.api`, for models of users that import it."""
+"""Former name of `training.api`, kept for users' models that import it."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import warnings
 
 from training.api import *  # noqa: F403
 
-warnings.warn("worker.api is now training.api: import from there", FutureWarning, stacklevel=2)
+warnings.warn("worker.api is now called training.api: import from there", FutureWarning, stacklevel=2)

@@ -1,8 +1,10 @@
-"""The worker's daemon: its options, and the service made from them."""
+"""The worker's daemon: its options, and how its service is made from them."""
 
 from __future__ import annotations
 
+import logging
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +19,17 @@ from services.transport.addresses import split_addresses
 if TYPE_CHECKING:
     from worker.step_interface import StepFactory
 
+log = logging.getLogger("tiermesh.worker")
+
 
 @dataclass(frozen=True)
 class WorkerOptions(DaemonOptions):
-    """What a worker is told.
+    """Options of a worker.
 
     Attributes:
-        aggregator: `HOST:PORT` of the aggregator that it works for, or several: of it and its standbys.
-        data_dir: where it looks for corpora and tokenizers that aren't at the path which the job names.
-        allowed_models: `package.module` or `package.module:Factory` of models of the user's own that jobs may name.
+        aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
+        data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
+        allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
     """
 
     aggregator: str = field(kw_only=True)
@@ -55,6 +59,7 @@ def run(
         from training.step import TrainingStep
         from worker.service import WorkerService
 
+        log_python_warnings()
         metrics = WorkerMetrics()
         service = WorkerService(
             name=options.name,
@@ -70,3 +75,15 @@ def run(
         return service, metrics.registry
 
     return run_role("worker", options, build)
+
+
+def log_python_warnings() -> None:
+    """Put Python warnings, such as one about an import in a user's model, on one line of the log each."""
+
+    def log_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+    ) -> None:
+        del category
+        log.warning("%s:%d: %s", filename, lineno, message)
+
+    warnings.showwarning = log_warning
