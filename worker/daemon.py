@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from prometheus_client import CollectorRegistry
 
@@ -81,9 +81,14 @@ def log_python_warnings() -> None:
     """Put Python warnings, such as one about an import in a user's model, on one line of the log each."""
 
     def log_warning(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
-        del category
+        del category, file, line
         log.warning("%s:%d: %s", filename, lineno, message)
 
     warnings.showwarning = log_warning

@@ -1,7 +1,7 @@
-"""A worker's data stream: weights come down it, and the sums of its leases go up, as its core decides.
+"""A worker's data stream: weights arrive on it, and the sums of its leases leave on it, as its core decides.
 
-The core's bookkeeping runs on the event loop; rounding, checksums and copies of outgoing chunks on a thread of their
-own.
+The core's bookkeeping runs on the event loop. A thread of its own rounds outgoing chunks, copies them and computes
+their checksums.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from worker.sum_memory import LeaseSum
 log = logging.getLogger("tiermesh.worker")
 
 MESSAGES_AT_ONCE = 4
-"""Chunks that are made ready in one turn of the sender thread, if there are so many: each turn costs wake-ups."""
+"""Maximum number of chunks that the sender thread prepares at once; each turn of it costs wake-ups."""
 
 
 class DataStream:
-    """One data stream, open.
+    """One open data stream.
 
     Args:
         stream: the gRPC call.
-        link: how its payloads travel.
-        stripe: which chunks go through it.
-        core: decides what is sent, and takes what comes.
-        device: holds the sums.
-        incarnation: of this process.
-        feed: gives the core an input that came with a chunk.
-        metrics: of this worker.
+        link: moves payloads in messages or through shared memory.
+        stripe: the chunks that travel on this stream.
+        core: decides which chunks are sent.
+        device: has the sums of leases.
+        incarnation: id of this process.
+        feed: passes the core an input that came with a chunk.
+        metrics: metrics of this worker.
     """
 
     def __init__(
@@ -77,56 +77,60 @@ class DataStream:
         self._feed = feed
         self._metrics = metrics
         self._wake = asyncio.Event()
-        self._ahead: ChunkHeader | None = None  # taken from the core, of another lease than those before it
-        self._told_too_large = ""  # the job of which it was said that float16 can't hold its gradients
+        self._next_header: ChunkHeader | None = (
+            None  # taken from the core, but of another lease than those before it
+        )
+        self._overflow_logged = ""  # job whose gradients exceed float16, which was logged
 
     def wake(self) -> None:
-        """There may be something to send."""
+        """Ask the core for chunks to send."""
         self._wake.set()
 
     async def run(self) -> None:
         """Move chunks both ways until the stream ends.
 
         Raises:
-            grpc.aio.AioRpcError: it ended badly.
-            LinkClosed: weights were refused, or the peer broke the rules of shared memory.
+            grpc.aio.AioRpcError: the stream broke.
+            LinkClosed: weights were refused, or the peer broke the protocol of shared memory.
         """
         sender = ThreadPoolExecutor(1, "send")
         try:
-            await run_until_first_ends(self._confirm(), self._take_weights(), self._send_chunks(sender))
+            await run_until_first_ends(
+                self._confirm_shared_memory(), self._receive_weights(), self._send_chunks(sender)
+            )
         finally:
             sender.shutdown(wait=False, cancel_futures=True)
 
-    async def _confirm(self) -> None:
+    async def _confirm_shared_memory(self) -> None:
         await self._link.confirm(self._stream)
         if self._link.shares:
-            self._device.share(True)
-        await asyncio.Event().wait()  # ends with the stream
+            self._device.set_sharing(True)
+        await asyncio.Event().wait()  # until the stream ends
 
-    # ---- down ----
+    # ---- weights ----
 
-    async def _take_weights(self) -> None:
+    async def _receive_weights(self) -> None:
         while isinstance(message := await self._stream.read(), Message):
             try:
-                self._weights_arrived(message)
+                self._take_weights(message)
             except (Refused, ValueError) as refused:
                 raise LinkClosed(f"refused weights: {refused}") from None
         await raise_call_status(self._stream)
 
-    def _weights_arrived(self, message: Message) -> None:
+    def _take_weights(self, message: Message) -> None:
         for chunk in self._link.deserialize(message):
             built = self._core.job.built if self._core.job else None
             if built is None:
-                return  # of a job that is over
+                return  # of a job that has ended
             try:
                 check_chunk(chunk, built.elements, built.wire.weights)
             except ChunkOverwritten:
-                continue  # this worker is slow, no more: newer weights are on their way
+                continue  # newer weights have overwritten it and are on their way
             timeline.mark("receive", "weights", chunk.header.step, chunk=chunk.header.index)
             self._metrics.count_received(chunk.header.job, len(chunk.payload))
             self._feed(WeightsArrived(chunk.header), chunk)
 
-    # ---- up ----
+    # ---- gradients ----
 
     async def _send_chunks(self, sender: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
@@ -136,45 +140,50 @@ class DataStream:
             if not headers:
                 await self._wake.wait()
                 continue
-            node_sum = self._device.sum_of(headers[0].lease)
-            if node_sum is None:
-                continue  # dropped on the device thread before the core was told
+            lease_sum = self._device.sum_of(headers[0].lease)
+            if lease_sum is None:
+                continue  # the device thread has freed it; the core drops the lease next
             began = timeline.now()
             hit_failpoint("worker.send")
-            for parts in await loop.run_in_executor(sender, self._messages, headers, node_sum):
+            for parts in await loop.run_in_executor(sender, self._make_messages, headers, lease_sum):
                 await write_message(self._stream, *parts)
             for header in headers:
                 timeline.add("send", "send", began, header.step, lease=header.lease, chunk=header.index)
                 self._metrics.count_sent(header.job, header.elements * bytes_per_element(header.dtype))
 
-    def _next_chunks(self, most: int) -> list[ChunkHeader]:
-        """Chunks of one lease that may go now."""
+    def _next_chunks(self, max_count: int) -> list[ChunkHeader]:
+        """Take headers of one lease's chunks from the core, as many as may be sent now."""
         headers: list[ChunkHeader] = []
-        while len(headers) < most:
-            header, self._ahead = (
-                self._ahead or self._core.next_chunk(self._stripe.index, self._stripe.count),
+        while len(headers) < max_count:
+            header, self._next_header = (
+                self._next_header or self._core.next_chunk(self._stripe),
                 None,
             )
             if header is None:
                 break
             if headers and header.lease != headers[0].lease:
-                self._ahead = header
+                self._next_header = header
                 break
             header.incarnation = self._incarnation
             headers.append(header)
         return headers
 
-    def _messages(self, headers: list[ChunkHeader], node_sum: LeaseSum) -> list[tuple[Message, ...]]:
-        """On the sender thread: the chunks in the wire type; one message if the aggregator sees their memory."""
-        array = node_sum.shared if self._link.shares else None
+    def _make_messages(self, headers: list[ChunkHeader], lease_sum: LeaseSum) -> list[tuple[Message, ...]]:
+        """Return messages with the chunks in the wire type; a single one if the aggregator sees their memory.
+
+        Runs on the sender thread.
+        """
+        array = lease_sum.shared if self._link.shares else None
         chunks = []
         for header in headers:
             place = array.place(header.index) if array is not None else None
-            chunk = pack_chunk(header, header.index, node_sum.chunk(header.index), place)
+            chunk = pack_chunk(header, header.index, lease_sum.chunk(header.index), place)
             if array is not None:
                 array.mark(header.index, header.lease)
-            if header.job != self._told_too_large and (text := describe_float16_overflow(chunk)):
-                self._told_too_large = header.job  # once a job: each such step is skipped, and told of so
+            if header.job != self._overflow_logged and (text := describe_float16_overflow(chunk)):
+                self._overflow_logged = (
+                    header.job
+                )  # log it once a job: every such step is reported as skipped
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:

@@ -1,7 +1,4 @@
-"""The checksum of one micro-batch's own gradient, taken before any other is added to it.
-
-It is made parameter by parameter, so that it doesn't hang on how the gradient came, and costs one pass over it.
-"""
+"""The checksum of one micro-batch's gradient, taken before other gradients are added to it."""
 
 from __future__ import annotations
 
@@ -13,28 +10,31 @@ from services.tensors.layout import Layout
 
 
 class GradientChecksum:
-    """Of a gradient that comes from its end to its start.
+    """Checksum of a gradient that is computed from its end to its start.
+
+    Each parameter has a checksum of its own, so the result does not depend on the sizes of the pieces in which the
+    gradient becomes ready. It costs one pass over the gradient.
 
     Args:
-        layout: of it.
-        values: [elements] float32, where it comes to be.
+        layout: layout of the gradient.
+        values: [elements] float32, the array that the gradient is written to.
     """
 
     def __init__(self, layout: Layout, values: Float32Array) -> None:
         self._entries = layout.entries
         self._values = values
-        self._of_entries = np.zeros(len(layout.entries), "<u4")
+        self._entry_checksums = np.zeros(len(layout.entries), "<u4")
         self._missing = len(layout.entries)
 
-    def down_to(self, offset: int) -> None:
-        """The gradient is in place from this offset, an entry's, to its end."""
+    def advance_to(self, offset: int) -> None:
+        """Take in the gradient from this offset, the start of an entry, to its end."""
         while self._missing and self._entries[self._missing - 1].offset >= offset:
             self._missing -= 1
             entry = self._entries[self._missing]
-            part = self._values[entry.offset : entry.stop].view(np.uint8)
-            self._of_entries[self._missing] = crc32c.value(part)
+            values = self._values[entry.offset : entry.stop].view(np.uint8)
+            self._entry_checksums[self._missing] = crc32c.value(values)
 
     @property
     def crc32c(self) -> int:
-        """Of all of it."""
-        return crc32c.value(self._of_entries.view(np.uint8))
+        """CRC-32C of the parameters' checksums, in layout order."""
+        return crc32c.value(self._entry_checksums.view(np.uint8))

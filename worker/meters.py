@@ -1,4 +1,4 @@
-"""What is measured of a worker's training: how fast it goes, and what memory it takes in which phase."""
+"""Measurements of a worker's training: samples per second, and memory by phase."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from mesh.memory import MemoryCapture, MemorySegment, capture_memory
 from services.config.job import JobConfig
 
 TRACK_MEMORY = "TTML_TRACK_MEMORY"
-"""Set to 1: every buffer of the first iteration is noted, and what that gives is printed."""
+"""Environment variable; with the value 1, every buffer of the first iteration is recorded and printed."""
 _MEGABYTE = 1 << 20
 
 
 class PerformanceMeter:
     """Samples and tokens per second over the newest steps.
 
-    n stamps span n - 1 steps, so the first one's samples don't count.
+    n time stamps span n - 1 steps, so the samples of the first one don't count.
 
     Args:
-        config: of the job: batch_size, gradient_accumulation_steps, tokens of a sequence.
-        window_size: how many stamps are kept.
-        clock: seconds, of which only differences matter.
+        config: config of the job; gives the batch size, micro-batches of a step and tokens of a sequence.
+        window_size: number of time stamps that are kept.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class PerformanceMeter:
         self._steps: deque[tuple[float, int]] = deque(maxlen=window_size)
 
     def step(self, micro_batches: int | None = None) -> None:
-        """A step is done.
+        """Count a step that has just ended.
 
         Args:
-            micro_batches: in it; `gradient_accumulation_steps` of the job if left out.
+            micro_batches: number of its micro-batches; None for the job's `gradient_accumulation_steps`.
         """
         count = self._micro_batches if micro_batches is None else micro_batches
         self._steps.append((self._clock(), count * self._batch_size))
 
     def get_metrics(self) -> tuple[float, float]:
-        """Samples/s and tokens/s; (0, 0) as long as no time has passed between steps."""
+        """Return samples/s and tokens/s; (0, 0) before two steps have ended at different times."""
         if len(self._steps) < 2:
             return 0.0, 0.0
         seconds = self._steps[-1][0] - self._steps[0][0]
@@ -61,14 +61,14 @@ class PerformanceMeter:
 
 @dataclass(frozen=True)
 class MemoryPhase:
-    """Memory of one phase, in bytes; of the device, of each chip.
+    """Memory at the end of one phase, in bytes. Device memory is that of one chip.
 
     Attributes:
-        name: such as FORWARD_PASS.
-        segment: what happened to the device's memory in the phase.
-        device: taken at its end by what was made since the capture began.
-        device_peak: the most that was taken since then.
-        host: resident size of this process at its end.
+        name: name of the phase, such as FORWARD_PASS.
+        segment: allocations on the device during the phase.
+        device: memory allocated since the capture began and not freed.
+        device_peak: largest value of that sum since the capture began.
+        host: resident size of this process.
     """
 
     name: str
@@ -79,11 +79,16 @@ class MemoryPhase:
 
 
 class MemoryUsageTracker:
-    """Memory phase by phase, of device and host: `begin_capture`, a `snapshot` at each phase's end, `end_capture`.
+    """Memory of device and host, phase by phase: `begin_capture`, a `snapshot` at each phase's end, `end_capture`.
+
+    The names are those of TTML's tracker.
 
     Args:
-        mesh: whose memory.
-        every_buffer: see `mesh.memory.capture_memory`; None: if TTML_TRACK_MEMORY is set to 1.
+        mesh: the mesh whose memory is measured.
+        every_buffer: see `mesh.memory.capture_memory`; None to follow TTML_TRACK_MEMORY.
+
+    Attributes:
+        phases: phases that have ended, in order.
     """
 
     def __init__(self, mesh: Mesh, *, every_buffer: bool | None = None) -> None:
@@ -98,14 +103,22 @@ class MemoryUsageTracker:
         return self._capture is not None
 
     def begin_capture(self) -> None:
-        """Start counting from nothing (RuntimeError while a capture is under way)."""
+        """Start counting from zero.
+
+        Raises:
+            RuntimeError: a capture is under way.
+        """
         if self._capture is not None:
             raise RuntimeError("begin_capture: a capture is under way; end it first")
         self.phases.clear()
         self._capture = capture_memory(self._mesh, every_buffer=self._every_buffer)
 
     def snapshot(self, name: str) -> None:
-        """A phase ends here; what follows is the next one's (RuntimeError without a capture)."""
+        """End a phase and start the next one.
+
+        Raises:
+            RuntimeError: no capture is under way.
+        """
         if self._capture is None:
             raise RuntimeError(f"snapshot {name}: no capture is under way; begin one")
         segment = self._capture.segment()
@@ -121,19 +134,19 @@ class MemoryUsageTracker:
         )
 
     def end_capture(self, name: str) -> None:
-        """The last phase ends here."""
+        """End the last phase and the capture."""
         self.snapshot(name)
         self._stop()
 
     def print_memory_usage(self) -> None:
-        """Print every phase in the lines that TTML's scripts read, the host's memory beside."""
+        """Print every phase in the lines that TTML's scripts parse, and the host's memory."""
         for phase in self.phases:
             print("\n".join(_lines(phase)))
         if self.phases:
             print(f"Overall DRAM Peak: {_megabytes(self.phases[-1].device_peak)}", flush=True)
 
     def clear(self) -> None:
-        """Forget all phases, and the capture that may be under way."""
+        """Forget all phases, and stop the capture if one is under way."""
         self._stop()
         self.phases.clear()
 
@@ -162,7 +175,7 @@ def _megabytes(count: int) -> str:
 
 
 def _resident_bytes() -> int:
-    """Of this process: now, or at most so far where the system doesn't tell."""
+    """Return this process's resident size; its maximum so far where the system has no /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

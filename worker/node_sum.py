@@ -1,6 +1,6 @@
-"""The sum of a lease's micro-batches: each gradient is added up the reduction tree as it comes. Host float32 additions.
+"""The sum of a lease's micro-batches, added up the reduction tree in float32 on the host as gradients arrive.
 
-Memory: one model copy per level of the node's tree, ceil(log2(n)) + 1 at most.
+It needs at most ceil(log2(n)) + 1 model copies for n micro-batches, one for each level of the node's tree.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from services.tensors.kernels.arithmetic import Float32Array, add
 
 
 class NodeSum:
-    """Sums the leaves of one node, in order.
+    """Adds up the leaves of one node, in order.
 
     Args:
-        out: [elements of the layout] float32, where the node's sum comes to be.
-        leaves: of the node.
-        ready: called with an offset when the node's sum is in place from it to the end.
+        out: [elements of the layout] float32, the array that the node's sum is written to.
+        leaves: number of leaves (micro-batches) of the node.
+        ready: called with an offset when the node's sum is complete from there to its end.
     """
 
     def __init__(self, out: Float32Array, leaves: int, ready: Callable[[int], None]) -> None:
@@ -27,18 +27,18 @@ class NodeSum:
         self._ready = ready
         self._subtrees: list[tuple[int, Float32Array]] = []  # finished subtrees, larger ones first
         self._added = 0
-        self._merged_from = out.size  # of the last leaf: what is added up already
+        self._merged_from = out.size  # from here on, the last leaf is added up
 
     def add_leaf(self, compute: Callable[[Float32Array, Callable[[int], None]], float]) -> float:
-        """Add the next leaf.
+        """Compute and add the next leaf, and return its loss.
 
         Args:
-            compute: fills an array, [elements] float32, from its end to its start, calling back with the offset from
-                which it is in place; returns the leaf's loss.
+            compute: writes a gradient to an array, [elements] float32, from its end to its start. It calls back with
+                the offset from which the gradient is complete, and returns the loss.
         """
         self._added += 1
         if self._added == self._leaves:
-            # The last leaf completes every subtree that is open: add them up while it is still being computed.
+            # The last leaf completes every open subtree: add them up while it is being computed.
             return compute(self._out, self._merge_down_to)
         leaf = np.empty(self._out.size, np.float32)
         loss = compute(leaf, lambda offset: None)

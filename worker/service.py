@@ -1,6 +1,6 @@
-"""The worker's service: keeps the streams to its aggregator up, and carries out what its core decides.
+"""The worker's service: keeps the streams to its aggregator open and carries out the effects of its core.
 
-The core and all bookkeeping run on the event loop, the mesh on the device thread; tensors travel in lanes.py.
+The core and all bookkeeping run on the event loop, the mesh on the device thread. `shard_streams.py` moves tensors.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from training.step import TrainingStep
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
+from worker.job_on_mesh import JobBuilder
 from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
 
@@ -53,16 +54,16 @@ class WorkerService:
     """One worker.
 
     Args:
-        name: of it, for people.
-        aggregators: `HOST:PORT` of its aggregator and of its standbys.
-        security: certificates to show and to believe.
-        data_dir: where corpora are that aren't at the path which a job names.
-        metrics: of this worker.
-        allowed_models: code of models of the user's own that jobs may name.
-        shared_memory: whether tensors may go through memory shared with a peer.
+        name: stable name of the worker, for people.
+        aggregators: `HOST:PORT` of the aggregator and of its standbys.
+        security: own certificate, and the authorities whose certificates are trusted.
+        data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
+        metrics: metrics of this worker.
+        allowed_models: code of users' own models that jobs may name.
+        shared_memory: whether tensors may travel through memory shared with a peer.
         make_step: makes the training step of a job.
         clock: monotonic time in seconds, by which computing is measured.
-        hello_seconds: longest wait for an aggregator's Welcome.
+        hello_seconds: maximum wait for an aggregator's Welcome.
     """
 
     service_names: tuple[str, ...] = ()
@@ -87,46 +88,36 @@ class WorkerService:
         self._aggregators = AddressRotation(aggregators)
         self._streams = DataStreamConnector("/tiermesh.Cluster/Exchange", security)
         self._security = security
-        self._data_dir = data_dir
-        self._allowed_models = allowed_models
-        self._make_step = make_step
-        self._clock = clock
+        self._builder = JobBuilder(data_dir, allowed_models, make_step, clock=clock)
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
-        self._lanes: ShardStreams | None = None
-        self._welcome = False  # on this attempt to attend
+        self._shard_streams: ShardStreams | None = None
+        self._was_welcome = False  # on the current connection
 
-    # ---- life ----
+    # ---- lifecycle ----
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """A worker serves health and reflection only."""
+        """Return no handlers: a worker serves only health and reflection."""
         return []
 
     async def start(self) -> None:
-        """Make the device thread ready."""
+        """Start the device thread."""
         self._loop = asyncio.get_running_loop()
-        self._device = DeviceThread(
-            self._tell,
-            self._data_dir,
-            self._metrics,
-            self._allowed_models,
-            make_step=self._make_step,
-            clock=self._clock,
-        )
+        self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
 
     async def stop(self) -> None:
-        """Give up what is being computed and free the mesh."""
+        """Drop all leases and free the mesh."""
         self._mailbox.close("the worker stops")
         await self._loop.run_in_executor(None, self._device.close)
 
     async def run(self) -> None:
-        """Work for the aggregator until cancelled, looking for it anew when it is gone."""
+        """Work for the aggregator until cancelled; reconnect, or try its standbys, when the link ends."""
         backoff = Backoff()
-        said: dict[str, str] = {}
+        logged: dict[str, str] = {}  # last reason by address, so that each is logged once in a row
         while True:
-            address, self._welcome = self._aggregators.current, False
+            address, self._was_welcome = self._aggregators.current, False
             silent = False
             try:
                 await self._attend(address, backoff)
@@ -136,12 +127,12 @@ class WorkerService:
                 silent = isinstance(error, LinkClosed)
             self._feed(ev.Disconnected())
             self._metrics.set_connected(False)
-            if reason != said.get(address):
+            if reason != logged.get(address):
                 log.warning("aggregator %s: %s; trying again", address, reason)
-                said[address] = reason
-            # Whoever ended a link well is looked for where it was, before its standbys are.
-            stays = self._welcome and not silent
-            if stays or self._aggregators.failed():
+                logged[address] = reason
+            # An aggregator that ended a working link is tried again where it was, before its standbys.
+            retry_same = self._was_welcome and not silent
+            if retry_same or self._aggregators.failed():
                 await backoff.wait()
 
     async def _attend(self, address: str, backoff: Backoff) -> None:
@@ -158,21 +149,21 @@ class WorkerService:
             first = await send_hello(attend, hello, orders, self._hello_seconds)
             welcome = unwrap(first)
             if not isinstance(welcome, pb.Welcome):
-                raise LinkClosed("its first message is no Welcome")
+                raise LinkClosed(f"its first message is {type(welcome).__name__}, expected Welcome")
             if first.epoch < self._core.epoch:
                 raise LinkClosed(
-                    f"{welcome.name} is of epoch {first.epoch}, this worker has obeyed epoch {self._core.epoch}: a "
-                    "newer aggregator has taken over"
+                    f"aggregator {welcome.name} has epoch {first.epoch}, expected at least {self._core.epoch}: a newer "
+                    "aggregator has taken over"
                 )
-            self._welcome = True
+            self._was_welcome = True
             self._aggregators.answered()
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
             timeouts = timeouts_from(welcome)
             backoff.set_max(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.set_connected(True)
-            self._device.share(False)  # until a peer has seen this process's memory
-            self._lanes = ShardStreams(
+            self._device.set_sharing(False)  # until a peer has seen this process's memory
+            self._shard_streams = ShardStreams(
                 address,
                 welcome,
                 streams=self._streams,
@@ -182,39 +173,40 @@ class WorkerService:
                 incarnation=self._incarnation,
                 feed=self._feed,
                 metrics=self._metrics,
-                up=backoff.reset,
+                on_open=backoff.reset,
             )
             heartbeats = Heartbeats(timeouts, self._beat)
             try:
                 await run_until_first_ends(
-                    self._take_orders(attend, orders, heartbeats),
-                    self._say(attend),
-                    self._lanes.run(),
+                    self._receive_orders(attend, orders, heartbeats),
+                    self._send_messages(attend),
+                    self._shard_streams.run(),
                     heartbeats.run(),
                 )
             finally:
-                self._lanes = None
+                self._shard_streams = None
 
     # ---- the core ----
 
     def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
         for effect in self._core.handle(event):
-            if isinstance(effect, ev.Say):
+            if isinstance(effect, ev.ToAggregator):
                 self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, effect.body))
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
             else:
                 self._device.carry_out(effect, chunk)
-        if self._lanes is not None and not isinstance(event, ev.WeightsArrived):  # they bring nothing to send
-            self._lanes.wake()
+        # Weights that arrive make no chunk ready to send.
+        if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
+            self._shard_streams.wake()
 
-    def _tell(self, event: ev.Input) -> None:
-        """From the device thread."""
+    def _feed_from_device(self, event: ev.Input) -> None:
+        """Take an input for the core from the device thread."""
         self._loop.call_soon_threadsafe(self._feed, event)
 
     # ---- control ----
 
-    async def _take_orders(
+    async def _receive_orders(
         self, attend: Any, orders: ControlReader[pb.WorkerCommand], heartbeats: Heartbeats
     ) -> None:
         while (command := await orders.next()) is not None:
@@ -226,7 +218,7 @@ class WorkerService:
                 self._feed(ev.Ordered(command.epoch, body))
         await raise_call_status(attend)
 
-    async def _say(self, attend: Any) -> None:
+    async def _send_messages(self, attend: Any) -> None:
         while True:
             await write_to_call(attend, await self._mailbox.take())
 
@@ -235,10 +227,10 @@ class WorkerService:
 
 
 def timeouts_from(welcome: pb.Welcome) -> Timeouts:
-    """The timeouts of the cluster that a worker is welcome in.
+    """Return the timeouts that follow from the heartbeat in an aggregator's Welcome.
 
     Raises:
-        LinkClosed: its heartbeat is no time: the aggregator is damaged, or something else.
+        LinkClosed: the heartbeat is not a positive number.
     """
     try:
         return Timeouts.from_heartbeat(welcome.heartbeat_seconds)

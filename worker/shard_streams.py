@@ -1,4 +1,4 @@
-"""A worker's data streams: one to its aggregator or, where that has shards, one to each of them."""
+"""A worker's data streams: one to its aggregator, or one to each of the aggregator's shards."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from worker.device_thread import DeviceThread
 class ShardStreams:
     """The data streams of one connection to an aggregator.
 
-    Each chunk goes through the lane that its index says, and lanes send side by side, so that all of them are busy.
+    A chunk's index decides which stream it takes. All streams send at the same time.
 
     Args:
-        aggregator: `HOST:PORT` of it.
+        aggregator: `HOST:PORT` of the aggregator.
         welcome: its answer to Hello, which names its shards.
-        streams: opens them.
-        shared_memory: whether payloads may go through memory shared with a peer.
-        core: decides what is sent, and takes what comes.
-        device: holds the sums.
-        incarnation: of this process.
-        feed: gives the core an input that came with a chunk.
-        metrics: of this worker.
-        up: called when all streams are.
+        streams: opens data streams.
+        shared_memory: whether payloads may travel through memory shared with a peer.
+        core: decides which chunks are sent.
+        device: has the sums of leases.
+        incarnation: id of this process.
+        feed: passes the core an input that came with a chunk.
+        metrics: metrics of this worker.
+        on_open: called when all streams are open.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ShardStreams:
         incarnation: str,
         feed: Callable[[WeightsArrived, TensorChunk], None],
         metrics: WorkerMetrics,
-        up: Callable[[], None],
+        on_open: Callable[[], None],
     ) -> None:
         shards = list(welcome.shards)
         count = len(shards)
@@ -69,20 +69,20 @@ class ShardStreams:
         self._incarnation = incarnation
         self._feed = feed
         self._metrics = metrics
-        self._up = up
-        self._down = len(self._peers)  # streams that are not up yet
-        self._exchanges: list[DataStream] = []
+        self._on_open = on_open
+        self._not_open = len(self._peers)  # streams that are not open yet
+        self._open_streams: list[DataStream] = []
 
     def wake(self) -> None:
-        """There may be something to send."""
-        for exchange in self._exchanges:
-            exchange.wake()
+        """Let all streams ask the core for chunks to send."""
+        for stream in self._open_streams:
+            stream.wake()
 
     async def run(self) -> None:
         """Move chunks until one of the streams ends.
 
         Raises:
-            LinkClosed, grpc.aio.AioRpcError: it ended badly; LinkClosed names the shard.
+            LinkClosed, grpc.aio.AioRpcError: the stream broke. With shards it is LinkClosed, which names the shard.
         """
         await run_until_first_ends(*(self._run(stripe, *peer) for stripe, peer in self._peers.items()))
 
@@ -93,7 +93,7 @@ class ShardStreams:
         metadata = (*self._metadata, *link.metadata)
         try:
             async with self._streams.open(address, tensor_port, metadata) as stream:
-                exchange = DataStream(
+                data_stream = DataStream(
                     stream,
                     link,
                     stripe=stripe,
@@ -103,11 +103,11 @@ class ShardStreams:
                     feed=self._feed,
                     metrics=self._metrics,
                 )
-                self._exchanges.append(exchange)
+                self._open_streams.append(data_stream)
                 try:
-                    await run_until_first_ends(exchange.run(), self._note_up(stream))
+                    await run_until_first_ends(data_stream.run(), self._note_open(stream))
                 finally:
-                    self._exchanges.remove(exchange)
+                    self._open_streams.remove(data_stream)
         except (grpc.aio.AioRpcError, LinkClosed) as error:
             if not self._sharded:
                 raise
@@ -116,9 +116,9 @@ class ShardStreams:
         finally:
             link.close()
 
-    async def _note_up(self, stream: Any) -> None:
+    async def _note_open(self, stream: Any) -> None:
         await stream.initial_metadata()
-        self._down -= 1
-        if not self._down:
-            self._up()
-        await asyncio.Event().wait()  # the exchange ends with the stream
+        self._not_open -= 1
+        if not self._not_open:
+            self._on_open()
+        await asyncio.Event().wait()  # until the data stream ends

@@ -1,4 +1,4 @@
-"""Memory of leases' sums, used again from step to step; in memory that an aggregator on this host sees, if one does."""
+"""Memory for the sums of leases: reused from step to step, and shared with an aggregator on this host."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ class LeaseSum:
 
     Attributes:
         values: [elements] float32.
-        shared: where chunks lie in the wire type for an aggregator that sees it: in float32 the memory of `values`.
+        shared: memory in which an aggregator sees the chunks in the wire type, None if none does. With float32 on the
+            wire it is the memory of `values`.
     """
 
     values: Float32Array
     shared: SharedArray | None = None
 
     def chunk(self, index: int) -> Float32Array:
-        """A chunk of the values, a view."""
+        """Return a chunk of the values, as a view."""
         start, stop = chunk_range(self.values.size, index)
         return self.values[start:stop]
 
 
 class SumMemory:
-    """Gives memory to leases, and takes it back. Of the device thread, but for `sharing`.
+    """Lends memory to leases. Only the device thread calls its methods; the event loop sets `sharing`.
 
-    What an aggregator was told of it may still read after the lease is dropped: a revoked lease's chunks that had
-    arrived are part of the step's sum. So memory rests until newer weights tell of the step's COMMIT.
+    An aggregator may read shared chunks after their lease is dropped: chunks of a revoked lease that have arrived are
+    part of the step's sum. So memory is reused only when newer weights show that the step is committed.
 
     Attributes:
         sharing: whether an aggregator sees this process's memory.
@@ -45,10 +46,15 @@ class SumMemory:
     def __init__(self) -> None:
         self.sharing = False
         self._free: list[LeaseSum] = []
-        self._resting: list[LeaseSum] = []
+        self._retired: list[LeaseSum] = []
 
     def take(self, elements: int, wire_bytes: int) -> LeaseSum:
-        """Memory for a layout of so many elements, each of so many bytes on the wire; what it holds is of no use."""
+        """Return memory for a sum; its contents are arbitrary.
+
+        Args:
+            elements: number of elements of the layout.
+            wire_bytes: bytes of an element on the wire.
+        """
         for each in self._free:
             if each.values.size == elements and (each.shared is not None) == self.sharing:
                 self._free.remove(each)
@@ -58,22 +64,24 @@ class SumMemory:
             return LeaseSum(shared.payload.view(np.float32), shared)
         return LeaseSum(np.empty(elements, np.float32), shared)
 
-    def rest(self, used: LeaseSum) -> None:
-        """A lease is dropped."""
-        self._resting.append(used)
+    def retire(self, used: LeaseSum) -> None:
+        """Take back the memory of a dropped lease; it must not be overwritten yet."""
+        self._retired.append(used)
 
-    def committed(self) -> None:
-        """Newer weights have come: nobody reads what was used for the step before."""
-        self._free, self._resting = self._resting, []
+    def reuse_retired(self) -> None:
+        """Lend retired memory again: newer weights have arrived, so the step that it was used for is committed."""
+        self._free, self._retired = self._retired, []
 
     def clear(self) -> None:
-        """The job is over."""
-        self._free, self._resting = [], []
+        """Free all memory."""
+        self._free, self._retired = [], []
 
 
 def _shared(elements: int, wire_bytes: int) -> SharedArray | None:
     try:
         return SharedArray(elements * wire_bytes, CHUNK_ELEMENTS * wire_bytes)
     except OSError as error:
-        log.warning("gradients over gRPC: no shared memory can be made for them here (%s)", error)
+        log.warning(
+            "gradients travel over gRPC: no shared memory can be made for them on this host (%s)", error
+        )
         return None

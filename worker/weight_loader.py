@@ -1,7 +1,7 @@
-"""Weights on their way onto the mesh: they arrive on the event loop, and the device thread puts them there.
+"""Weights on their way to the mesh: they arrive on the event loop, and the device thread puts them on the mesh.
 
-A pass of the training step may begin as soon as the first of them are on the mesh. Before it uses a parameter that is
-not, it takes what has arrived and waits for the rest, so that the mesh has one thread all the same.
+A pass may begin when the first weights are on the mesh. Before it uses a parameter that is not there yet, it loads the
+chunks that have arrived and waits for the rest. So only one thread ever touches the mesh.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.errors import TiermeshError
+from services.protocol.versions import Version
 from services.tensors.chunk_messages import TensorChunk
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, Entry, chunk_range
@@ -20,111 +21,109 @@ from worker.step_interface import Step
 
 
 class LeaseDropped(TiermeshError):
-    """The lease under way was dropped; nobody wants what it would give."""
+    """The lease under way was dropped: its result is not needed."""
 
 
 class WeightInbox:
-    """Chunks that have arrived and that the device thread has yet to take. The one object that both threads call."""
+    """Chunks that have arrived and are not on the mesh yet. The event loop puts, the device thread takes."""
 
     def __init__(self) -> None:
         self._chunks: deque[TensorChunk] = deque()
         self._changed = threading.Condition()
 
     def put(self, chunk: TensorChunk) -> bool:
-        """A chunk came; whether it is the only one that is waiting."""
+        """Add a chunk; return whether it is the only one."""
         with self._changed:
             self._chunks.append(chunk)
             self._changed.notify()
             return len(self._chunks) == 1
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Let a waiting thread check its condition again."""
         with self._changed:
             self._changed.notify()
 
     def take(self) -> list[TensorChunk]:
-        """All that came since the last call."""
+        """Remove and return all chunks."""
         with self._changed:
             chunks = list(self._chunks)
             self._chunks.clear()
         return chunks
 
     def wait(self, ended: Callable[[], bool], seconds: float) -> bool:
-        """Wait for a chunk, or until `ended`; False: neither came within so many seconds."""
+        """Wait for a chunk or until `ended` returns True; return False if neither happens in time."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._chunks) or ended(), seconds)
 
 
 class WeightLoader:
-    """Puts chunks of one version after the other on the mesh, parameter by parameter. Of the device thread.
+    """Puts the chunks of one version after the other on the mesh, parameter by parameter, on the device thread.
 
-    Float32 weights in memory that the aggregator shares are read where they lie. It may go on to newer ones meanwhile:
-    then those that were being read are of no use to anybody, and the newer ones are on their way.
+    Float32 weights in memory that the aggregator shares are read in place. The aggregator may overwrite them with newer
+    weights meanwhile. Then the rest of the old version is skipped, because the newer one is on its way.
 
     Args:
-        step: whose parameters they are.
-        fetch: called by a pass before it uses a parameter whose value has not been put on the mesh yet, with the index
-            of its layout entry; returns when it has.
-        begun: called when the first chunk of a version has come.
+        step: the step whose parameters the weights are.
+        fetch: called by a pass before it uses a parameter that is not on the mesh yet, with the index of its layout
+            entry; returns when the parameter is on the mesh.
+        on_new_version: called when the first chunk of a version has arrived.
 
     Attributes:
-        loaded: how many parameters of the newest version are on the mesh: the first ones of the layout.
+        loaded: number of parameters of the newest version that are on the mesh: the first ones of the layout.
     """
 
-    def __init__(self, step: Step, fetch: Callable[[int], None], begun: Callable[[], None]) -> None:
+    def __init__(self, step: Step, fetch: Callable[[int], None], on_new_version: Callable[[], None]) -> None:
         self._step = step
         self._fetch = fetch
-        self._begun = begun
+        self._on_new_version = on_new_version
         self._weights: Float32Array = np.empty(step.layout.elements, np.float32)
-        self._in_place: dict[int, TensorChunk] = {}  # chunks that lie in shared memory, not in `_weights`
+        self._shared: dict[int, TensorChunk] = {}  # chunks that are read in shared memory, not in `_weights`
         self._arrived: set[int] = set()
-        self._version = (0, 0)
-        self._overtaken = False
-        self._complete_to = 0
+        self._version = Version(0, 0)
+        self._overwritten = False
+        self._arrived_to = 0  # all elements before this one have arrived
         self.loaded = 0
 
     def load(self, chunk: TensorChunk) -> bool:
-        """Take a chunk; every parameter that it completes goes onto the mesh. True: it was the last of its version."""
+        """Put the parameters that a chunk completes on the mesh; return whether it was the last of its version."""
         header = chunk.header
-        version = (header.generation, header.step)
+        version = Version(header.generation, header.step)
         if version != self._version:
-            self._version, self._overtaken, self.loaded, self._complete_to = version, False, 0, 0
+            self._version, self._overwritten, self.loaded, self._arrived_to = version, False, 0, 0
             self._arrived.clear()
-            self._in_place.clear()
+            self._shared.clear()
             self._step.expect(self._fetch)
-            self._begun()
+            self._on_new_version()
         self._take(chunk)
         layout = self._step.layout
-        while self._complete_to < layout.elements and self._complete_to // CHUNK_ELEMENTS in self._arrived:
-            self._complete_to = chunk_range(layout.elements, self._complete_to // CHUNK_ELEMENTS)[1]
-        while self.loaded < len(layout.entries) and not self._overtaken:
+        while self._arrived_to < layout.elements and self._arrived_to // CHUNK_ELEMENTS in self._arrived:
+            self._arrived_to = chunk_range(layout.elements, self._arrived_to // CHUNK_ELEMENTS)[1]
+        while self.loaded < len(layout.entries) and not self._overwritten:
             entry = layout.entries[self.loaded]
-            if entry.stop > self._complete_to:
+            if entry.stop > self._arrived_to:
                 break
             chunks = range(entry.offset // CHUNK_ELEMENTS, -(-entry.stop // CHUNK_ELEMENTS))
             self._step.load(self.loaded, self._values(entry, chunks))
-            self._overtaken = not all(
-                self._in_place[each].intact for each in chunks if each in self._in_place
-            )
-            self.loaded += not self._overtaken
+            self._overwritten = not all(self._shared[each].intact for each in chunks if each in self._shared)
+            self.loaded += not self._overwritten
         complete = self.loaded == len(layout.entries)
         if complete:
-            self._in_place.clear()  # lets go of the memory
+            self._shared.clear()  # unmaps the memory
         return complete
 
     def _take(self, chunk: TensorChunk) -> None:
         index = chunk.header.index
         if chunk.whole_layout() is not None:
-            self._in_place[index] = chunk
+            self._shared[index] = chunk
         else:
             start, stop = chunk_range(self._weights.size, index)
             chunk.copy_to(self._weights[start:stop])
-            self._overtaken |= not chunk.intact
+            self._overwritten |= not chunk.intact
         self._arrived.add(index)
 
     def _values(self, entry: Entry, chunks: range) -> Float32Array:
-        """A parameter, [size] float32: where its chunks lie, if that is one place."""
-        found = [self._in_place[each] for each in chunks if each in self._in_place]
+        """Return a parameter, [size] float32; a view if all its chunks lie in the same memory."""
+        found = [self._shared[each] for each in chunks if each in self._shared]
         whole = found[0].whole_layout() if len(found) == len(chunks) else None
         if whole is not None and all(chunk.memory is found[0].memory for chunk in found):
             return whole[entry.offset : entry.stop]
@@ -135,5 +134,5 @@ class WeightLoader:
 
     @property
     def missing_chunk(self) -> int:
-        """The first chunk that has not arrived."""
-        return self._complete_to // CHUNK_ELEMENTS
+        """Index of the first chunk that has not arrived."""
+        return self._arrived_to // CHUNK_ELEMENTS

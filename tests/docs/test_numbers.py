@@ -22,7 +22,8 @@ from services.transport.http2.headers import HEADER_LIST_BYTES
 from services.transport.http2.stream import WINDOW_BYTES
 from services.transport.limits import MESSAGE_LIMIT_BYTES
 from services.transport.shared_memory_link import MAX_PLACES
-from worker.core.worker import LONGEST_RETRY_SECONDS, MOST_LEASES, RETRY_SECONDS
+from worker.core.job import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
+from worker.core.leases import MOST_LEASES
 
 ROOT = Path(__file__).parents[2]
 KI, MI = 1 << 10, 1 << 20
@@ -50,7 +51,7 @@ FACTS = {
         f"within {CONNECT_SECONDS:g} s",
         f"{FIRST_WAIT_SECONDS:g} s, then after twice as long each time up to {LONGEST_WAIT_SECONDS:g} s",
     ),
-    "docs/devices.md": (f"after {RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
+    "docs/devices.md": (f"after {FIRST_RETRY_SECONDS:g} s", f"every {LONGEST_RETRY_SECONDS / 60:g} minutes"),
     "docs/timeouts.md": (f"sets {', '.join(others)} or {last} by hand",),
     "docs/timeline.md": (f"{MAX_EVENTS:,} events",),
     "docs/decisions/0001-the-chunk-is-the-only-unit.md": (

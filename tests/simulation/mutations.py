@@ -23,6 +23,7 @@ from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
 from services.protocol.versions import Version
+from worker.core.leases import SendWindows
 from worker.core.worker import WorkerCore
 
 
@@ -142,30 +143,30 @@ def keeps_leases_when_weights_change(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_older_weights(patch: pytest.MonkeyPatch) -> None:
-    weights = WorkerCore._weights
+    receive = WorkerCore._receive_weights
 
     def taken(self: WorkerCore, header: Any) -> None:
         if self.job is not None and (header.generation, header.step) < (self.job.receiving or (0, 0)):
             self.job.receiving = None
-        weights(self, header)
+        receive(self, header)
 
-    patch.setattr(WorkerCore, "_weights", taken)
+    patch.setattr(WorkerCore, "_receive_weights", taken)
 
 
 def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
-    weights = WorkerCore._weights
+    receive = WorkerCore._receive_weights
 
     def early(self: WorkerCore, header: Any) -> None:
-        weights(self, header)
-        if self.job is not None and self.job.received and self.job.holds is None:
-            self.job.holds = self.job.receiving
-            self._say(pb.WeightsLoaded(job=header.job, generation=header.generation, step=header.step))
+        receive(self, header)
+        if self.job is not None and self.job.received and self.job.loaded is None:
+            self.job.loaded = self.job.receiving
+            self._send(pb.WeightsLoaded(job=header.job, generation=header.generation, step=header.step))
 
-    patch.setattr(WorkerCore, "_weights", early)
+    patch.setattr(WorkerCore, "_receive_weights", early)
 
 
 def begins_leases_before_their_weights(patch: pytest.MonkeyPatch) -> None:
-    leased = WorkerCore._leased
+    leased = WorkerCore._accept_lease
 
     def begun(self: WorkerCore, lease: pb.Lease) -> None:
         leased(self, lease)
@@ -173,21 +174,21 @@ def begins_leases_before_their_weights(patch: pytest.MonkeyPatch) -> None:
         if held is not None and not held.begun:
             self._begin(held)
 
-    patch.setattr(WorkerCore, "_leased", begun)
+    patch.setattr(WorkerCore, "_accept_lease", begun)
 
 
 def forgets_leases_that_come_before_their_weights(patch: pytest.MonkeyPatch) -> None:
-    leased = WorkerCore._leased
+    leased = WorkerCore._accept_lease
 
     def received(self: WorkerCore, lease: pb.Lease) -> None:
         if self.job is not None and self.job.receiving in (None, (lease.generation, lease.step)):
             leased(self, lease)
 
-    patch.setattr(WorkerCore, "_leased", received)
+    patch.setattr(WorkerCore, "_accept_lease", received)
 
 
 def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WorkerCore, "_may_go", lambda self, held, chunk: held.ready_from < self.job.chunks)
+    patch.setattr(SendWindows, "may_send", lambda self, held, chunk, chunks: held.ready_from < chunks)
 
 
 def never_notices_silence(patch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation.job_model import PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
@@ -201,7 +202,7 @@ class SimulatedWorker(Process):
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
                 self._wake_device()
-            case ev.Say():
+            case ev.ToAggregator():
                 if self._link is not None:
                     self._link.up_control.send(self.core.epoch, effect.body)
             case ev.Build():
@@ -278,13 +279,13 @@ class SimulatedWorker(Process):
     def _take(self) -> None:
         while self._arrived:
             header, content = self._arrived.popleft()
-            version = (header.generation, header.step)
+            version = Version(header.generation, header.step)
             self._mesh[header.index] = (version, content)
             job = self._job
             if job is not None and {self._on_mesh(chunk) for chunk in range(job.chunks)} == {version}:
                 require(version > self._loaded, f"{self.title} loaded {version} after {self._loaded}")
                 self._loaded = version
-                self._events.send(ev.Loaded(header.job, *version))
+                self._events.send(ev.Loaded(header.job, version))
 
     def _on_mesh(self, chunk: int) -> tuple[int, int] | None:
         """The version of a chunk on the mesh."""
@@ -340,7 +341,7 @@ class SimulatedWorker(Process):
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            self._events.send(ev.Described(lease.lease, job.layout_json, {"config.json": b"{}"}))
+            self._events.send(ev.InitialWeightsMade(lease.lease, job.layout_json, {"config.json": b"{}"}))
             return
         yield from self._await_weights(held)
         if held.dropped:

@@ -29,7 +29,7 @@ SLOW, NEWEST = 9, 10
 
 
 class Stream:
-    """A call that gives these messages, and then ends; the other end sees this one's memory."""
+    """A call that returns these messages and then ends. Both ends see each other's memory."""
 
     def __init__(self, messages: list[Message], metadata: Any) -> None:
         self._messages = iter(messages)
@@ -47,7 +47,7 @@ class Stream:
 
 @pytest.fixture
 def links() -> Iterator[tuple[ClientTensorLink, ServerTensorLink]]:
-    """A worker's end and an aggregator's, that see each other."""
+    """A worker's and an aggregator's end that share memory."""
     worker = ClientTensorLink("aggregator", enabled=True, count=lambda _: None)
     aggregator = ServerTensorLink("worker", worker.metadata, enabled=True)
     with closing(worker), closing(aggregator):
@@ -59,17 +59,17 @@ def weights_of(step: int) -> ChunkHeader:
     return ChunkHeader(kind=WEIGHTS, dtype=FLOAT32, job="j", step=step)
 
 
-def arrived(links: tuple[ClientTensorLink, ServerTensorLink], *messages: Message) -> list[tuple[int, int]]:
-    """Step and index of the chunks that the core is told of."""
-    told: list[tuple[int, int]] = []
+def receive(links: tuple[ClientTensorLink, ServerTensorLink], *messages: Message) -> list[tuple[int, int]]:
+    """Return step and index of the chunks that the core gets from these messages."""
+    received: list[tuple[int, int]] = []
 
     def feed(event: Any, chunk: TensorChunk | None = None) -> None:
-        told.append((event.header.step, event.header.index))
+        received.append((event.header.step, event.header.index))
 
     built = SimpleNamespace(elements=ELEMENTS, wire=WireTypes())
-    core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda index, count: None)
-    device: Any = SimpleNamespace(share=lambda shared: None)
-    exchange = DataStream(
+    core: Any = SimpleNamespace(job=SimpleNamespace(built=built), next_chunk=lambda stripe: None)
+    device: Any = SimpleNamespace(set_sharing=lambda shared: None)
+    data_stream = DataStream(
         Stream(list(messages), links[1].metadata),
         links[0],
         stripe=Stripe(),
@@ -79,11 +79,11 @@ def arrived(links: tuple[ClientTensorLink, ServerTensorLink], *messages: Message
         feed=feed,
         metrics=WorkerMetrics(),
     )
-    asyncio.run(asyncio.wait_for(exchange.run(), LIMIT_SECONDS))
-    return told
+    asyncio.run(asyncio.wait_for(data_stream.run(), LIMIT_SECONDS))
+    return received
 
 
-def test_a_worker_that_is_slower_than_the_weights_waits_for_newer_ones(
+def test_overwritten_weights_are_skipped(
     links: tuple[ClientTensorLink, ServerTensorLink],
 ) -> None:
     _, aggregator = links
@@ -94,15 +94,13 @@ def test_a_worker_that_is_slower_than_the_weights_waits_for_newer_ones(
             array.place(index).view(np.float32)[:] = step
             array.mark(index, step)
         messages.append(aggregator.refer(weights_of(step), array, step, (0, 1)))
-    assert arrived(links, *messages) == [(NEWEST, 0), (NEWEST, 1)], (
-        "the stream goes on after what was overtaken"
-    )
+    assert receive(links, *messages) == [(NEWEST, 0), (NEWEST, 1)], "the stream goes on"
 
 
-def test_weights_that_are_wrong_end_the_stream(links: tuple[ClientTensorLink, ServerTensorLink]) -> None:
+def test_wrong_weights_end_the_stream(links: tuple[ClientTensorLink, ServerTensorLink]) -> None:
     _, aggregator = links
     array = SharedArray(4 * CHUNK_ELEMENTS, 4 * CHUNK_ELEMENTS)  # of another layout
     array.mark(0, NEWEST)
     message = aggregator.refer(weights_of(NEWEST), array, NEWEST, (1,))
     with pytest.raises(LinkClosed, match=r"refused weights: chunk 1: 0 elements, expected 1 .*step 10"):
-        arrived(links, message)
+        receive(links, message)

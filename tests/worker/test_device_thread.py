@@ -21,6 +21,7 @@ from services.tensors.chunk_messages import pack_chunk
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
+from worker.job_on_mesh import JobBuilder
 from worker.meters import TRACK_MEMORY
 from worker.step_interface import StepFactory
 
@@ -36,9 +37,8 @@ class Device:
         self.told: queue.Queue[ev.Input] = queue.Queue()
         self.meshes: list[Mesh] = []
         self.refusal: Failed | None = None
-        self.thread = DeviceThread(
-            self.told.put, None, self.metrics, make_step=make_step, open_mesh=self._open_mesh
-        )
+        builder = JobBuilder(make_step=make_step, open_mesh=self._open_mesh)
+        self.thread = DeviceThread(self.told.put, self.metrics, builder)
 
     def give(self, effect: ev.Effect) -> None:
         """What the core decided."""
@@ -150,7 +150,7 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
     assert isinstance(device.next(), ev.Built)
     device.give(_lease(100))
     assert begun.wait(LIMIT_SECONDS)
-    device.thread.give_up()
+    device.thread.drop_leases()
     assert not _is_closed(device.meshes[0]), "not under the running micro-batch"
     go_on.set()
     device.thread.close()

@@ -1,4 +1,4 @@
-"""The checksum of a micro-batch's own gradient: of its bits alone, however they came, whatever is added later."""
+"""The checksum of a micro-batch's gradient depends on its bits, not on how it is computed or what is added later."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def _gradient(layout: Layout, seed: int) -> Float32Array:
 def _checksum(layout: Layout, values: Float32Array, offsets: list[int], then: Callable[[int], None]) -> int:
     checksum = GradientChecksum(layout, values)
     for offset in offsets:
-        checksum.down_to(offset)
+        checksum.advance_to(offset)
         then(offset)
     return checksum.crc32c
 
 
 @given(SIZES, st.integers(0, 99), st.data())
-def test_it_is_the_same_however_the_gradient_comes_and_whatever_is_added_to_it_then(
+def test_it_does_not_depend_on_the_pieces_nor_on_what_is_added_to_them(
     sizes: list[int], seed: int, data: st.DataObject
 ) -> None:
     layout = _layout(sizes)
@@ -47,7 +47,7 @@ def test_it_is_the_same_however_the_gradient_comes_and_whatever_is_added_to_it_t
 
 
 @given(SIZES, st.data())
-def test_any_bit_counts(sizes: list[int], data: st.DataObject) -> None:
+def test_every_bit_counts(sizes: list[int], data: st.DataObject) -> None:
     layout = _layout(sizes)
     values = _gradient(layout, 1)
     before = _checksum(layout, values, [0], lambda offset: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import queue
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
+from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import chunk_count, chunk_range
 from training.modules import GPT2Block, LlamaBlock
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
+from worker.job_on_mesh import JobBuilder
 from worker.weight_loader import WeightInbox
 
 LIMIT_SECONDS = 30
@@ -57,17 +60,20 @@ class WatchedWeightInbox(WeightInbox):
 class Device:
     """A device thread with a job on its mesh, and what it told the core."""
 
-    def __init__(self, config: JobConfig, **settings: Any) -> None:
+    def __init__(
+        self, config: JobConfig, clock: Callable[[], float] = time.perf_counter, **settings: Any
+    ) -> None:
         self.metrics = WorkerMetrics()
         self.inbox = WatchedWeightInbox()
         self.told: queue.Queue[ev.Input] = queue.Queue()
-        self.thread = DeviceThread(self.told.put, None, self.metrics, inbox=self.inbox, **settings)
+        builder = JobBuilder(clock=clock)
+        self.thread = DeviceThread(self.told.put, self.metrics, builder, inbox=self.inbox, **settings)
         self.thread.carry_out(ev.Build("a", config.to_json()), None)
         built = self.until(ev.Built)
         self.elements = built.elements
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
-        self.until(ev.Described)
+        self.until(ev.InitialWeightsMade)
         node_sum = self.thread.sum_of(1)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         self.initial = np.concatenate([part for part in parts if part is not None])
@@ -182,9 +188,13 @@ def test_the_forward_pass_is_under_way_while_the_last_weights_are_held_back(
     device.until_waiting()
     assert blocks == ["blocks.0", "blocks.1"], "as far as the weights go"
     told = [device.told.get(timeout=LIMIT_SECONDS)]
-    assert told == [ev.Loaded("a", 1, 0)] and device.told.empty(), "of the new weights not all are there"
+    assert told == [ev.Loaded("a", Version(1, 0))] and device.told.empty(), (
+        "of the new weights not all are there"
+    )
     device.give(1, last)
-    assert device.told.get(timeout=LIMIT_SECONDS) == ev.Loaded("a", 1, 1), "told from within the pass"
+    assert device.told.get(timeout=LIMIT_SECONDS) == ev.Loaded("a", Version(1, 1)), (
+        "told from within the pass"
+    )
     device.until(ev.LeaseComputed)
     assert blocks == ["blocks.0", "blocks.1", "blocks.2"] * 2, "two micro-batches"
 
@@ -260,9 +270,11 @@ def test_a_worker_stops_while_a_lease_waits(make_device: Callable[..., Device]) 
     device.give(1, 0)
     device.perform(3, 1)
     device.until_waiting()
-    device.thread.give_up()
+    device.thread.drop_leases()
     device.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=4, phase=pb.INITIALISE)), None)
-    assert device.until(ev.Described).lease == 4, "the thread is free, as it must be to close the mesh"
+    assert device.until(ev.InitialWeightsMade).lease == 4, (
+        "the thread is free, as it must be to close the mesh"
+    )
 
 
 def test_a_captured_pass_waits_for_all_weights_first(

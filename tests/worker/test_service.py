@@ -1,4 +1,4 @@
-"""What a worker believes of an aggregator: of its Welcome, and of words that were damaged on their way."""
+"""A worker checks an aggregator's Welcome and leaves one whose messages are damaged or of an old epoch."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
 
 
 @pytest.mark.parametrize("heartbeat", [0.0, -5.0, float("nan")])
-def test_a_heartbeat_that_would_have_it_spin_ends_the_link(heartbeat: float) -> None:
-    with pytest.raises(LinkClosed, match=r"its Welcome names a heartbeat of .* expected more than 0"):
+def test_a_heartbeat_that_is_not_positive_ends_the_link(heartbeat: float) -> None:
+    with pytest.raises(LinkClosed, match=r"Welcome.*heartbeat.*more than 0"):
         timeouts_from(pb.Welcome(heartbeat_seconds=heartbeat))
 
 
 @pytest.mark.parametrize(
-    ("first", "told"),
+    ("first", "reason"),
     [
         (
             pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0)),
             "Attend: message 2,",
         ),
-        (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "its first message is no Welcome"),
+        (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "its first message is Heartbeat"),
     ],
     ids=["damaged", "no-welcome"],
 )
-def test_a_worker_that_hears_nonsense_connects_anew_before_a_beat(
-    first: pb.WorkerCommand, told: str, caplog: pytest.LogCaptureFixture
+def test_a_worker_reconnects_after_a_wrong_message_without_waiting_for_a_heartbeat(
+    first: pb.WorkerCommand, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         peer = DamagingPeer("tiermesh.Cluster", first, pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()))
@@ -55,8 +55,8 @@ def test_a_worker_that_hears_nonsense_connects_anew_before_a_beat(
             await worker.start()
             working = asyncio.ensure_future(worker.run())
             await peer.again.wait()
-            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
-            assert f"aggregator {peer.address}: {told}" in caplog.text
+            assert peer.heard[0] == 1, "only Hello was sent"
+            assert f"aggregator {peer.address}: {reason}" in caplog.text
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             await worker.stop()
@@ -65,10 +65,10 @@ def test_a_worker_that_hears_nonsense_connects_anew_before_a_beat(
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
+def test_a_worker_refuses_an_aggregator_of_an_older_epoch(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The newer one damages its words, so that the other one of the list is tried."""
+    # The newer aggregator sends a damaged message, so that the worker tries the older one too.
 
     def aggregator(name: str, epoch: int) -> DamagingPeer:
         welcome = pb.Welcome(name=name, heartbeat_seconds=5.0)
@@ -91,9 +91,9 @@ def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
             await worker.start()
             working = asyncio.ensure_future(worker.run())
             await newer.again.wait()
-            told = f"aggregator {older.address}: a is of epoch 4, this worker has obeyed epoch 5"
-            assert told in caplog.text
-            assert older.heard == [1], "Hello alone"
+            (reason,) = [line for line in caplog.messages if f"aggregator {older.address}: " in line]
+            assert "epoch 4, expected at least 5" in reason
+            assert older.heard == [1], "only Hello was sent"
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
             await worker.stop()
@@ -102,8 +102,8 @@ def test_a_worker_works_for_no_epoch_below_the_one_that_it_has_obeyed(
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_a_peer_that_takes_connections_and_says_nothing_is_waited_for_no_longer_than_for_welcome() -> None:
-    """As a frozen one does: its kernel answers. gRPC itself would wait 20 s for it."""
+def test_the_wait_for_a_silent_peer_s_welcome_is_bounded() -> None:
+    # A frozen peer's kernel still accepts connections. gRPC itself would wait 20 s for an answer.
 
     async def scenario() -> None:
         welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))

@@ -1,4 +1,4 @@
-"""Memory of leases' sums is used again, but never while an aggregator may still read it."""
+"""Memory of leases' sums is reused, but never while an aggregator may still read it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from worker.sum_memory import SumMemory
 ELEMENTS = CHUNK_ELEMENTS + 10
 
 
-def test_memory_rests_until_newer_weights_have_come() -> None:
+def test_retired_memory_is_reused_when_newer_weights_have_arrived() -> None:
     memory = SumMemory()
     first = memory.take(ELEMENTS, 4)
-    memory.rest(first)
+    memory.retire(first)
     assert memory.take(ELEMENTS, 4).values is not first.values, "an aggregator may still add it up"
-    memory.committed()
+    memory.reuse_retired()
     assert memory.take(ELEMENTS, 4).values is first.values
     assert memory.take(ELEMENTS, 4).values is not first.values, "it is in use"
 
 
-def test_what_no_step_needed_is_given_back() -> None:
+def test_memory_that_a_step_did_not_need_is_freed() -> None:
     memory = SumMemory()
     held = [memory.take(ELEMENTS, 4) for _ in range(3)]
     for each in held:
-        memory.rest(each)
-    memory.committed()
-    memory.rest(memory.take(ELEMENTS, 4))
-    memory.committed()
+        memory.retire(each)
+    memory.reuse_retired()
+    memory.retire(memory.take(ELEMENTS, 4))
+    memory.reuse_retired()
     assert len(memory._free) == 1, "a step of one lease needs memory for one"
 
 
 @pytest.mark.parametrize("wire_bytes", [2, 4])
-def test_an_aggregator_on_this_host_sees_it_in_the_wire_type(wire_bytes: int) -> None:
+def test_an_aggregator_on_this_host_sees_sums_in_the_wire_type(wire_bytes: int) -> None:
     memory = SumMemory()
     memory.sharing = True
     taken = memory.take(ELEMENTS, wire_bytes)
@@ -51,16 +51,16 @@ def test_an_aggregator_on_this_host_sees_it_in_the_wire_type(wire_bytes: int) ->
     assert taken.chunk(1).size == 10
 
 
-def test_what_was_made_for_one_kind_of_link_is_not_used_for_another() -> None:
+def test_private_memory_is_not_reused_for_a_shared_sum() -> None:
     memory = SumMemory()
     plain = memory.take(ELEMENTS, 4)
-    memory.rest(plain)
-    memory.committed()
+    memory.retire(plain)
+    memory.reuse_retired()
     memory.sharing = True
     assert memory.take(ELEMENTS, 4).shared is not None
 
 
-def test_without_memory_to_share_sums_are_sent(
+def test_sums_are_sent_when_no_shared_memory_can_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -70,4 +70,4 @@ def test_without_memory_to_share_sums_are_sent(
     memory = SumMemory()
     memory.sharing = True
     assert memory.take(ELEMENTS, 4).shared is None
-    assert "gradients over gRPC: no shared memory can be made for them here" in caplog.text
+    assert "gRPC" in caplog.text and "No space left on device" in caplog.text

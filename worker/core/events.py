@@ -1,4 +1,7 @@
-"""What goes into the worker's core and what comes out of it. Plain data."""
+"""Inputs and effects of the worker's core: plain data.
+
+The service and the device thread pass inputs to `WorkerCore.handle` and carry out the effects that it returns.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,19 @@ from protos.cluster_pb2 import BatchLoss, Checksum, Lease
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.protocol.envelope import WorkerBody, WorkerOrder
 from services.protocol.plan import WireTypes
+from services.protocol.versions import Version
 
 # ---- inputs ----
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The control stream to an aggregator is up."""
+    """The control stream to an aggregator is open."""
 
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The streams to the aggregator are down."""
+    """The streams to the aggregator have ended."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,24 @@ class Ordered:
 
 @dataclass(frozen=True)
 class WeightsArrived:
-    """A chunk of weights came; its bytes match its header."""
+    """A chunk of weights has arrived, and its payload has been checked against its header."""
 
     header: ChunkHeader
 
 
 @dataclass(frozen=True)
 class Built:
-    """The job is built on the mesh."""
+    """The job is built on the mesh.
+
+    Attributes:
+        job: id of the job.
+        layout_hash: hash of the model's layout, which all workers of a job must share.
+        elements: number of elements of the layout.
+        evaluation_batches: number of held-out batches.
+        tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
+        fingerprint: what the bits of this worker's gradients depend on.
+        wire: types in which the job's tensors travel.
+    """
 
     job: str
     layout_hash: str
@@ -52,7 +66,13 @@ class Built:
 
 @dataclass(frozen=True)
 class BuildFailed:
-    """The job can't be built here; with `unfit`, because the mesh can't be opened, which may change."""
+    """The job can't be built on this worker.
+
+    Attributes:
+        job: id of the job.
+        reason: one line for people.
+        unfit: whether the mesh could not be opened. That may change, so the worker tries again.
+    """
 
     job: str
     reason: str
@@ -61,7 +81,7 @@ class BuildFailed:
 
 @dataclass(frozen=True)
 class BuildDue:
-    """The time that BuildLater asked for is over."""
+    """The pause of the BuildLater with this number is over."""
 
     attempt: int
 
@@ -71,13 +91,18 @@ class Loaded:
     """The complete weights of a version are on the mesh."""
 
     job: str
-    generation: int
-    step: int
+    version: Version
 
 
 @dataclass(frozen=True)
-class Described:
-    """The initial weights are made."""
+class InitialWeightsMade:
+    """An INITIALISE lease has made the initial weights.
+
+    Attributes:
+        lease: id of the lease.
+        layout_json: the model's layout, see `Layout.dumps`.
+        files: files of a checkpoint that describe the model, by name.
+    """
 
     lease: int
     layout_json: str
@@ -86,8 +111,14 @@ class Described:
 
 @dataclass(frozen=True)
 class NodeReady:
-    """The node's sum is in place from this chunk to the last; with chunk 0 what is told of its micro-batches: losses,
-    and which of them have gradients that are not finite."""
+    """The sum of a TRAIN lease is computed from one chunk to the last.
+
+    Attributes:
+        lease: id of the lease.
+        chunk: index of the first chunk that is computed.
+        losses: losses of the lease's micro-batches, given with chunk 0.
+        non_finite: micro-batches whose gradients are not finite, given with chunk 0.
+    """
 
     lease: int
     chunk: int
@@ -97,8 +128,14 @@ class NodeReady:
 
 @dataclass(frozen=True)
 class LeaseComputed:
-    """All of a TRAIN lease is computed, in so many seconds beside those in which it waited for weights, or of a VERIFY
-    lease; with the checksums that it asked for."""
+    """A TRAIN or VERIFY lease is computed.
+
+    Attributes:
+        lease: id of the lease.
+        seconds: time it took without waiting for weights; 0 for a VERIFY lease.
+        tokens: tokens (or samples) it trained on; 0 for a VERIFY lease.
+        checksums: checksums of the micro-batches that the lease names for it.
+    """
 
     lease: int
     seconds: float
@@ -108,7 +145,7 @@ class LeaseComputed:
 
 @dataclass(frozen=True)
 class LeaseEvaluated:
-    """All of an EVALUATE lease is evaluated."""
+    """An EVALUATE lease is computed."""
 
     lease: int
     losses: tuple[BatchLoss, ...]
@@ -116,7 +153,7 @@ class LeaseEvaluated:
 
 @dataclass(frozen=True)
 class LeaseFailed:
-    """A lease can't be fulfilled."""
+    """A lease can't be computed on this worker."""
 
     lease: int
     reason: str
@@ -131,7 +168,7 @@ Input = (
     | BuildFailed
     | BuildDue
     | Loaded
-    | Described
+    | InitialWeightsMade
     | NodeReady
     | LeaseComputed
     | LeaseEvaluated
@@ -142,7 +179,7 @@ Input = (
 
 
 @dataclass(frozen=True)
-class Say:
+class ToAggregator:
     """Send a message to the aggregator."""
 
     body: WorkerBody
@@ -150,7 +187,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Build:
-    """Build the job on the mesh, then tell with Built or BuildFailed."""
+    """Build the job on the mesh. The answer is Built or BuildFailed."""
 
     job: str
     spec_json: str
@@ -158,7 +195,7 @@ class Build:
 
 @dataclass(frozen=True)
 class BuildLater:
-    """After so long, tell with BuildDue."""
+    """Wait, then answer with BuildDue."""
 
     attempt: int
     seconds: float
@@ -171,16 +208,16 @@ class DropJob:
 
 @dataclass(frozen=True)
 class Load:
-    """Put the payload that just arrived on the mesh; with the last one of its version, tell with Loaded."""
+    """Put the payload that has just arrived on the mesh. The answer to a version's last chunk is Loaded."""
 
     header: ChunkHeader
 
 
 @dataclass(frozen=True)
 class Perform:
-    """Fulfil a lease, as fast as its weights arrive, the first of which have.
+    """Compute a lease as its weights arrive; the first of them has arrived.
 
-    Tell of it with Described, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed.
+    The answers are InitialWeightsMade, NodeReady, LeaseComputed, LeaseEvaluated or LeaseFailed.
     """
 
     lease: Lease
@@ -188,9 +225,9 @@ class Perform:
 
 @dataclass(frozen=True)
 class DropLease:
-    """Stop working on a lease and forget its sum."""
+    """Stop computing a lease and free its sum."""
 
     lease: int
 
 
-Effect = Say | Build | BuildLater | DropJob | Load | Perform | DropLease
+Effect = ToAggregator | Build | BuildLater | DropJob | Load | Perform | DropLease

@@ -1,4 +1,4 @@
-"""Dialogues with the worker's core, one line for each effect."""
+"""Dialogues with the worker's core, in which each effect is one line of text."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 
 
-def line(effect: ev.Effect) -> str:
-    """An effect on one line."""
+def describe_effect(effect: ev.Effect) -> str:
+    """Return an effect as one line, such as `load #2` or `send Ready with 1.0`."""
     match effect:
-        case ev.Say(pb.Ready() as body):
-            return f"say ready{f', holds {body.generation}.{body.step}' if body.holds else ''}"
-        case ev.Say(pb.WeightsLoaded() as body):
-            return f"say holding {body.generation}.{body.step}"
-        case ev.Say(pb.Failure() as body):
-            return f"say {'unfit' if body.retries else 'unable'}: {body.reason}"
-        case ev.Say():
-            return f"say {type(effect.body).__name__.lower()}"
+        case ev.ToAggregator(pb.Ready() as body):
+            return f"send Ready{f' with {body.generation}.{body.step}' if body.holds else ''}"
+        case ev.ToAggregator(pb.WeightsLoaded() as body):
+            return f"send WeightsLoaded {body.generation}.{body.step}"
+        case ev.ToAggregator(pb.Failure() as body):
+            return f"send Failure{', retries' if body.retries else ''}: {body.reason}"
+        case ev.ToAggregator():
+            return f"send {type(effect.body).__name__}"
         case ev.Load():
             return f"load #{effect.header.index}"
         case ev.Perform():
@@ -38,35 +39,39 @@ def line(effect: ev.Effect) -> str:
 
 
 class Dialogue:
-    """A worker's core, and what was said to it."""
+    """A worker's core, and methods that give it inputs and return its effects as lines.
+
+    Args:
+        chunks: number of chunks of the job's layout.
+    """
 
     def __init__(self, chunks: int = 3) -> None:
         self.core = WorkerCore(name="w")
         self.chunks = chunks
 
     def give(self, event: ev.Input) -> list[str]:
-        """Any input."""
-        return [line(effect) for effect in self.core.handle(event)]
+        """Give any input."""
+        return [describe_effect(effect) for effect in self.core.handle(event)]
 
     def connect(self, epoch: int = 1) -> list[str]:
-        """The streams to an aggregator come up."""
+        """Open the streams to an aggregator, and let it send its Welcome."""
         self.give(ev.Connected())
         return self.order(pb.Welcome(name="agg"), epoch)
 
     def order(self, body: Any, epoch: int | None = None) -> list[str]:
-        """An order of the aggregator."""
+        """Give an order of the aggregator; by default under the epoch that the core knows."""
         return self.give(ev.Ordered(self.core.epoch if epoch is None else epoch, body))
 
     def join(self, job: str = "a") -> list[str]:
-        """The aggregator has a job built."""
+        """Order the worker to join a job."""
         return self.order(pb.Join(job=job, spec_json="{}"))
 
     def built(self, job: str = "a") -> list[str]:
-        """The job is built."""
+        """Report that the job is built."""
         return self.give(ev.Built(job, "hash", self.chunks * CHUNK_ELEMENTS, 2, 10))
 
     def weights(self, generation: int, step: int, *indices: int, **fields: Any) -> list[str]:
-        """Chunks of weights; all of them unless some are named."""
+        """Let chunks of weights arrive: those with `indices`, or all."""
         lines = []
         for index in indices or range(self.chunks):
             values = {"job": "a", "epoch": self.core.epoch, "kind": WEIGHTS, **fields}
@@ -75,8 +80,8 @@ class Dialogue:
         return lines
 
     def loaded(self, generation: int, step: int) -> list[str]:
-        """The weights are on the mesh."""
-        return self.give(ev.Loaded("a", generation, step))
+        """Report that all weights of a version are on the mesh."""
+        return self.give(ev.Loaded("a", Version(generation, step)))
 
     def lease(
         self,
@@ -87,7 +92,7 @@ class Dialogue:
         phase: Any = pb.TRAIN,
         chunks: Iterable[int] = (),
     ) -> list[str]:
-        """A lease is granted."""
+        """Grant a lease of two micro-batches."""
         return self.order(
             pb.Lease(
                 job="a",
@@ -101,7 +106,7 @@ class Dialogue:
         )
 
     def sent(self) -> list[str]:
-        """The chunks that may be sent now."""
+        """Send all chunks that may be sent now, and return a line for each."""
         lines = []
         while (header := self.core.next_chunk()) is not None:
             losses = f" losses {list(header.losses)}" if header.losses else ""
@@ -110,8 +115,8 @@ class Dialogue:
         return lines
 
 
-def holding(chunks: int = 3) -> Dialogue:
-    """A worker that holds the weights of 1.0."""
+def start_with_weights(chunks: int = 3) -> Dialogue:
+    """Return a dialogue with a worker that has joined job a and loaded the weights of version 1.0."""
     talk = Dialogue(chunks)
     talk.connect()
     talk.join()

@@ -1,4 +1,4 @@
-"""Whatever an aggregator orders, in any state: the worker's core obeys or passes it over, and keeps little of it."""
+"""Random orders in random states: the worker's core obeys or ignores each, and its memory stays bounded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import wrap
+from services.protocol.versions import Version
 from tests.support.anything import message
-from tests.support.dialogues.worker import Dialogue, holding
+from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
-from worker.core.worker import MOST_LEASES, MOST_WINDOWS
+from worker.core.leases import MOST_LEASES, MOST_WINDOWS
 
 CHUNKS = 3
 LIKELY = {
@@ -38,7 +39,7 @@ INPUTS = st.one_of(
     st.builds(ev.NodeReady, LEASES, st.integers(0, CHUNKS), st.just((1.0, 2.0))),
     st.builds(ev.LeaseComputed, LEASES, st.just(1.0), st.just(8)),
     st.builds(ev.LeaseFailed, LEASES, st.just("broke")),
-    st.builds(ev.Loaded, st.just("a"), st.just(1), st.integers(0, 3)),
+    st.builds(ev.Loaded, st.just("a"), st.builds(Version, st.just(1), st.integers(0, 3))),
     st.builds(ev.BuildFailed, st.just("a"), st.just("no mesh"), st.booleans()),
     st.builds(ev.BuildDue, st.integers(0, 3)),
     st.sampled_from([ev.Connected(), ev.Disconnected()]),
@@ -52,7 +53,7 @@ def connected() -> Dialogue:
 
 
 def leased() -> Dialogue:
-    talk = holding(CHUNKS)
+    talk = start_with_weights(CHUNKS)
     talk.lease(1)
     return talk
 
@@ -60,7 +61,7 @@ def leased() -> Dialogue:
 STATES: dict[str, Callable[[], Dialogue]] = {
     "alone": lambda: Dialogue(CHUNKS),
     "connected": connected,
-    "holding": lambda: holding(CHUNKS),
+    "with weights": lambda: start_with_weights(CHUNKS),
     "leased": leased,
 }
 
@@ -68,34 +69,33 @@ STATES: dict[str, Callable[[], Dialogue]] = {
 @pytest.mark.parametrize("state", STATES)
 @settings(max_examples=120, deadline=None)
 @given(inputs=st.lists(INPUTS, min_size=1, max_size=12))
-def test_nothing_that_an_aggregator_orders_stops_a_worker(state: str, inputs: list[ev.Input]) -> None:
+def test_no_sequence_of_orders_breaks_the_core(state: str, inputs: list[ev.Input]) -> None:
     talk = STATES[state]()
     for event in inputs:
         for effect in talk.core.handle(event):
-            if isinstance(effect, ev.Say):
+            if isinstance(effect, ev.ToAggregator):
                 wrap(pb.WorkerMessage, talk.core.epoch, effect.body).SerializeToString()
         assert all(len(held.queue) <= CHUNKS for held in talk.core.leases.values())
     sent = sum(1 for _ in iter(talk.core.next_chunk, None))
     assert sent <= CHUNKS * len(talk.core.leases)
 
 
-def test_leases_without_end_are_refused() -> None:
-    talk = holding()
+def test_leases_beyond_the_maximum_are_refused() -> None:
+    talk = start_with_weights()
     for lease in range(1, MOST_LEASES + 1):
         assert talk.lease(lease) == [f"perform {lease}"]
     (line,) = talk.lease(MOST_LEASES + 1)
-    assert line == f"say unable: it holds {MOST_LEASES} leases already, the most that a worker takes"
+    assert line.startswith("send Failure: ") and f"{MOST_LEASES} leases" in line
 
 
-def test_windows_without_end_are_not_kept() -> None:
-    talk = holding()
+def test_windows_beyond_the_maximum_are_forgotten() -> None:
+    talk = start_with_weights()
     for step in range(3 * MOST_WINDOWS):
         talk.order(pb.Window(job="a", generation=1, step=step, limit=1))
-    assert len(talk.core._limits) <= MOST_WINDOWS
-    assert max(talk.core._limits) == (1, 3 * MOST_WINDOWS - 1)
+    assert len(talk.core.windows) <= MOST_WINDOWS
 
 
-def test_a_mesh_that_is_unfit_for_weeks_is_still_tried_again() -> None:
+def test_a_mesh_that_stays_unfit_is_tried_again_without_end() -> None:
     talk = connected()
     talk.join()
     for attempt in range(1, 1200):
@@ -104,8 +104,8 @@ def test_a_mesh_that_is_unfit_for_weeks_is_still_tried_again() -> None:
     assert line == "build after 300 s (1199)"
 
 
-def test_one_order_names_a_chunk_once_however_often_it_says_so() -> None:
-    talk = holding()
+def test_a_chunk_that_a_lease_names_often_is_queued_once() -> None:
+    talk = start_with_weights()
     everything = pb.Range(first=0, count=(1 << 32) - 1)
     talk.order(
         pb.Lease(job="a", generation=1, lease=5, phase=pb.TRAIN, count=1, chunks=[everything] * 200_000)

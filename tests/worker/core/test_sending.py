@@ -1,4 +1,4 @@
-"""What the worker's core lets be sent, and in which order: gradients as they become ready, within the window."""
+"""The worker's core decides which chunks may be sent: computed ones, in the agreed order, inside the window."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEI
 from services.protocol.plan import WINDOW_CHUNKS, WireTypes
 from services.tensors.chunk_ranges import to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
-from tests.support.dialogues.worker import Dialogue, holding
+from services.tensors.stripes import Stripe
+from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
 
 
 def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
-    talk = holding()
+    talk = start_with_weights()
     talk.lease(7)
     assert talk.lease(7) == [], "repeated"
     assert talk.sent() == []
@@ -20,27 +21,27 @@ def test_a_node_is_sent_last_chunk_first_as_it_becomes_ready() -> None:
     assert talk.sent() == ["7 #2", "7 #1"]
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.sent() == ["7 #0 losses [1.0, 2.0]"]
-    assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == ["say computed"]
+    assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == ["send Computed"]
 
 
-def test_each_lane_takes_its_chunks_in_the_agreed_order() -> None:
-    talk = holding(7)
+def test_each_stripe_sends_its_chunks_in_the_agreed_order() -> None:
+    talk = start_with_weights(7)
     talk.lease(5)
     talk.give(ev.NodeReady(5, 1))
 
-    def sent(lane: int) -> list[int]:
+    def sent(index: int) -> list[int]:
         taken = []
-        while (header := talk.core.next_chunk(lane, 3)) is not None:
+        while (header := talk.core.next_chunk(Stripe(index, 3))) is not None:
             taken.append(header.index)
         return taken
 
     assert sent(1) == [4, 1]
-    assert sent(0) == [6, 3], "chunk 0 is not in place yet"
+    assert sent(0) == [6, 3], "chunk 0 is not computed yet"
     assert sent(2) == [5, 2]
 
 
-def test_gradients_that_are_not_finite_are_named_with_the_last_chunk_however_often_it_goes() -> None:
-    talk = holding()
+def test_non_finite_gradients_are_named_with_chunk_0_each_time_it_is_sent() -> None:
+    talk = start_with_weights()
     talk.lease(7)
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0), (NonFinite(micro_batch=1, parameter="w"),)))
     assert talk.sent() == ["7 #2", "7 #1", "7 #0 losses [1.0, 2.0] not finite 1"]
@@ -48,15 +49,15 @@ def test_gradients_that_are_not_finite_are_named_with_the_last_chunk_however_oft
     assert talk.sent() == ["7 #0 losses [1.0, 2.0] not finite 1"]
 
 
-def test_only_what_is_wanted_of_a_node_is_sent() -> None:
-    talk = holding()
+def test_only_the_chunks_that_a_lease_names_are_sent() -> None:
+    talk = start_with_weights()
     talk.lease(7, chunks=[0, 2])
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.sent() == ["7 #2", "7 #0 losses [1.0, 2.0]"]
 
 
 def test_chunks_are_sent_again_when_asked() -> None:
-    talk = holding()
+    talk = start_with_weights()
     talk.lease(7)
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     talk.sent()
@@ -67,22 +68,22 @@ def test_chunks_are_sent_again_when_asked() -> None:
 
 
 def test_nothing_is_sent_beyond_the_window() -> None:
-    talk = holding(chunks=40)
+    talk = start_with_weights(chunks=40)
     talk.lease(7)
     talk.lease(8)
     for lease in (7, 8):
         talk.give(ev.NodeReady(lease, 0, (1.0, 2.0)))
-    assert len(talk.sent()) == 2 * WINDOW_CHUNKS, "what is before the window's end, of each lease"
+    assert len(talk.sent()) == 2 * WINDOW_CHUNKS, "of each lease, the chunks inside the window"
     talk.order(pb.Window(job="a", generation=1, step=0, limit=WINDOW_CHUNKS + 8))
     talk.order(pb.Window(job="a", generation=1, step=0, limit=WINDOW_CHUNKS + 4))
     last = 39 - WINDOW_CHUNKS
     assert talk.sent() == [f"{lease} #{chunk}" for lease in (7, 8) for chunk in range(last, last - 4, -1)], (
-        "the newest window counts, be it narrower: it begins anew after sums were lost"
+        "the newest window counts, also a narrower one: it starts over after sums were lost"
     )
 
 
 def test_a_window_belongs_to_one_aggregator() -> None:
-    talk = holding(chunks=40)
+    talk = start_with_weights(chunks=40)
     talk.order(pb.Window(job="a", generation=1, step=0, limit=40))
     talk.give(ev.Disconnected())
     talk.connect(epoch=2)
@@ -98,22 +99,22 @@ def test_initial_weights_are_sent_first_chunk_first_when_asked() -> None:
     talk.join()
     talk.built()
     assert talk.lease(7, 0, 0, phase=pb.INITIALISE) == ["perform 7"]
-    assert talk.give(ev.Described(7, "layout", {})) == ["say description"]
-    assert talk.sent() == [], "the optimizer says what it lacks"
+    assert talk.give(ev.InitialWeightsMade(7, "layout", {})) == ["send Description"]
+    assert talk.sent() == [], "the optimizer asks for the chunks it misses"
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 2])))
     header = talk.core.next_chunk()
     assert header is not None and (header.index, header.kind) == (0, INITIAL_WEIGHTS)
     assert talk.sent() == ["7 #2"]
 
 
-def test_gradients_are_sent_in_the_job_s_type_and_initial_weights_in_float32() -> None:
+def test_gradients_have_the_job_s_wire_type_and_initial_weights_float32() -> None:
     talk = Dialogue(chunks=1)
     talk.connect()
     talk.join()
     wire = WireTypes(gradients=BFLOAT16, weights=FLOAT16)
     talk.give(ev.Built("a", "hash", CHUNK_ELEMENTS, 2, 10, wire=wire))
     talk.lease(7, 0, phase=pb.INITIALISE)
-    talk.give(ev.Described(7, "layout", {}))
+    talk.give(ev.InitialWeightsMade(7, "layout", {}))
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
     initial = talk.core.next_chunk()
     talk.weights(1, 0)

@@ -1,46 +1,46 @@
-"""The worker's core obeys one aggregator, builds one job and takes its weights."""
+"""The worker's core obeys one aggregator, builds one job and receives its weights."""
 
 from __future__ import annotations
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
-from tests.support.dialogues.worker import Dialogue, holding
+from tests.support.dialogues.worker import Dialogue, start_with_weights
 from worker.core import events as ev
 
 # ---- the aggregator ----
 
 
-def test_hello_says_what_this_worker_has_seen() -> None:
-    talk = holding()
+def test_hello_names_the_epoch_seen_and_the_layout() -> None:
+    talk = start_with_weights()
     hello = talk.core.hello("one")
     assert (hello.epoch_seen, hello.layout_hash, hello.incarnation) == (1, "hash", "one")
     assert (hello.shard_index, hello.shard_count) == (0, 1)
 
 
-def test_orders_of_a_former_aggregator_are_not_obeyed() -> None:
+def test_orders_of_an_older_epoch_are_ignored() -> None:
     talk = Dialogue()
     talk.connect(epoch=5)
     assert talk.order(pb.Join(job="a"), epoch=4) == []
     assert talk.order(pb.Join(job="a"), epoch=5) == ["build a"]
 
 
-def test_nothing_is_said_before_welcome() -> None:
-    talk = holding()
+def test_nothing_is_sent_before_the_welcome() -> None:
+    talk = start_with_weights()
     talk.give(ev.Disconnected())
     talk.give(ev.Connected())
     talk.weights(1, 1)
     assert talk.loaded(1, 1) == []
     talk.order(pb.Welcome(), epoch=2)
-    assert talk.join() == ["say ready, holds 1.1"], "the job is still built"
+    assert talk.join() == ["send Ready with 1.1"], "the job is still built"
 
 
-def test_a_broken_link_voids_the_leases_but_not_the_weights() -> None:
-    talk = holding()
+def test_a_broken_link_drops_the_leases_and_keeps_the_weights() -> None:
+    talk = start_with_weights()
     talk.lease(7)
     assert talk.give(ev.Disconnected()) == ["drop lease 7"]
     assert talk.sent() == []
     talk.connect(epoch=2)
-    assert talk.join() == ["say ready, holds 1.0"]
+    assert talk.join() == ["send Ready with 1.0"]
     assert talk.lease(8) == ["perform 8"]
 
 
@@ -52,47 +52,49 @@ def test_a_job_is_built_once() -> None:
     talk.connect()
     assert talk.join() == ["build a"]
     assert talk.join() == [], "being built"
-    assert talk.built() == ["say ready"]
-    assert talk.join() == ["say ready"]
+    assert talk.built() == ["send Ready"]
+    assert talk.join() == ["send Ready"]
     assert talk.join("b") == ["drop job", "build b"]
-    assert talk.built("a") == [], "not wanted any more"
+    assert talk.built("a") == [], "the worker has left it"
 
 
 def test_a_job_that_cannot_be_built() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
-    assert talk.give(ev.BuildFailed("a", "no such corpus")) == ["say unable: no such corpus"]
+    assert talk.give(ev.BuildFailed("a", "no such corpus")) == ["send Failure: no such corpus"]
     assert talk.join() == ["build a"], "it can be tried again"
 
 
-def test_a_mesh_that_cannot_be_opened_is_tried_again_less_and_less_often() -> None:
+def test_pauses_between_tries_to_open_a_mesh_grow() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
     waits = []
     for attempt in range(1, 9):
-        said, later = talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
-        assert said == "say unfit: chips busy"
+        failure, later = talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
+        assert failure == "send Failure, retries: chips busy"
         waits.append(float(later.split()[2]))
         assert talk.give(ev.BuildDue(attempt)) == ["build a"]
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300]
-    assert talk.built() == ["say ready"]
+    assert talk.built() == ["send Ready"]
     assert talk.join("b") == ["drop job", "build b"]
-    assert talk.give(ev.BuildFailed("b", "busy", unfit=True))[1] == "build after 5 s (9)", "counted anew"
+    assert talk.give(ev.BuildFailed("b", "busy", unfit=True))[1] == "build after 5 s (9)", (
+        "the pauses start over with the next job"
+    )
 
 
-def test_an_unfit_worker_says_so_to_the_next_aggregator() -> None:
+def test_an_unfit_worker_reports_it_to_the_next_aggregator() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
     talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
     talk.give(ev.Disconnected())
     talk.connect(epoch=2)
-    assert talk.join() == ["say unfit: chips busy"]
+    assert talk.join() == ["send Failure, retries: chips busy"]
 
 
-def test_a_try_that_is_not_wanted_any_more() -> None:
+def test_a_stale_try_to_build_is_ignored() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
@@ -100,14 +102,14 @@ def test_a_try_that_is_not_wanted_any_more() -> None:
     assert talk.order(pb.Leave(job="a")) == ["drop job"]
     assert talk.give(ev.BuildDue(1)) == []
     assert talk.join() == ["build a"]
-    assert talk.give(ev.BuildDue(1)) == [], "of the time before"
+    assert talk.give(ev.BuildDue(1)) == [], "its job was left and joined again"
     talk.give(ev.BuildFailed("a", "chips busy", unfit=True))
-    assert talk.built() == ["say ready"]
+    assert talk.built() == ["send Ready"]
     assert talk.give(ev.BuildDue(2)) == [], "it is built"
 
 
-def test_leaving_a_job_drops_all_of_it() -> None:
-    talk = holding()
+def test_leaving_a_job_drops_its_leases_and_its_mesh() -> None:
+    talk = start_with_weights()
     talk.lease(7)
     assert talk.order(pb.Leave(job="b")) == []
     assert talk.order(pb.Leave(job="a")) == ["drop lease 7", "drop job"]
@@ -126,35 +128,35 @@ def test_weights_of_a_version() -> None:
     assert talk.weights(1, 0, 0, 1) == ["load #0", "load #1"]
     assert talk.weights(1, 0, 1) == [], "repeated"
     assert talk.weights(1, 0, 2) == ["load #2"]
-    assert talk.loaded(1, 0) == ["say holding 1.0"]
-    assert talk.loaded(1, 7) == [], "not what came last"
+    assert talk.loaded(1, 0) == ["send WeightsLoaded 1.0"]
+    assert talk.loaded(1, 7) == [], "another version arrived last"
 
 
-def test_stale_weights_change_nothing() -> None:
-    talk = holding()
+def test_stale_weights_are_ignored() -> None:
+    talk = start_with_weights()
     talk.weights(2, 1)
     talk.loaded(2, 1)
     assert talk.weights(2, 0) == [] and talk.weights(1, 9) == [], "older versions"
     assert talk.weights(2, 2, epoch=9) == [] and talk.weights(2, 2, job="b") == []
     assert talk.weights(2, 2, 7) == [], "no such chunk"
     assert talk.weights(2, 2, kind=GRADIENT) == []
-    assert talk.lease(7, 2, 1) == ["perform 7"], "it still holds what it held"
+    assert talk.lease(7, 2, 1) == ["perform 7"], "its weights are still those of 2.1"
 
 
-def test_new_weights_tell_of_the_commit() -> None:
-    talk = holding()
+def test_new_weights_mean_that_the_step_is_committed() -> None:
+    talk = start_with_weights()
     talk.lease(7)
     talk.give(ev.NodeReady(7, 0, (1.0, 2.0)))
     assert talk.weights(1, 1, 0) == ["drop lease 7", "load #0"]
     assert talk.sent() == []
-    assert talk.lease(8) == [], "of weights that are overwritten"
+    assert talk.lease(8) == [], "its weights are being overwritten"
     assert talk.give(ev.LeaseComputed(7, 1.0, 10)) == []
 
 
 def test_a_newer_version_overtakes_one_that_is_being_loaded() -> None:
-    talk = holding()
+    talk = start_with_weights()
     talk.weights(1, 1)
     talk.weights(1, 2, 0)
     assert talk.loaded(1, 1) == []
     talk.weights(1, 2, 1, 2)
-    assert talk.loaded(1, 2) == ["say holding 1.2"]
+    assert talk.loaded(1, 2) == ["send WeightsLoaded 1.2"]

@@ -1,0 +1,77 @@
+"""What a worker's core knows of its job: whether it is built, and which weights have arrived for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.protocol.versions import Version
+from services.tensors.layout import chunk_count
+from worker.core.events import Built
+
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
+"""Pause before a mesh that can't be opened is tried again. It doubles with each failure, up to the second number."""
+
+
+@dataclass
+class JoinedJob:
+    """The job that the aggregator ordered this worker to join.
+
+    Attributes:
+        job: id of the job.
+        spec_json: config of the job, a `JobConfig` as JSON.
+        built: the result of building it; None while it is being built.
+        receiving: version of the weights that arrived last.
+        received: indices of the chunks of that version that have arrived.
+        loaded: version whose complete weights are on the mesh; None while newer ones arrive.
+        unfit_reason: why the mesh could not be opened; empty if it was opened or not tried yet.
+        attempt: number of the BuildLater that the worker waits for; 0 for none.
+    """
+
+    job: str
+    spec_json: str
+    built: Built | None = None
+    receiving: Version | None = None
+    received: set[int] = field(default_factory=set)
+    loaded: Version | None = None
+    unfit_reason: str = ""
+    attempt: int = 0
+    _pause_seconds: float = FIRST_RETRY_SECONDS
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the layout; 0 while the job is being built."""
+        return chunk_count(self.built.elements) if self.built else 0
+
+    def note_built(self, built: Built) -> None:
+        """Record that the job is on the mesh."""
+        self.built = built
+        self.unfit_reason, self.attempt, self._pause_seconds = "", 0, FIRST_RETRY_SECONDS
+
+    def note_unfit(self, reason: str, attempt: int) -> float:
+        """Record that the mesh can't be opened, and return the seconds until the next try."""
+        self.unfit_reason, self.attempt = reason, attempt
+        pause_seconds = self._pause_seconds
+        self._pause_seconds = min(2 * pause_seconds, LONGEST_RETRY_SECONDS)
+        return pause_seconds
+
+    def accepts(self, header: ChunkHeader) -> bool:
+        """Return whether a chunk belongs to this job's weights, of a version that is not outdated."""
+        if (
+            self.built is None
+            or header.job != self.job
+            or header.kind != WEIGHTS
+            or header.index >= self.chunks
+        ):
+            return False
+        return self.receiving is None or version_of(header) >= self.receiving
+
+    def start_receiving(self, version: Version) -> None:
+        """Forget what arrived of older weights: the mesh is about to be overwritten."""
+        self.receiving, self.loaded = version, None
+        self.received.clear()
+
+
+def version_of(message: ChunkHeader) -> Version:
+    """Return the weight version that a chunk belongs to."""
+    return Version(message.generation, message.step)

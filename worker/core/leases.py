@@ -1,0 +1,139 @@
+"""The leases that a worker holds, and which chunks of their sums it may send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.versions import Version
+from services.tensors.chunk_ranges import from_ranges
+from services.tensors.layout import chunk_range
+from services.tensors.stripes import Stripe
+from worker.core.events import Built
+
+MOST_LEASES = 256
+"""Maximum number of leases a worker holds. An aggregator grants a few, and more when other workers die."""
+MOST_WINDOWS = 8
+"""Maximum number of versions whose send windows are kept. The current step needs one, and the next step another."""
+
+
+@dataclass
+class HeldLease:
+    """A lease that this worker has accepted, and the chunks of its sum that are still to be sent.
+
+    Attributes:
+        lease: the aggregator's message.
+        queue: indices of the chunks to send, in the order that all workers agree on.
+        ready_from: chunks from this index to the last are computed.
+        begun: whether the device thread has the lease; before that, the first of its weights must arrive.
+        losses: losses of its micro-batches; known when chunk 0, the last one to be sent, is computed.
+        non_finite: micro-batches whose gradients are not finite; known with the losses.
+    """
+
+    lease: pb.Lease
+    queue: list[int]
+    ready_from: int
+    begun: bool = False
+    losses: tuple[float, ...] = ()
+    non_finite: tuple[NonFinite, ...] = ()
+
+    @classmethod
+    def accept(cls, lease: pb.Lease, chunks: int) -> HeldLease:
+        """Return a lease that has not begun.
+
+        Args:
+            lease: the aggregator's message. Without `lease.chunks`, a TRAIN lease sends its whole sum.
+            chunks: number of chunks of the job's layout.
+        """
+        queue: list[int] = []
+        if lease.phase == pb.TRAIN:
+            wanted = from_ranges(lease.chunks, chunks) if lease.chunks else range(chunks)
+            queue = sorted(wanted, reverse=True)
+        return cls(lease, queue, chunks)
+
+    @property
+    def version(self) -> Version:
+        """Version of the weights that the lease is computed with."""
+        return Version(self.lease.generation, self.lease.step)
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the lease is computed with weights; the lease that makes the initial ones is not."""
+        return self.lease.phase != pb.INITIALISE
+
+    def queue_again(self, chunks: Iterable[int]) -> None:
+        """Queue chunks that the aggregator misses: gradients last chunk first, initial weights first chunk first."""
+        self.queue = sorted({*self.queue, *chunks}, reverse=self.lease.phase == pb.TRAIN)
+
+    def make_header(self, chunk: int, built: Built, epoch: int) -> ChunkHeader:
+        """Return the header of a chunk of the sum; that of chunk 0 carries the losses."""
+        lease = self.lease
+        start, stop = chunk_range(built.elements, chunk)
+        kind = GRADIENT if lease.phase == pb.TRAIN else INITIAL_WEIGHTS
+        header = ChunkHeader(
+            job=lease.job,
+            epoch=epoch,
+            generation=lease.generation,
+            step=lease.step,
+            lease=lease.lease,
+            kind=kind,
+            index=chunk,
+            offset=start,
+            elements=stop - start,
+            dtype=built.wire.dtype_of(kind),
+        )
+        if chunk == 0:
+            header.losses.extend(self.losses)
+            header.non_finite.extend(self.non_finite)
+        return header
+
+
+class SendWindows:
+    """How far ahead of the aggregator's finished chunks a worker may send, by weight version.
+
+    Chunks are sent last first, so a window of n covers the last n chunks of the layout.
+    """
+
+    def __init__(self) -> None:
+        self._limits: dict[Version, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._limits)
+
+    def set(self, version: Version, limit: int) -> None:
+        """Record the window of a version; with too many of them, the oldest version's is forgotten."""
+        self._limits[version] = limit
+        if len(self._limits) > MOST_WINDOWS:
+            del self._limits[min(self._limits)]
+
+    def forget_before(self, version: Version) -> None:
+        """Forget the windows of older versions."""
+        self._limits = {each: limit for each, limit in self._limits.items() if each >= version}
+
+    def clear(self) -> None:
+        """Forget all windows."""
+        self._limits.clear()
+
+    def take_chunk(self, held: HeldLease, stripe: Stripe, chunks: int) -> int | None:
+        """Remove the next chunk that may be sent from a lease's queue and return it; None if it must wait.
+
+        Args:
+            held: the lease.
+            stripe: the chunks that the asking data stream sends.
+            chunks: number of chunks of the job's layout.
+        """
+        position = next((at for at, chunk in enumerate(held.queue) if stripe.contains(chunk)), None)
+        if position is None or not self.may_send(held, held.queue[position], chunks):
+            return None
+        return held.queue.pop(position)
+
+    def may_send(self, held: HeldLease, chunk: int, chunks: int) -> bool:
+        """Return whether a chunk is computed, and inside the window if it is a gradient's."""
+        if chunk < held.ready_from:
+            return False
+        if held.lease.phase == pb.INITIALISE:
+            return True
+        return chunks - 1 - chunk < self._limits.get(held.version, WINDOW_CHUNKS)

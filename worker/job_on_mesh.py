@@ -1,0 +1,218 @@
+"""A job on the mesh: its training step, the weights on their way to it, and what is measured of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.device import Mesh, open_mesh
+from mesh.fingerprint import board_type
+from services.config.job import JobConfig
+from services.instrumentation import timeline
+from services.protocol.plan import WireTypes
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.chunk_messages import bytes_per_element
+from training.parameter_placement import axes_of
+from training.step import PassPhase, TrainingStep
+from worker.core.events import Built
+from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
+from worker.step_interface import Step, StepFactory
+from worker.weight_loader import WeightLoader
+
+log = logging.getLogger("tiermesh.worker")
+
+
+class FirstIteration:
+    """Memory of the job's first micro-batch, phase by phase, from the making of the model on.
+
+    Args:
+        mesh: the mesh whose memory is measured.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._memory = MemoryUsageTracker(mesh)
+        self._has_weights = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether weights are on the mesh and the first micro-batch has not ended."""
+        return self._has_weights and self._memory.capturing
+
+    def begin(self) -> None:
+        """Start measuring."""
+        self._memory.begin_capture()
+
+    def note_model(self) -> None:
+        """End the phase in which the model is made."""
+        self._memory.snapshot("MODEL_CREATION")
+
+    def note_weights(self) -> None:
+        """End the phase in which the first weights are loaded; later weights end none."""
+        if self._memory.capturing:
+            self._memory.snapshot("WEIGHTS_LOADED")
+            self._has_weights = True
+
+    @contextmanager
+    def around(self, phase: PassPhase) -> Iterator[None]:
+        """Record a pass in the timeline, and measure the memory of the first one."""
+        if phase is PassPhase.FORWARD_PASS:
+            span = timeline.span("device", "forward")
+        else:
+            span = timeline.span("device", "backward")
+        with span:
+            yield
+        if self.is_under_way:
+            self._memory.snapshot(phase.value)
+
+    def end(self, job: str, metrics: WorkerMetrics) -> None:
+        """End the measuring and publish it; with TTML_TRACK_MEMORY=1 it is printed too."""
+        self._memory.end_capture("FIRST_ITERATION_COMPLETE")
+        for phase in self._memory.phases:
+            metrics.set_memory(
+                job, phase.name, device=phase.device, device_peak=phase.device_peak, host=phase.host
+            )
+        if os.environ.get(TRACK_MEMORY) == "1":
+            self._memory.print_memory_usage()
+
+    def clear(self) -> None:
+        """Stop measuring."""
+        self._memory.clear()
+
+
+@dataclass(frozen=True)
+class JobOnMesh:
+    """A job that is built.
+
+    Attributes:
+        job: id of the job.
+        mesh: the open mesh.
+        step: the training step.
+        weights: puts weights that arrive on the mesh.
+        wire: types in which the job's tensors travel.
+        meter: samples per second.
+        first_iteration: memory of the first micro-batch.
+    """
+
+    job: str
+    mesh: Mesh
+    step: Step
+    weights: WeightLoader
+    wire: WireTypes
+    meter: PerformanceMeter
+    first_iteration: FirstIteration
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes on the wire of one element of a gradient."""
+        return bytes_per_element(self.wire.gradients)
+
+    def describe(self) -> Built:
+        """Return what the core needs to know of the job."""
+        return Built(
+            job=self.job,
+            layout_hash=self.step.layout.hash,
+            elements=self.step.layout.elements,
+            evaluation_batches=self.step.evaluation_batches,
+            tokens_per_micro_batch=self.step.tokens_per_micro_batch,
+            fingerprint=self.step.fingerprint(),
+            wire=self.wire,
+        )
+
+    def close(self) -> None:
+        """Free the mesh."""
+        try:
+            self.first_iteration.clear()
+            self.step.close()
+        finally:
+            self.mesh.close()
+        log.info("job %s: the mesh of %s is closed", self.job, list(self.mesh.shape))
+
+
+@dataclass(frozen=True)
+class JobBuilder:
+    """What a worker builds its jobs with.
+
+    Attributes:
+        data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
+        allowed_models: code of users' own models that jobs may name, see `training.models.build_model`.
+        make_step: makes the training step of a job.
+        open_mesh: opens the mesh of a job.
+        clock: monotonic time in seconds.
+    """
+
+    data_dir: Path | None = None
+    allowed_models: Collection[str] = ()
+    make_step: StepFactory = TrainingStep
+    open_mesh: Callable[..., Mesh] = open_mesh
+    clock: Callable[[], float] = time.perf_counter
+
+    def open_mesh_of(self, config: JobConfig) -> Mesh:
+        """Open the mesh that a job's device config describes.
+
+        Raises:
+            Failed: the mesh can't be opened, which may change.
+        """
+        device = config.device
+        return self.open_mesh(
+            device.mesh_shape,
+            backend=device.backend,
+            dtype=device.dtype,
+            axes=axes_of(device),
+            trace=device.trace,
+            threads=device.threads,
+        )
+
+    def build(
+        self,
+        job: str,
+        config: JobConfig,
+        mesh: Mesh,
+        *,
+        fetch: Callable[[int], None],
+        on_new_version: Callable[[], None],
+        on_non_finite: Callable[[int, str], None],
+    ) -> JobOnMesh:
+        """Make a job's training step on an open mesh; if that fails, the mesh is closed.
+
+        Args:
+            job: id of the job.
+            config: config of the job.
+            mesh: open, as `config` describes it.
+            fetch: called by a pass before it uses a parameter that is not on the mesh, with its index in the layout.
+            on_new_version: called when the first chunk of a weight version has arrived.
+            on_non_finite: called with a micro-batch's index and a parameter's name, if that gradient is not finite.
+
+        Raises:
+            Refused: data is missing, or the model can't be built.
+        """
+        log.info("job %s: opened a mesh of %s, %s (%s)", job, list(mesh.shape), mesh.arch, board_type(mesh))
+        first_iteration = FirstIteration(mesh)
+        try:
+            first_iteration.begin()
+            step = self.make_step(
+                config,
+                mesh,
+                self.data_dir,
+                self.allowed_models,
+                around_phase=first_iteration.around,
+                on_non_finite=on_non_finite,
+            )
+            first_iteration.note_model()
+        except BaseException:
+            first_iteration.clear()
+            mesh.close()
+            raise
+        return JobOnMesh(
+            job=job,
+            mesh=mesh,
+            step=step,
+            weights=WeightLoader(step, fetch, on_new_version),
+            wire=config.plan().wire,
+            meter=PerformanceMeter(config, clock=self.clock),
+            first_iteration=first_iteration,
+        )

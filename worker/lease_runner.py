@@ -1,0 +1,285 @@
+"""Computes leases on the device thread: training, verification, evaluation, and the initial weights.
+
+A lease that is dropped ends between two micro-batches, or where it waits for weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mesh.ttnn_errors import explain_known_error
+from protos import cluster_pb2 as pb
+from protos.tensors_pb2 import NonFinite
+from services.errors import TiermeshError, describe_internal_error
+from services.instrumentation import timeline
+from services.instrumentation.failpoints import hit_failpoint
+from services.runtime.metrics import WorkerMetrics
+from services.tensors.kernels.arithmetic import Float32Array
+from services.tensors.layout import CHUNK_ELEMENTS
+from worker.core import events as ev
+from worker.gradient_checksum import GradientChecksum
+from worker.job_on_mesh import JobOnMesh
+from worker.node_sum import NodeSum
+from worker.step_interface import Step
+from worker.sum_memory import LeaseSum, SumMemory
+from worker.weight_loader import LeaseDropped, WeightInbox
+
+log = logging.getLogger("tiermesh.worker")
+
+
+@dataclass
+class _LeaseRun:
+    """The lease that is being computed.
+
+    Attributes:
+        job: the job on the mesh.
+        lease: the aggregator's message.
+        fetch_seconds: time spent until the weights that it needed were on the mesh.
+        non_finite: micro-batches whose gradients are not finite.
+    """
+
+    job: JobOnMesh
+    lease: pb.Lease
+    fetch_seconds: float = 0.0
+    non_finite: list[NonFinite] = field(default_factory=list)
+
+
+class LeaseRunner:
+    """Computes one lease after the other, and keeps their sums until they are dropped.
+
+    Args:
+        tell: takes inputs for the core.
+        metrics: metrics of this worker.
+        inbox: weights that have arrived and are not on the mesh yet.
+        load_arrived: puts what is in the inbox on the mesh.
+        clock: monotonic time in seconds.
+        patience_seconds: how long a lease waits for weights before a line of the log says so. It goes on waiting until
+            it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
+
+    Attributes:
+        memory: where sums lie.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[ev.Input], None],
+        metrics: WorkerMetrics,
+        *,
+        inbox: WeightInbox,
+        load_arrived: Callable[[], None],
+        clock: Callable[[], float],
+        patience_seconds: float,
+    ) -> None:
+        self.memory = SumMemory()
+        self._tell = tell
+        self._metrics = metrics
+        self._inbox = inbox
+        self._load_arrived = load_arrived
+        self._clock = clock
+        self._patience_seconds = patience_seconds
+        self._run: _LeaseRun | None = None
+        self._sums: dict[int, LeaseSum] = {}
+        self._accepted: set[int] = set()  # not dropped yet
+        self._dropped: set[int] = set()  # not forgotten yet
+
+    # ---- called on the event loop ----
+
+    def accept(self, lease: int) -> None:
+        """Note a lease that will be run."""
+        self._accepted.add(lease)
+
+    def drop(self, lease: int) -> None:
+        """End a lease that is under way or waits; `forget` must follow on the device thread."""
+        self._accepted.discard(lease)
+        self._dropped.add(lease)
+        self._inbox.wake()
+
+    def drop_all(self) -> None:
+        """End what is under way and what waits."""
+        self._dropped.update(self._accepted)
+        self._inbox.wake()
+
+    def sum_of(self, lease: int) -> LeaseSum | None:
+        """Return the sum of a lease; None if the lease has been dropped."""
+        return self._sums.get(lease)
+
+    # ---- called on the device thread ----
+
+    def run(self, job: JobOnMesh, lease: pb.Lease) -> None:
+        """Compute a lease and tell the core how it ended."""
+        if lease.lease in self._dropped:
+            return
+        run = self._run = _LeaseRun(job, lease)
+        try:
+            match lease.phase:
+                case pb.TRAIN:
+                    self._train(run)
+                case pb.VERIFY:
+                    self._verify(run)
+                case pb.EVALUATE:
+                    self._evaluate(run)
+                case _:
+                    self._make_initial_weights(run)
+        except LeaseDropped:
+            return  # the core dropped it
+        except Exception as error:
+            reason = describe_failure(error)
+            log.error("lease %d: %s", lease.lease, reason)
+            self._tell(ev.LeaseFailed(lease.lease, reason))
+        finally:
+            self._run = None
+
+    def forget(self, lease: int) -> None:
+        """Free the sum of a dropped lease."""
+        used = self._sums.pop(lease, None)
+        if used is not None:
+            self.memory.retire(used)
+        self._dropped.discard(lease)
+
+    def clear(self) -> None:
+        """Free all sums: the job is over."""
+        self._sums.clear()
+        self.memory.clear()
+
+    def fetch(self, entry: int) -> None:
+        """Wait until the parameter of a layout entry is on the mesh; the lease under way is about to use it.
+
+        Raises:
+            LeaseDropped: the lease was dropped.
+        """
+        run = self._run
+        assert run is not None
+        lease, weights = run.lease.lease, run.job.weights
+        started = self._clock()
+        while True:
+            self._load_arrived()
+            if self._is_dropped():
+                raise LeaseDropped(f"lease {lease}: dropped while it waited for weights")
+            if weights.loaded > entry:
+                break
+            with timeline.span("device", "wait for weights", chunk=weights.missing_chunk):
+                arrived = self._inbox.wait(self._is_dropped, self._patience_seconds)
+            if not arrived:
+                log.warning(
+                    "job %s: lease %d has waited %.0f s for chunk %d of its weights from the aggregator",
+                    run.job.job, lease, self._clock() - started, weights.missing_chunk,
+                )  # fmt: skip
+        run.fetch_seconds += self._clock() - started
+
+    def note_non_finite(self, index: int, parameter: str) -> None:
+        """Note that a micro-batch of the lease under way has a gradient that is not finite."""
+        run = self._run
+        assert run is not None
+        if run.lease.phase != pb.TRAIN:
+            return  # the worker that computed this micro-batch for its sum reports it
+        run.non_finite.append(NonFinite(micro_batch=index, parameter=parameter))
+        log.warning(
+            "job %s: step %d: the gradient of micro-batch %d is not finite, first that of %s",
+            run.job.job, run.lease.step + 1, index, parameter,
+        )  # fmt: skip
+
+    def _is_dropped(self) -> bool:
+        return self._run is not None and self._run.lease.lease in self._dropped
+
+    def _make_initial_weights(self, run: _LeaseRun) -> None:
+        step, lease = run.job.step, run.lease.lease
+        self._sums[lease] = LeaseSum(step.initial_weights())
+        self._tell(ev.InitialWeightsMade(lease, step.layout.dumps(), step.checkpoint_files()))
+
+    def _train(self, run: _LeaseRun) -> None:
+        job, lease = run.job, run.lease
+        step = job.step
+        losses: list[float] = []
+        checksums: list[pb.Checksum] = []
+        wants_checksum = set(lease.checksums)
+        elements = step.layout.elements
+        reported = -(-elements // CHUNK_ELEMENTS)  # the core knows that chunks from this one on are computed
+
+        def report_ready(offset: int) -> None:
+            nonlocal reported
+            chunk = -(-offset // CHUNK_ELEMENTS)
+            if chunk < reported and offset > 0:
+                reported = chunk
+                timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
+                self._tell(ev.NodeReady(lease.lease, chunk))
+
+        started = self._clock()
+        self._sums[lease.lease] = lease_sum = self.memory.take(elements, job.gradient_bytes)
+        node_sum = NodeSum(lease_sum.values, lease.count, report_ready)
+        for index in range(lease.first, lease.first + lease.count):
+            if self._is_dropped():
+                return
+
+            def compute(out: Float32Array, done: Callable[[int], None], index: int = index) -> float:
+                last = index == lease.first + lease.count - 1
+                with timeline.span("device", "micro-batch", lease.step, index=index, last=last):
+                    if index not in wants_checksum:
+                        return step.micro_batch(lease.step, index, out, done)
+                    loss, checksum = _compute_with_checksum(step, lease.step, index, out, done)
+                    checksums.append(checksum)
+                    return loss
+
+            losses.append(node_sum.add_leaf(compute))
+            if job.first_iteration.is_under_way:
+                job.first_iteration.end(job.job, self._metrics)
+        seconds = self._clock() - started - run.fetch_seconds
+        timeline.mark("device", "gradient ready", lease.step, chunk=0)
+        hit_failpoint("worker.gradient-ready")
+        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
+        tokens = lease.count * step.tokens_per_micro_batch
+        self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
+        self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
+        job.meter.step(lease.count)
+        self._metrics.set_rates(job.job, *job.meter.get_metrics())
+        self._tell(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+
+    def _verify(self, run: _LeaseRun) -> None:
+        """Compute micro-batches only for their checksums: they enter no sum and no metric."""
+        step, lease = run.job.step, run.lease
+        checksums = []
+        gradient = np.empty(step.layout.elements, np.float32)
+        for index in lease.checksums:
+            if self._is_dropped():
+                return
+            with timeline.span("device", "check", lease.step, index=index):
+                _, checksum = _compute_with_checksum(step, lease.step, index, gradient, lambda offset: None)
+            checksums.append(checksum)
+        hit_failpoint("worker.check")
+        self._tell(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
+
+    def _evaluate(self, run: _LeaseRun) -> None:
+        lease = run.lease
+        losses = []
+        for index in range(lease.first, lease.first + lease.count):
+            if self._is_dropped():
+                return
+            with timeline.span("device", "evaluate", lease.step, index=index):
+                total, tokens = run.job.step.evaluate(index)
+            losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
+        self._tell(ev.LeaseEvaluated(lease.lease, tuple(losses)))
+
+
+def _compute_with_checksum(
+    step: Step, number: int, index: int, out: Float32Array, done: Callable[[int], None]
+) -> tuple[float, pb.Checksum]:
+    """Compute a micro-batch, and the checksum of its gradient before `done` may add other gradients to it."""
+    checksum = GradientChecksum(step.layout, out)
+
+    def ready(offset: int) -> None:
+        checksum.advance_to(offset)
+        done(offset)
+
+    loss = step.micro_batch(number, index, out, ready)
+    return loss, pb.Checksum(micro_batch=index, crc32c=checksum.crc32c)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what went wrong on the device thread, in one line for people."""
+    if isinstance(error, TiermeshError):
+        return str(error)
+    known = explain_known_error(error) if isinstance(error, RuntimeError) else None
+    return known or describe_internal_error(error)
