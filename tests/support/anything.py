@@ -28,7 +28,7 @@ TEXTS = st.sampled_from(["", "a", "b", "[]", "w1", "../x", "\n\0", "ü" * 500]) 
 def message(kind: type[Message], /, **likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Messages of a type; each field is unset or anything, but mostly of this strategy if it is named."""
 
-    def value(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+    def value(field: Any) -> st.SearchStrategy[Any]:
         if field.message_type is not None:
             if field.message_type.GetOptions().map_entry:
                 inner = field.message_type.fields_by_name["value"]
@@ -38,7 +38,7 @@ def message(kind: type[Message], /, **likely: st.SearchStrategy[Any]) -> st.Sear
             return one(field)
         return st.lists(one(field), max_size=4) if field.is_repeated else one(field)
 
-    def one(field: FieldDescriptor) -> st.SearchStrategy[Any]:
+    def one(field: Any) -> st.SearchStrategy[Any]:
         if field.message_type is not None:
             return message(field.message_type._concrete_class, **likely)
         if field.type == F.TYPE_BYTES:

@@ -88,7 +88,7 @@ LAYOUT = Layout.build(
 
 
 def digest(data: bytes | memoryview | np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data.tobytes() if isinstance(data, np.ndarray) else data).hexdigest()
 
 
 def mask_numbers(text: str) -> str:
@@ -104,7 +104,8 @@ def describe_metrics() -> dict[str, Any]:
     for kind in (WorkerMetrics, AggregatorMetrics, OptimizerMetrics):
         metrics = kind()
         of_role = found[metrics.role] = {}
-        for collector in list(metrics.registry._collector_to_names):
+        collectors: list[Any] = list(metrics.registry._collector_to_names)
+        for collector in collectors:
             if hasattr(collector, "_labelnames"):  # the others are prometheus_client's own
                 family = collector.describe()[0]
                 of_role[family.name] = {"type": family.type, "labels": list(collector._labelnames)}
@@ -118,7 +119,7 @@ def describe_config() -> dict[str, Any]:
     for name in ("linear_regression", "mlp"):  # the shipped jobs that need no corpus
         job, _ = load_job(JOBS / f"{name}.yaml", ["wire_dtype=bf16"])
         resolved[name] = json.loads(job.to_json())
-    kinds = {
+    kinds: dict[str, Any] = {
         **config_sections.SECTIONS,
         "optimizer: AdamW": config_sections.AdamWSection,
         "optimizer: SGD": config_sections.SGDSection,
@@ -289,16 +290,23 @@ def set_field(message: Message, number: int, value: Any) -> None:
 # ---- bytes ----
 
 
+def _message_type(kind: Descriptor, number: int) -> Descriptor:
+    found = kind.fields_by_number[number].message_type
+    assert found is not None, f"{kind.full_name}, field {number}: not a message"
+    return found
+
+
 def describe_wire() -> dict[str, Any]:
     found: dict[str, Any] = {"envelopes": {}, "chunks": {}, "http2": _encode_headers()}
     for path in ("/tiermesh.Cluster/Attend", "/tiermesh.Optimizer/Attend"):
         method = find_methods()[path]
         for way, kind in (("request", method.input_type), ("response", method.output_type)):
+            message_class: Any = GetMessageClass(kind)
             for arm in _list_arms(kind):
-                body = fill_message(kind.fields_by_number[arm].message_type)
-                sealed = envelope.wrap(GetMessageClass(kind), 7, body)
+                body = fill_message(_message_type(kind, arm))
+                sealed = envelope.wrap(message_class, 7, body)
                 found["envelopes"][f"{path} {way} {arm}"] = checksums.encode_with_checksum(sealed).hex()
-    header = find_methods()["/tiermesh.Cluster/Exchange"].input_type.fields_by_number[1].message_type
+    header = _message_type(find_methods()["/tiermesh.Cluster/Exchange"].input_type, 1)
     values = draw_numbers(40_000, 1)
     for dtype in (1, 2, 3):
         identity = fill_message(header)
@@ -411,7 +419,13 @@ def _run_updates(config: OptimizerConfig) -> dict[str, str]:
 def describe_names() -> dict[str, Any]:
     nodes = [node for path in _find_sources() for node in ast.walk(ast.parse(path.read_text()))]
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    services = (AggregatorService, StandbyService, OptimizerService, ShardService, WorkerService)
+    services: tuple[Any, ...] = (
+        AggregatorService,
+        StandbyService,
+        OptimizerService,
+        ShardService,
+        WorkerService,
+    )
     roles = ("aggregator", "standby", "optimizer", "shard", "worker")
     return {
         "failpoints": sorted(FAILPOINTS),

@@ -34,7 +34,8 @@ def _gpt2(config: dict[str, Any], tensors: dict[str, Array], ids: NDArray[np.int
     def norm(x: Array, name: str) -> Array:
         centred = x - x.mean(-1, keepdims=True)
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config["layer_norm_epsilon"])
-        return scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+        result: Array = scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+        return result
 
     heads = config["n_head"]
     x = tensors["transformer.wte.weight"][ids] + tensors["transformer.wpe.weight"][: len(ids)]
@@ -56,7 +57,8 @@ def _llama(config: dict[str, Any], tensors: dict[str, Array], ids: NDArray[np.in
 
     def norm(x: Array, name: str) -> Array:
         scale = np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"])
-        return x / scale * tensors[f"{name}.weight"]
+        result: Array = x / scale * tensors[f"{name}.weight"]
+        return result
 
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     width = config["hidden_size"] // heads
@@ -65,7 +67,8 @@ def _llama(config: dict[str, Any], tensors: dict[str, Array], ids: NDArray[np.in
 
     def rotate(x: Array) -> Array:
         turned = np.concatenate([-x[..., width // 2 :], x[..., : width // 2]], axis=-1)
-        return x * np.cos(angles) + turned * np.sin(angles)
+        result: Array = x * np.cos(angles) + turned * np.sin(angles)
+        return result
 
     x = tensors["model.embed_tokens.weight"][ids]
     for block in range(config["num_hidden_layers"]):
@@ -89,7 +92,8 @@ def _frequencies(config: dict[str, Any], width: int) -> Array:
     frequencies = config["rope_theta"] ** (-np.arange(0, width, 2) / width)
     scaling = config["rope_scaling"]
     if scaling is None:
-        return frequencies
+        result: Array = frequencies
+        return result
     assert scaling["rope_type"] == "llama3"
     context = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -113,15 +117,18 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
     scores[:, np.triu(np.ones((tokens, tokens), bool), 1)] = -np.inf
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
-    return (shares @ value).transpose(1, 0, 2).reshape(tokens, -1)
+    result: Array = (shares @ value).transpose(1, 0, 2).reshape(tokens, -1)
+    return result
 
 
 def _gelu(x: Array) -> Array:
-    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    result: Array = x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    return result
 
 
 def _gelu_tanh(x: Array) -> Array:
-    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    result: Array = x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return result
 
 
 _GELU = {"gelu": _gelu, "gelu_new": _gelu_tanh}

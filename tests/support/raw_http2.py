@@ -158,7 +158,8 @@ class RawPeer:
 
     async def headers(self) -> dict[str, str]:
         """The next headers."""
-        return dict(self._decoder.decode((await self.until(FrameType.HEADERS))[3]))
+        fields = self._decoder.decode((await self.until(FrameType.HEADERS))[3])
+        return {str(field[0]): str(field[1]) for field in fields}
 
 
 async def echo(stream: ServerStream) -> None:

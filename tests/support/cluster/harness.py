@@ -15,12 +15,13 @@ from typing import ClassVar, TypeVar
 import grpc
 
 from benchmarks.harness.hosts import LOOPBACK, Host
+from cli.chaos.proxy import ProxyTarget
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
 from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
 from tests.support.cluster.nursery import ROLES, nursery, spawner
-from tests.support.cluster.relay import ProxyTarget, Relay
+from tests.support.cluster.relay import Relay
 
 LIMIT_SECONDS = 60.0
 """Longest wait for anything; on an idle machine nothing takes a tenth of it."""
@@ -197,6 +198,8 @@ class Cluster:
         self._number_of_workers = workers
         self._channel: grpc.Channel | None = None
         self.stub: JobsStub
+        self.to_aggregator: Relay
+        self.to_optimizer: Relay
 
     def __enter__(self) -> Cluster:
         Cluster.known.append(self)
@@ -323,7 +326,7 @@ class Cluster:
             self.to_aggregator.address,
             options=(("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)),
         )
-        self.stub = JobsStub(self._channel)
+        self.stub = JobsStub(self._channel)  # type: ignore[no-untyped-call]
 
     def start_worker(
         self, *arguments: object, name: str = "", aggregator: str = "", wait: bool = True

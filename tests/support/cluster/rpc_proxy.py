@@ -16,9 +16,9 @@ from typing import Any
 
 import grpc
 
+from cli.chaos.proxy import ProxyTarget
 from tests.support.certificates import LOOPBACK_HOSTS
 from tests.support.cluster.harness import Cluster
-from tests.support.cluster.relay import ProxyTarget
 
 SLOW_SECONDS = 1.0
 REORDER_SECONDS = 0.3

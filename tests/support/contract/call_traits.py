@@ -65,7 +65,7 @@ def _head_width(call: Call) -> int:
     heads = call.options.get("num_heads")
     if heads is None:
         return width
-    return width // (heads + 2 * call.options.get("num_kv_heads", heads))
+    return int(width // (heads + 2 * call.options.get("num_kv_heads", heads)))
 
 
 def has_partial_tile_heads(call: Call) -> bool:
@@ -130,7 +130,7 @@ def has_uneven_shards(call: Call) -> bool:
 def has_partial_tile_shards(call: Call) -> bool:
     tensor, dim = call.arguments
     rank = len(tensor.shape)
-    return (
+    return bool(
         tensor.layout == "TILE"
         and dim % rank >= rank - 2
         and tensor.shape[dim % rank] % (_TILE * _chips(call)) != 0
@@ -148,17 +148,17 @@ def has_fewer_rows_than_batch(call: Call) -> bool:
 
 
 def rotates_partial_tile_of_tokens(call: Call) -> bool:
-    return call.arguments[0].shape[-2] % _TILE != 0
+    return bool(call.arguments[0].shape[-2] % _TILE != 0)
 
 
 def rotates_partial_tile_halves(call: Call) -> bool:
     width = call.arguments[0].shape[-1]
-    return width != _TILE and width % (2 * _TILE) != 0
+    return bool(width != _TILE and width % (2 * _TILE) != 0)
 
 
 def has_mismatched_tables(call: Call) -> bool:
     heads, cosines, sines = call.arguments
-    return cosines.shape != sines.shape or cosines.shape[-1] != heads.shape[-1]
+    return bool(cosines.shape != sines.shape or cosines.shape[-1] != heads.shape[-1])
 
 
 def has_weight_of_many_rows(call: Call) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ def _allocate(mesh: Mesh) -> None:
 def main() -> None:
     """Print one JSON object with the segments of each kind of capture."""
     backend = sys.argv[1]
-    segments = {}
+    segments: dict[str, Any] = {}
     with open_mesh((1, 8), backend=backend, dtype="bfloat16") as mesh:
         for every_buffer in (False, True):
             capture = capture_memory(mesh, every_buffer=every_buffer)

@@ -124,7 +124,7 @@ def make_job(model: str, device: DeviceConfig, folder: Path) -> JobConfig:
 
 def device_config(strategy: str, mesh_shape: tuple[int, int]) -> DeviceConfig:
     """Return the device configuration of a strategy on a mesh. Raises ValueError if they don't fit."""
-    return DeviceConfig(mesh_shape=mesh_shape, **STRATEGIES[strategy])
+    return DeviceConfig.model_validate({"mesh_shape": mesh_shape, **STRATEGIES[strategy]})
 
 
 @contextmanager

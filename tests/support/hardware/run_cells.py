@@ -11,7 +11,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from tests.support.hardware.outcomes import STRATEGIES, TRAINED, fits, outcome, save
+from tests.support.contract.steps import STRATEGIES
+from tests.support.hardware.outcomes import TRAINED, fits, outcome, save
 
 
 def main(folder: Path, rows: int, columns: int) -> None:

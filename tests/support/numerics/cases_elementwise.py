@@ -31,7 +31,8 @@ _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), from the side that keeps its digits."""
     small = np.exp(-np.abs(x))
-    return np.where(x < 0, small, 1.0) / (1 + small)
+    result: Array = np.where(x < 0, small, 1.0) / (1 + small)
+    return result
 
 
 def silu(x: Array) -> Array:
@@ -41,7 +42,8 @@ def silu(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """x times the normal distribution function."""
-    return x * 0.5 * _erfc(-x / math.sqrt(2))
+    result: Array = x * 0.5 * _erfc(-x / math.sqrt(2))
+    return result
 
 
 def gelu_tanh(x: Array) -> Array:

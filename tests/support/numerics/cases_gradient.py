@@ -83,7 +83,8 @@ def _logsoftmax_bw(tt: Any, device: Any, dy: Any, x: Any) -> Any:
 
 
 def _largest(dy: Array) -> Array:
-    return np.abs(dy).sum(-1, keepdims=True)
+    result: Array = np.abs(dy).sum(-1, keepdims=True)
+    return result
 
 
 def _draw_norm(draw: Draw) -> Drawn:

@@ -140,7 +140,8 @@ def _parts(x: Array, *, dim: int, axis: int | None) -> Array:
     for row, col in np.ndindex(*x.shape[:2]):
         mine = int(np.ravel_multi_index([(row, col)[one] for one in axes], sizes))
         out.append(np.split(x[row, col], int(np.prod(sizes)), axis=place)[mine])
-    return np.stack(out).reshape(*x.shape[:2], *out[0].shape)
+    result: Array = np.stack(out).reshape(*x.shape[:2], *out[0].shape)
+    return result
 
 
 def _along(op: str) -> Any:

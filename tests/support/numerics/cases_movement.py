@@ -55,7 +55,8 @@ def _reshaped(draw: Draw, shape: tuple[int, ...]) -> list[int]:
     sizes = list(shape)
     place = draw(st.integers(0, len(sizes) - 2))
     joined = [*sizes[:place], sizes[place] * sizes[place + 1], *sizes[place + 2 :]]
-    return draw(st.sampled_from([joined, [1, *sizes], [*joined[:-1], -1]]))
+    result: list[int] = draw(st.sampled_from([joined, [1, *sizes], [*joined[:-1], -1]]))
+    return result
 
 
 def _draw_concat(draw: Draw) -> Drawn:
@@ -79,7 +80,8 @@ def _draw_gather(draw: Draw) -> Drawn:
 def _gather(x: Array, index: Array, *, dim: int) -> Array:
     out = np.empty(index.shape)
     for place in np.ndindex(*index.shape):
-        out[place] = x[(*place[:dim], index[place], *place[dim + 1 :])]
+        source = (*place[:dim], index[place], *place[dim + 1 :])
+        out[place] = x[source]
     return out
 
 

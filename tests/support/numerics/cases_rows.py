@@ -19,13 +19,15 @@ _NEAR = 1e-6
 def softmax(x: Array) -> Array:
     """Of rows of the last dimension."""
     powers = np.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
+    result: Array = powers / powers.sum(-1, keepdims=True)
+    return result
 
 
 def logsoftmax(x: Array) -> Array:
     """Of rows of the last dimension."""
     shifted = x - x.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array) -> tuple[Array, Array, Array]:
@@ -44,7 +46,8 @@ def _norm_terms(x: Array, gamma: Array, beta: Array, *outputs: Array) -> tuple[A
 
 def rms_norm(x: Array, weight: Array | float = 1.0) -> Array:
     """Rows of the last dimension, of mean square 1."""
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
+    result: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
+    return result
 
 
 # Products -------------------------------------------------------------------------------------------------------------
@@ -71,7 +74,8 @@ def _draw_linear(draw: Draw) -> Drawn:
 def _product(a: Array, b: Array, bias: Array | float = 0.0, *, transpose_a: bool, transpose_b: bool) -> Array:
     a = np.swapaxes(a, -1, -2) if transpose_a else a
     b = np.swapaxes(b, -1, -2) if transpose_b else b
-    return np.einsum("...ik,...kj->...ij", a, b) + bias
+    result: Array = np.einsum("...ik,...kj->...ij", a, b) + bias
+    return result
 
 
 def _product_terms(a: Array, b: Array, bias: Array | float = 0.0, **options: bool) -> Array:
@@ -127,7 +131,8 @@ def _draw_plain_scores(draw: Draw) -> Drawn:
 
 def _far(x: Array) -> Array:
     # e**(x - max) loses digits as the difference grows.
-    return softmax(x) * (1 + np.abs(x - x.max(-1, keepdims=True)))
+    result: Array = softmax(x) * (1 + np.abs(x - x.max(-1, keepdims=True)))
+    return result
 
 
 def _draw_norm(draw: Draw) -> Drawn:

@@ -15,7 +15,9 @@ _STENCIL = ((1, 8 / 12), (-1, -8 / 12), (2, -1 / 12), (-2, 1 / 12))
 
 def slope(function: Callable[[Array], Array], x: Array) -> Array:
     """The derivative of a function that works element by element, at x."""
-    return sum(weight * function(x + factor * _STEP) for factor, weight in _STENCIL) / _STEP
+    terms = [weight * function(x + factor * _STEP) for factor, weight in _STENCIL]
+    total: Array = sum(terms[1:], terms[0])
+    return total / _STEP
 
 
 def of_rows(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:

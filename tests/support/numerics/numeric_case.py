@@ -96,7 +96,8 @@ def draw_values(operand: Operand, mesh: Shape, numbers: np.random.Generator) -> 
         drawn = powers / powers.sum(-1, keepdims=True)
     else:
         raise ValueError(f"values: {operand.values!r}")
-    return drawn.astype(np.float32)
+    result: Array = drawn.astype(np.float32)
+    return result
 
 
 _POINTS = np.array([0.0, -0.0, np.inf, -np.inf, 1e30, -1e30, 1e-30, -1e-30, 80.0, -80.0, 1.0])

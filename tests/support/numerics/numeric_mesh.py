@@ -64,7 +64,8 @@ def chips_of(mesh: Mesh, tensor: Any) -> Array:
     if tensor.dtype is tt.bfloat16:
         host = tt.to_dtype(host, tt.float32)
     chips = [chip.to_numpy() for chip in tt.get_device_tensors(host)]
-    return np.stack(chips).reshape(*mesh.shape, *chips[0].shape)
+    returned: Array = np.stack(chips).reshape(*mesh.shape, *chips[0].shape)
+    return returned
 
 
 def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> Iterator[tuple[Array, Any]]:
@@ -73,9 +74,9 @@ def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> It
     exact = [exactly(value) for value in spread]
     with np.errstate(all="ignore"):
         if case.over_mesh:
-            results = as_tuple(case.reference(*exact, **drawn.options))
-            terms = as_tuple(0.0 if case.magnitude is None else case.magnitude(*exact, **drawn.options))
-            yield from zip(results, terms, strict=True)
+            whole = as_tuple(case.reference(*exact, **drawn.options))
+            magnitudes = as_tuple(0.0 if case.magnitude is None else case.magnitude(*exact, **drawn.options))
+            yield from zip(whole, magnitudes, strict=True)
             return
         chips = [(row, col) for row in range(mesh.shape[0]) for col in range(mesh.shape[1])]
         of_chips = [[array[chip] for array in exact] for chip in chips]

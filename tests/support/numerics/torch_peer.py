@@ -21,7 +21,8 @@ EPSILON = 1e-5
 def gradient(function: Callable[..., Any], dy: Any, *operands: Any) -> tuple[Any, ...]:
     """Gradients of the operands."""
     leaves = [operand.clone().requires_grad_() for operand in operands]
-    return torch.autograd.grad(function(*leaves), leaves, dy)
+    returned: tuple[Any, ...] = torch.autograd.grad(function(*leaves), leaves, dy)
+    return returned
 
 
 def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
