@@ -1,8 +1,19 @@
-"""What `import ttnn` would give, in numpy: the subset of its API that training uses, with its names and rules.
+"""The subset of ttnn 0.81.1 that training uses, in numpy, with ttnn's names, arguments and rules.
 
-Tensors lie over a mesh of rows by cols chips. What is the same along a mesh axis is stored and computed once; what is
-sharded has one slice for each chip. Where ttnn refuses a call, so does this (RuntimeError, TypeError); where ttnn is
-silently wrong, this raises. It is wider than ttnn in one way only: see `mesh.emulator.float32_extensions`.
+This module is used in place of `import ttnn` where there is no device. Its public names are those of ttnn.
+
+Tensors are placed over a mesh of rows by columns of chips. What is replicated along a mesh axis is stored and computed
+once; what is sharded has one slice per chip. bfloat16 is stored as float32 and rounded to nearest even once per op,
+after float32 arithmetic. A call that ttnn refuses is refused here (RuntimeError, TypeError). Where ttnn silently
+computes something wrong, the emulator raises RuntimeError. It accepts more than ttnn in one way only, see
+`float32_extensions`. tests/contract compares it with real ttnn, tests/mesh with independent references.
+
+Reading order:
+
+1. `types`, `tensor`, `device`: dtypes and shapes, the tensor, opening and closing a mesh.
+2. `mesh_mappers`, `creation`, `memory`, `rounding`: placing arrays over the mesh, and what a tensor costs.
+3. `parallel`, `broadcast`: how ops are split into blocks for threads, and how operands of chips meet.
+4. The ops: `elementwise`, `unary`, `comparison`, `matmul`, `reductions`, `softmax`, `layer_norm`, `collectives` etc.
 """
 
 from __future__ import annotations
@@ -10,7 +21,6 @@ from __future__ import annotations
 from mesh.emulator import experimental
 from mesh.emulator.collectives import all_gather, all_reduce, mesh_partition, reduce_scatter
 from mesh.emulator.comparison import eq, ge, lt, where
-from mesh.emulator.copying import copy_host_to_device_tensor
 from mesh.emulator.creation import arange, empty, full, full_like, ones, ones_like, zeros, zeros_like
 from mesh.emulator.data_movement import concat, permute, reshape, slice, to_layout, transpose
 from mesh.emulator.device import (
@@ -49,7 +59,7 @@ from mesh.emulator.softmax import (
     moreh_softmax_backward,
     softmax,
 )
-from mesh.emulator.tensor import Tensor, deallocate, to_dtype
+from mesh.emulator.tensor import Tensor, copy_host_to_device_tensor, deallocate, to_dtype
 from mesh.emulator.trace import (
     MeshTraceId,
     begin_trace_capture,
@@ -91,7 +101,10 @@ from mesh.emulator.unary import (
 )
 
 __version__ = "2"
-"""Raised whenever an op's last bits change, so that workers with different ones don't share a job."""
+"""Version of the emulator's bits. It rises when the last bits of any op change.
+
+It is part of the fingerprint, so workers with different bits don't share a job.
+"""
 
 __all__ = [
     "ROW_MAJOR_LAYOUT",

@@ -1,4 +1,4 @@
-"""Splitting rows into attention heads and putting them together again: views where numpy can."""
+"""Splits rows into attention heads and concatenates them again. Results are numpy views where possible."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def nlp_create_qkv_heads(
     num_kv_heads: int | None = None,
     transpose_k_heads: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q [B, H, T, D], k and v [B, KV, T, D] (k [B, KV, D, T] unless told) of rows [B, 1, T, (H + 2 KV) D].
+    """Split rows [B, 1, T, (H + 2 KV) D] into q [B, H, T, D], k [B, KV, D, T] and v [B, KV, T, D].
 
-    Raises RuntimeError if D is no multiple of 32: ttnn returns wrong shapes then, without a word.
+    k is [B, KV, T, D] without `transpose_k_heads`. Operands are tiled, of a float dtype. Raises RuntimeError unless D
+    is a multiple of 32, because ttnn silently returns wrong shapes.
     """
     op = "experimental.nlp_create_qkv_heads"
     check_tiled(op, input)
@@ -45,7 +46,11 @@ def nlp_create_qkv_heads(
 
 
 def nlp_concat_heads(input_tensor: Tensor) -> Tensor:
-    """Rows [B, 1, T, H D] of heads [B, H, T, D]. Raises RuntimeError if D is no multiple of 32."""
+    """Concatenate heads [B, H, T, D] to rows [B, 1, T, H D].
+
+    The operand is tiled, of a float dtype. Raises RuntimeError unless D is a multiple of 32, because ttnn leaves the
+    padding between heads.
+    """
     op = "experimental.nlp_concat_heads"
     check_tiled(op, input_tensor)
     check_floating(op, input_tensor)

@@ -1,4 +1,4 @@
-"""How arrays with two leading mesh axes meet: ranks aligned behind the mesh axes, or chip by chip."""
+"""Broadcasting of arrays with two leading mesh axes: aligned by rank, or chip by chip."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 
 def align(first: Array, second: Array) -> tuple[Array, Array]:
-    """Views of both with the same rank: the lower one gets dimensions of size 1 right behind its mesh axes."""
+    """Return views of equal rank: the lower rank gets dimensions of size 1 after its mesh axes."""
     missing = first.ndim - second.ndim
     if missing == 0:
         return first, second
@@ -22,9 +22,15 @@ def align(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def per_chip(function: Callable[..., Sequence[Array]], *operands: Array | None) -> tuple[Array, ...]:
-    """Results of `function` on each chip's operands, with mesh axes; what all operands have replicated is done once.
+    """Apply `function` to each chip's operands; replicated work is done once.
 
-    `function` takes as many arrays (without mesh axes; None stays None) and returns a sequence of arrays.
+    Args:
+        function: function of as many arrays without mesh axes, which returns a sequence of arrays. It gets None for
+            an operand that is None.
+        operands: arrays with mesh axes.
+
+    Returns:
+        The arrays that `function` returned, with mesh axes.
     """
     present = [operand for operand in operands if operand is not None]
     rows = max(operand.shape[0] for operand in present)

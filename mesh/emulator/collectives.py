@@ -1,4 +1,4 @@
-"""Collectives over one mesh axis or over all chips, reduced in the fixed order of the chips."""
+"""Collectives over one mesh axis or over all chips. Sums are in float32, in the order of the chips, and round once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ _TILE = 32
 
 
 def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tensor:
-    """The sum over the chips along `cluster_axis` (all chips if None), on each of them."""
-    axes = _linked_axes("all_reduce", input_tensor, cluster_axis)
+    """Return the sum over the chips along `cluster_axis` (all chips if None), on each of them.
+
+    Accepts float dtypes and int32, any rank and layout. Refuses uint32, which ttnn sums for some shapes only.
+    """
+    axes = _communicating_axes("all_reduce", input_tensor, cluster_axis)
     if input_tensor.dtype is DataType.UINT32:
         raise RuntimeError("all_reduce: UINT32 is not supported (ttnn sums such tensors of some shapes only)")
     return result(input_tensor, _sum(input_tensor, axes))
 
 
 def all_gather(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = None) -> Tensor:
-    """The chips' tensors along `cluster_axis`, one behind the other along `dim`, on each of them.
+    """Concatenate the tensors of the chips along `cluster_axis` (all chips if None) in `dim`, on each chip.
 
-    Raises RuntimeError for all chips of a mesh with two axes unless the fabric has two dimensions too.
+    Raises RuntimeError for all chips of a 2-D mesh unless the fabric is 2-D too.
     """
     op = "all_gather"
-    axes = _linked_axes(op, input_tensor, cluster_axis)
+    axes = _communicating_axes(op, input_tensor, cluster_axis)
     mesh = input_tensor.mesh
     if len(axes) > 1 and mesh is not None and mesh.fabric is not FabricConfig.FABRIC_2D:
         raise RuntimeError(f"{op}: 1D fabric on a 2D mesh_device requires cluster_axis to be set")
@@ -40,19 +43,22 @@ def all_gather(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = Non
 
 
 def reduce_scatter(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = None) -> Tensor:
-    """The sum over the chips along `cluster_axis` (all chips if None), of which each keeps its piece of `dim`."""
+    """Sum over the chips along `cluster_axis` (all chips if None); each keeps its equal slice of `dim`.
+
+    Raises RuntimeError for a tensor of rank 1 and for a dimension that the chips don't divide.
+    """
     op = "reduce_scatter"
-    axes = _linked_axes(op, input_tensor, cluster_axis)
+    axes = _communicating_axes(op, input_tensor, cluster_axis)
     if input_tensor.array.ndim < 4:
         raise RuntimeError(f"{op}: currently supports rank 2 tensors at minimum, got {input_tensor.shape}")
     place = axis_of(op, input_tensor, dim)
-    return result(input_tensor, _scattered(op, _sum(input_tensor, axes), input_tensor, place, axes))
+    return result(input_tensor, _scatter(op, _sum(input_tensor, axes), input_tensor, place, axes))
 
 
 def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = None) -> Tensor:
-    """Each chip's piece of `dim` along `cluster_axis` (over all chips if None); nothing is sent.
+    """Return each chip's equal slice of `dim` along `cluster_axis` (all chips if None). Nothing is sent.
 
-    Raises RuntimeError if the pieces don't begin at whole tiles (ttnn cuts the padded tensor, some without a word).
+    Raises RuntimeError for slices of partial tiles: ttnn slices the padded tensor, and for some shapes silently.
     """
     op = "mesh_partition"
     check(op, input_tensor)
@@ -65,17 +71,17 @@ def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = No
     if not axes:
         return view(input_tensor, input_tensor.array)
     array = input_tensor.array
-    pieces = _scattered(op, array, input_tensor, place, axes)
+    pieces = _scatter(op, array, input_tensor, place, axes)
     tiled = input_tensor.layout is Layout.TILE and place >= array.ndim - 2
     if tiled and (pieces.shape[place] % _TILE or array.ndim == 3):
         raise RuntimeError(
-            f"{op}: pieces of {pieces.shape[place]}: Can only slice tilized tensor with begin index aligned to tiles"
+            f"{op}: slices of {pieces.shape[place]}: Can only slice tilized tensor with begin index aligned to tiles"
         )
     return wrap(pieces, input_tensor.dtype, input_tensor.layout, mesh)
 
 
-def _linked_axes(op: str, tensor: Tensor, cluster_axis: int | None) -> tuple[int, ...]:
-    """The mesh axes to go along. Raises RuntimeError where ttnn fails: no fabric, or a single chip."""
+def _communicating_axes(op: str, tensor: Tensor, cluster_axis: int | None) -> tuple[int, ...]:
+    """Return the mesh axes to communicate along. Raises RuntimeError without a fabric or with a single chip."""
     check(op, tensor)
     mesh = tensor.mesh
     if mesh is None or mesh.fabric is FabricConfig.DISABLED:
@@ -98,7 +104,7 @@ def _chips(tensor: Tensor, axis: int) -> int:
 
 
 def _sum(tensor: Tensor, axes: tuple[int, ...]) -> Array:
-    """The sum over the chips along `axes`, in row-major order."""
+    """Return the sum over the chips along `axes`, added in row-major order."""
     total = tensor.array
     for axis in reversed(axes):
         chips = _chips(tensor, axis)
@@ -109,8 +115,8 @@ def _sum(tensor: Tensor, axes: tuple[int, ...]) -> Array:
     return total
 
 
-def _scattered(op: str, array: Array, like: Tensor, place: int, axes: tuple[int, ...]) -> Array:
-    """`array` cut into equal pieces of axis `place` over the chips along `axes`."""
+def _scatter(op: str, array: Array, like: Tensor, place: int, axes: tuple[int, ...]) -> Array:
+    """Split `array` into equal slices of array axis `place` over the chips along `axes`."""
     chips = [_chips(like, axis) for axis in axes]
     size = array.shape[place]
     if size % int(np.prod(chips)):

@@ -1,4 +1,4 @@
-"""Comparisons, 1 where they hold and 0 elsewhere, and the choice between two operands."""
+"""Comparisons, which return 1 for true and 0 for false, and the selection between two operands."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 
 
 def eq(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
-    """1 where `a == b`, else 0, in the first operand's dtype unless told."""
-    return _compared("eq", np.equal, input_tensor_a, input_tensor_b, dtype)
+    """Return 1 where `a == b`, else 0. Operands broadcast; `dtype` defaults to that of `a`."""
+    return _compare("eq", np.equal, input_tensor_a, input_tensor_b, dtype)
 
 
 def ge(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
-    """1 where `a >= b`, else 0, in the first operand's dtype unless told."""
-    return _compared("ge", np.greater_equal, input_tensor_a, input_tensor_b, dtype)
+    """Return 1 where `a >= b`, else 0. Operands broadcast; `dtype` defaults to that of `a`."""
+    return _compare("ge", np.greater_equal, input_tensor_a, input_tensor_b, dtype)
 
 
 def lt(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
-    """1 where `a < b`, else 0, in the first operand's dtype unless told."""
-    return _compared("lt", np.less, input_tensor_a, input_tensor_b, dtype)
+    """Return 1 where `a < b`, else 0. Operands broadcast; `dtype` defaults to that of `a`."""
+    return _compare("lt", np.less, input_tensor_a, input_tensor_b, dtype)
 
 
-def _compared(
+def _compare(
     op: str, function: np.ufunc, first: Tensor, second: Tensor | float, dtype: DataType | None
 ) -> Tensor:
     check(op, first)
     wanted = first.dtype if dtype is None else dtype
     layout = first.layout
     if isinstance(second, Tensor):
-        holds = function(*aligned_pair(op, first, second))
+        found = function(*aligned_pair(op, first, second))
         layout = joint_layout(first, second)
     else:
-        holds = function(first.array, scalar(op, second, first))
-    return result(first, holds.astype(NUMPY_TYPES[wanted]), wanted, layout)
+        found = function(first.array, scalar(op, second, first))
+    return result(first, found.astype(NUMPY_TYPES[wanted]), wanted, layout)
 
 
 def where(predicate: Tensor, true_value: Tensor | float, false_value: Tensor | float) -> Tensor:
-    """`true_value` where `predicate` isn't 0, else `false_value`, broadcast.
+    """Return `true_value` where `predicate` isn't 0, else `false_value`. Operands broadcast, in tile layout.
 
-    The first tensor among the values gives the dtype; with two numbers the predicate does (float32 for integers).
-    A number beside a tensor must be one of the tensor's dtype, and a floating predicate of that dtype too: ttnn
-    refuses others. Tile layout only.
+    The result has the dtype of the first value that is a tensor. With two numbers it has that of the predicate, or
+    float32 for an integer predicate. As in ttnn, RuntimeError is raised for a number that the other value's dtype
+    can't represent, and for a float predicate of another dtype than a single tensor value.
     """
     op = "where"
     check_tiled(op, predicate)
     tensors = [value for value in (true_value, false_value) if isinstance(value, Tensor)]
     if not tensors:
         dtype = predicate.dtype if predicate.dtype in FLOATING else DataType.FLOAT32
-        return result(predicate, _chosen(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
+        return result(predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
     dtype = tensors[0].dtype
     if len(tensors) == 1 and predicate.dtype in FLOATING and predicate.dtype is not dtype:
         raise RuntimeError(f"{op}: Mixed dtype is not supported: {predicate.dtype} and {dtype}")
     if len(tensors) == 2 and tensors[1].dtype is not dtype and not {t.dtype for t in tensors} <= FLOATING:
-        raise RuntimeError(f"{op}: values of {dtype} and {tensors[1].dtype}")
-    return result(predicate, _chosen(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
+        raise RuntimeError(f"{op}: values of {dtype} and {tensors[1].dtype}, expected one dtype")
+    return result(predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
 
 
-def _chosen(
+def _select(
     op: str, predicate: Tensor, true_value: Tensor | float, false_value: Tensor | float, dtype: DataType
 ) -> Array:
     operands = [predicate.array, _operand(op, true_value, dtype), _operand(op, false_value, dtype)]
@@ -86,7 +86,9 @@ def _operand(op: str, value: Tensor | float, dtype: DataType) -> Array:
         check(op, value)
         return value.array
     if not isinstance(value, (int, float)):
-        raise TypeError(f"{op}(): incompatible function arguments: {type(value).__name__}")
+        raise TypeError(
+            f"{op}(): incompatible function arguments: {type(value).__name__}, expected a Tensor or number"
+        )
     if dtype not in FLOATING and not (math.isfinite(value) and float(value).is_integer()):
         raise RuntimeError(f"{op}: a {dtype} tensor cannot represent the scalar {value}")
     return np.array(value).astype(NUMPY_TYPES[dtype])

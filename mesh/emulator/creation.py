@@ -1,4 +1,4 @@
-"""Tensors made on the device, the same on each chip."""
+"""Tensors created on the device, the same on each chip, or on the host without a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.tensor import Array, Tensor, check, wrap
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 
-_UNSET = {
+_UNSET_BYTES = {
     dtype: np.array(np.nan if kind is np.float32 else 0, kind).tobytes()
     for dtype, kind in NUMPY_TYPES.items()
 }
@@ -24,10 +24,10 @@ def full(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """A tensor of one value. bfloat16 and row-major unless told; on the host without a device."""
+    """Return a tensor of one value. Defaults are bfloat16, row-major, and on the host."""
     kind = DataType.BFLOAT16 if dtype is None else dtype
     array = np.full((1, 1, *shape), fill_value, NUMPY_TYPES[kind])
-    return _made("full", array, kind, layout, device)
+    return _create("full", array, kind, layout, device)
 
 
 def zeros(
@@ -36,7 +36,7 @@ def zeros(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """A tensor of zeros."""
+    """Return a tensor of zeros, with the defaults of `full`."""
     return full(shape, 0, dtype, layout, device)
 
 
@@ -46,7 +46,7 @@ def ones(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """A tensor of ones."""
+    """Return a tensor of ones, with the defaults of `full`."""
     return full(shape, 1, dtype, layout, device)
 
 
@@ -57,7 +57,7 @@ def full_like(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """A tensor of one value; shape, dtype, layout and device are `tensor`'s unless told. The same on each chip."""
+    """Return a tensor of one value. Shape, dtype, layout and device default to those of `tensor`."""
     check("full_like", tensor, on_device=False)
     return full(
         tensor.shape,
@@ -74,7 +74,7 @@ def zeros_like(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """`full_like` of zeros."""
+    """Return zeros, with the defaults of `full_like`."""
     return full_like(tensor, 0, dtype, layout, device)
 
 
@@ -84,7 +84,7 @@ def ones_like(
     layout: Layout | None = None,
     device: MeshDevice | None = None,
 ) -> Tensor:
-    """`full_like` of ones."""
+    """Return ones, with the defaults of `full_like`."""
     return full_like(tensor, 1, dtype, layout, device)
 
 
@@ -95,11 +95,11 @@ def empty(
     *,
     device: MeshDevice,
 ) -> Tensor:
-    """A tensor to be filled by an op. NaN until then, so that forgotten elements show (ttnn leaves what was there)."""
+    """Return a tensor for an op to fill. It holds NaN, to expose forgotten elements; ttnn leaves old values."""
     sizes = (1, 1, *shape)
-    # One element that all places show; much cheaper than np.broadcast_to, and ops ask for many outputs.
-    array: Array = np.ndarray(sizes, NUMPY_TYPES[dtype], _UNSET[dtype], strides=(0,) * len(sizes))
-    return _made("empty", array, dtype, layout, device)
+    # Strides of 0 repeat one element. This is much cheaper than np.broadcast_to, and ops need many outputs.
+    array: Array = np.ndarray(sizes, NUMPY_TYPES[dtype], _UNSET_BYTES[dtype], strides=(0,) * len(sizes))
+    return _create("empty", array, dtype, layout, device)
 
 
 def arange(
@@ -111,15 +111,17 @@ def arange(
     device: MeshDevice | None = None,
     layout: Layout = Layout.ROW_MAJOR,
 ) -> Tensor:
-    """The numbers from `start` to before `end` (from 0 to before `start` if that is all), as a tensor [n]."""
+    """Return a vector of numbers from `start` up to but excluding `end`. A single argument is the end."""
     first, last = (0, start) if end is None else (start, end)
     array = np.arange(first, last, step).astype(NUMPY_TYPES[dtype])[np.newaxis, np.newaxis]
     if dtype is DataType.BFLOAT16:
         round_to_bfloat16(array)
-    return _made("arange", array, dtype, layout, device)
+    return _create("arange", array, dtype, layout, device)
 
 
-def _made(op: str, array: Array, dtype: DataType, layout: Layout | None, device: MeshDevice | None) -> Tensor:
+def _create(
+    op: str, array: Array, dtype: DataType, layout: Layout | None, device: MeshDevice | None
+) -> Tensor:
     if device is not None:
         device.check_open(op)
     if dtype is DataType.BFLOAT16 and op == "full":

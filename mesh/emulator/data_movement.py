@@ -1,4 +1,4 @@
-"""Ops that move elements about without changing them."""
+"""Ops that move elements without changing them. All accept every dtype."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from mesh.emulator.types import Layout, Shape
 
 
 def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
-    """The same elements in another shape (one -1 is worked out). Shares the buffer, as ttnn's does when it can."""
+    """Return the elements in another shape, in which one size may be -1. The result shares the buffer.
+
+    ttnn shares it when tiles allow. Raises RuntimeError for a shape of another volume.
+    """
     check("reshape", input_tensor)
     sizes = [int(size) for size in shape]
     array = input_tensor.array
@@ -30,28 +33,28 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
 
 
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
-    """Two dimensions exchanged. Raises RuntimeError for a tiled tensor of rank 1, as ttnn does."""
+    """Swap two dimensions. Raises RuntimeError for a tiled tensor of rank 1, as ttnn does."""
     check("transpose", input_tensor)
     if input_tensor.array.ndim < 4 and input_tensor.layout is Layout.TILE:
         raise RuntimeError(f"transpose: Can't convert shape rank of {input_tensor.shape}")
     first, second = axis_of("transpose", input_tensor, dim1), axis_of("transpose", input_tensor, dim2)
-    return _moved(input_tensor, input_tensor.array.swapaxes(first, second))
+    return _wrap_moved(input_tensor, input_tensor.array.swapaxes(first, second))
 
 
 def permute(input_tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    """All dimensions in another order."""
+    """Reorder all dimensions. Raises RuntimeError unless `dims` is a permutation."""
     check("permute", input_tensor)
     rank = input_tensor.array.ndim - 2
     order = [axis_of("permute", input_tensor, dim) for dim in dims]
     if sorted(order) != list(range(2, rank + 2)):
         raise RuntimeError(
-            f"permute: {list(dims)} is no order of the {rank} dimensions of {input_tensor.shape}"
+            f"permute: {list(dims)} is no permutation of the {rank} dimensions of {input_tensor.shape}"
         )
-    return _moved(input_tensor, input_tensor.array.transpose(0, 1, *order))
+    return _wrap_moved(input_tensor, input_tensor.array.transpose(0, 1, *order))
 
 
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Tensors of one dtype and layout, one behind the other along `dim`."""
+    """Concatenate tensors of one dtype and layout along `dim`. Raises RuntimeError if other dimensions differ."""
     if not tensors:
         raise RuntimeError("concat: no tensors")
     first = tensors[0]
@@ -82,7 +85,10 @@ def slice(
     slice_end: Sequence[int],
     slice_step: Sequence[int] | None = None,
 ) -> Tensor:
-    """The elements from `slice_start` to before `slice_end`, every `slice_step`-th, in each dimension."""
+    """Return elements `slice_start` to `slice_end`, exclusive, with a step, in each dimension.
+
+    Raises RuntimeError for empty ranges and ranges out of bounds: ttnn slices into the padding of tiles.
+    """
     check("slice", input_tensor)
     sizes = input_tensor.array.shape[2:]
     steps = [1] * len(sizes) if slice_step is None else list(slice_step)
@@ -102,7 +108,7 @@ def slice(
 
 
 def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
-    """The same elements in another layout; the same buffer if it is that layout already."""
+    """Convert to another layout. A tensor of that layout is returned as a view."""
     check("to_layout", tensor, on_device=False)
     if layout is tensor.layout:
         return view(tensor, tensor.array)
@@ -110,15 +116,15 @@ def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 def axis_of(op: str, tensor: Tensor, dim: int) -> int:
-    """The array axis of a dimension of the tensor. Raises RuntimeError for one that isn't there."""
+    """Return the array axis of a dimension of the tensor. Raises RuntimeError if it doesn't exist."""
     rank = tensor.array.ndim - 2
     if not -rank <= dim < rank:
         raise RuntimeError(f"{op}: dimension {dim} of a tensor of shape {tensor.shape}")
     return dim % rank + 2
 
 
-def _moved(source: Tensor, array: Array) -> Tensor:
-    """A moved tensor has a buffer of its own on the device unless nothing moved."""
+def _wrap_moved(source: Tensor, array: Array) -> Tensor:
+    """Wrap a moved array. As on the device, it gets a new buffer unless no element moved."""
     if [size for size in array.shape if size != 1] == [size for size in source.array.shape if size != 1] and (
         array.strides == source.array.strides or array.flags.c_contiguous
     ):

@@ -1,4 +1,4 @@
-"""Opening and closing the emulated mesh, with ttnn's rules: fabric before opening, one mesh at a time."""
+"""Opens and closes the emulated mesh, with ttnn's rules: set the fabric before opening, one mesh at a time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from mesh.emulator.parallel import use_threads
 from mesh.emulator.tensor import Tensor, check, wrap
 from mesh.emulator.types import Arch, FabricConfig, MeshShape
 
-LARGEST_MESH = 1024
-"""Chips of the largest mesh that can be opened."""
+MAX_CHIPS = 1024
+"""Limit on the number of chips of a mesh."""
 
 
 class MeshDevice:
-    """An open mesh of emulated chips. `shape` is [rows, cols]."""
+    """An open mesh of emulated chips.
+
+    Attributes:
+        chip: mesh of a single chip, the device of tensors from `get_device_tensors`. A mesh of one chip is its own.
+        chips: number of chips.
+        fabric: routing between chips that was set before opening.
+        is_open: whether the mesh is open.
+        memory: counter of allocated memory.
+        shape: [rows, columns].
+    """
 
     __slots__ = ("chip", "chips", "fabric", "is_open", "memory", "shape")
 
     chip: MeshDevice
-    """A single chip of the mesh (itself if there is but one): the device of what `get_device_tensors` gives."""
 
     def __init__(self, shape: MeshShape, fabric: FabricConfig) -> None:
         self.shape = shape
@@ -30,15 +38,15 @@ class MeshDevice:
         self.chip = self if self.chips == 1 else MeshDevice(MeshShape(1, 1), fabric)
 
     def get_num_devices(self) -> int:
-        """Number of chips."""
+        """Return the number of chips."""
         return self.chips
 
     def get_device_ids(self) -> list[int]:
-        """Numbers of the chips, row by row."""
+        """Return the ids of the chips, row by row."""
         return list(range(self.chips))
 
     def arch(self) -> Arch:
-        """The architecture of the chips."""
+        """Return the architecture of the chips."""
         return Arch.EMULATOR
 
     def check_open(self, op: str) -> None:
@@ -51,36 +59,37 @@ class MeshDevice:
 
 
 class _Process:
-    """What ttnn keeps per process: the fabric setting and the open mesh."""
+    """State that ttnn has once per process: the fabric setting and the open mesh."""
 
     fabric = FabricConfig.DISABLED
     mesh: MeshDevice | None = None
 
 
 def set_fabric_config(config: FabricConfig) -> None:
-    """Choose the fabric of the mesh that is opened next. Raises RuntimeError while one is open."""
+    """Set the fabric of the next mesh. Raises RuntimeError while a mesh is open."""
     if _Process.mesh is not None:
         raise RuntimeError(f"SetFabricConfig({config.name}) is not allowed while devices are still open")
     _Process.fabric = config
 
 
 def open_mesh_device(mesh_shape: MeshShape, *, trace_region_size: int = 0) -> MeshDevice:
-    """Open a mesh. Raises RuntimeError for an empty or too large mesh and while one is open (ttnn crashes then).
+    """Open a mesh. `trace_region_size` has no effect, because traces are refused (`mesh.emulator.trace`).
 
-    `trace_region_size` is without effect: see `mesh.emulator.trace`.
+    Raises RuntimeError for a mesh without chips or with more than `MAX_CHIPS`, and while a mesh is open. A second
+    open mesh crashes ttnn.
     """
     if _Process.mesh is not None:
         raise RuntimeError("open_mesh_device: a mesh is open already; close it first")
-    if not 0 < mesh_shape[0] * mesh_shape[1] <= LARGEST_MESH:
-        raise RuntimeError(f"open_mesh_device: {mesh_shape} has no devices, or more than {LARGEST_MESH}")
-    # Chips overflow without a word; the thread that opens the mesh is the one that drives it.
+    if not 0 < mesh_shape[0] * mesh_shape[1] <= MAX_CHIPS:
+        raise RuntimeError(f"open_mesh_device: {mesh_shape}, expected 1 to {MAX_CHIPS} devices")
+    # Chips overflow silently, so numpy does too. The thread that opens the mesh also drives it.
     np.seterr(over="ignore", under="ignore", invalid="ignore", divide="ignore")
     _Process.mesh = MeshDevice(mesh_shape, _Process.fabric)
     return _Process.mesh
 
 
 def close_mesh_device(mesh_device: MeshDevice) -> None:
-    """Close a mesh; its tensors can't be used any more. Closing twice is no error."""
+    """Close a mesh and make its tensors unusable. Closing twice is allowed."""
     mesh_device.is_open = mesh_device.chip.is_open = False
     use_threads(1)
     if _Process.mesh is mesh_device:
@@ -88,12 +97,12 @@ def close_mesh_device(mesh_device: MeshDevice) -> None:
 
 
 def synchronize_device(device: MeshDevice) -> None:
-    """Wait for all work on the mesh: nothing to wait for here."""
+    """Return at once: the emulator computes synchronously. Raises RuntimeError for a closed mesh."""
     device.check_open("synchronize_device")
 
 
 def get_device_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensor of each chip, in row-major mesh order."""
+    """Return the tensor of each chip, in row-major mesh order. They share the buffer of `tensor`."""
     check("get_device_tensors", tensor, on_device=False)
     array, mesh = tensor.array, tensor.mesh
     if mesh is None:

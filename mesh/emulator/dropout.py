@@ -1,4 +1,4 @@
-"""Dropout: the mask follows from the seed and the place of an element alone, so that backward repeats forward."""
+"""Dropout. A mask depends on the seed and the position of an element alone, so the backward pass repeats it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _LEVELS = 1 << 16
 def dropout(
     input_tensor: Tensor, probability: float, scale: float, seed: int, *, use_per_device_seed: bool = True
 ) -> Tensor:
-    """Each element 0 with `probability` (in steps of 2**-16), else times `scale`.
+    """Set elements to 0 with `probability`, in steps of 2**-16, and multiply the others by `scale`.
 
-    `use_per_device_seed` gives each chip of the mesh a mask of its own; otherwise all have the same.
+    The operand is tiled and bfloat16; float32 is accepted here too. Values differ from the device's, whose generator
+    is another one. With `use_per_device_seed`, each chip has a mask of its own. Raises TypeError unless `seed` is an
+    unsigned 32-bit number.
     """
     op = "experimental.dropout"
     check_tiled(op, input_tensor)
@@ -40,7 +42,7 @@ def dropout(
 
 
 def _mask(seed: int, chip: int, volume: int, probability: float, scale: float) -> Array:
-    """`volume` factors, 0 or `scale`, by 16 random bits each."""
+    """Return `volume` factors, each 0 or `scale`, from 16 random bits each."""
     bits = np.random.SFC64([seed, chip]).random_raw(-(-volume // 4)).view(np.uint16)[:volume]
     kept = bits >= np.uint16(min(_LEVELS - 1, round(probability * _LEVELS)))
     return np.multiply(kept, np.float32(scale), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Element-wise ops: arithmetic with broadcasting, exponential, casts."""
+"""Arithmetic with broadcasting, exponential, casts and gather. Float arithmetic is float32 and rounds once per op."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 
 
 def scalar(op: str, value: object, tensor: Tensor) -> Array:
-    """`value` as an element of the tensor. Raises TypeError for no number, RuntimeError for one that can't be."""
+    """Return `value` as an element of the tensor's dtype.
+
+    Raises TypeError if `value` isn't a number, RuntimeError if an integer tensor can't represent it.
+    """
     if not isinstance(value, (int, float)):
         raise TypeError(
             f"{op}(): incompatible function arguments: {type(value).__name__}, expected a Tensor or number"
@@ -23,14 +26,14 @@ def scalar(op: str, value: object, tensor: Tensor) -> Array:
         least, most = (0, 2**32 - 1) if tensor.dtype is DataType.UINT32 else (-(2**31), 2**31 - 1)
         fits = value.is_integer() and least <= value <= most
     else:
-        fits = True  # integers wrap around, as in ttnn
+        fits = True  # Integers wrap around, as in ttnn.
     if not fits:
         raise RuntimeError(f"{op}: a {tensor.dtype} tensor cannot represent the scalar {value}")
     return np.asarray(value).astype(tensor.array.dtype)
 
 
 def aligned_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
-    """Both operands' arrays, aligned. Raises RuntimeError for dtypes or shapes that don't go together."""
+    """Return both operands' arrays with equal rank. Raises RuntimeError for incompatible dtypes or shapes."""
     check(op, second)
     if first.dtype is not second.dtype and not (first.dtype in FLOATING and second.dtype in FLOATING):
         raise RuntimeError(f"{op}: Mixed dtype is not supported: {first.dtype} and {second.dtype}")
@@ -42,7 +45,7 @@ def aligned_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
 
 
 def joint_layout(first: Tensor, second: Tensor) -> Layout:
-    """The layout of what two operands give: tiles if either has them."""
+    """Return the layout of a result of two operands: tiled if either is."""
     return Layout.TILE if Layout.TILE in (first.layout, second.layout) else Layout.ROW_MAJOR
 
 
@@ -54,7 +57,9 @@ def _arithmetic(
         first = typecast(first, DataType.FLOAT32)
     wanted = first.dtype if dtype is None else dtype
     if wanted is not first.dtype and not (wanted in FLOATING and first.dtype in FLOATING):
-        raise RuntimeError(f"{op}: {first.dtype} operands give no {wanted}")
+        raise RuntimeError(
+            f"{op}: {first.dtype} operands, dtype {wanted}: only float dtypes convert to each other"
+        )
     if isinstance(second, Tensor):
         pair = aligned_pair(op, first, second)
         return result(
@@ -70,26 +75,26 @@ def _arithmetic(
 
 
 def add(input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None) -> Tensor:
-    """`a + b`, broadcast; the first operand's dtype unless told."""
+    """Return `a + b` with broadcasting. `dtype` defaults to that of `a`; mixed float dtypes are accepted."""
     return _arithmetic("add", np.add, input_tensor_a, input_tensor_b, dtype)
 
 
 def subtract(
     input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None
 ) -> Tensor:
-    """`a - b`, broadcast; the first operand's dtype unless told."""
+    """Return `a - b` with broadcasting. `dtype` defaults to that of `a`; mixed float dtypes are accepted."""
     return _arithmetic("subtract", np.subtract, input_tensor_a, input_tensor_b, dtype)
 
 
 def multiply(
     input_tensor_a: Tensor, input_tensor_b: Tensor | float, *, dtype: DataType | None = None
 ) -> Tensor:
-    """`a * b`, broadcast; the first operand's dtype unless told (float32 of integers times a float)."""
+    """Return `a * b` with broadcasting. `dtype` defaults to that of `a`, or float32 for integers times a float."""
     return _arithmetic("multiply", np.multiply, input_tensor_a, input_tensor_b, dtype)
 
 
 def neg(input_tensor: Tensor) -> Tensor:
-    """`-a`; integers too, if they have a sign."""
+    """Return `-a` for float dtypes and int32; uint32 is refused."""
     check("neg", input_tensor)
     if input_tensor.dtype is DataType.UINT32:
         raise RuntimeError("neg: does not support integer input dtype DataType.UINT32")
@@ -97,13 +102,13 @@ def neg(input_tensor: Tensor) -> Tensor:
 
 
 def exp(input_tensor: Tensor) -> Tensor:
-    """`e ** a`."""
+    """Return `e ** a` for float dtypes."""
     check_floating("exp", input_tensor)
     return _unary(np.exp, input_tensor)
 
 
 def square(input_tensor: Tensor) -> Tensor:
-    """`a * a`; integers too."""
+    """Return `a * a` for all dtypes."""
     check("square", input_tensor)
     return _unary(np.square, input_tensor)
 
@@ -113,20 +118,20 @@ def _unary(function: Callable[..., Array], operand: Tensor) -> Tensor:
 
 
 def typecast(input_tensor: Tensor, dtype: DataType) -> Tensor:
-    """The same values in another dtype, always in a buffer of its own; floats to integers cut towards zero."""
+    """Cast to another dtype, always in a new buffer. Floats are truncated towards zero for integers."""
     check("typecast", input_tensor)
     if dtype is input_tensor.dtype or (dtype is DataType.FLOAT32 and input_tensor.dtype in FLOATING):
-        # Nothing to cast. Arrays are never written to, so two buffers can have one.
+        # The values stay the same. Arrays are never written to, so two buffers can share one.
         return wrap(input_tensor.array, dtype, input_tensor.layout, input_tensor.mesh)
     cast: Array = input_tensor.array.astype(NUMPY_TYPES[dtype])
     return result(input_tensor, cast, dtype)
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """`input` at `index` (uint32, of `input`'s rank and layout) along `dim`, the index's shape.
+    """Select elements of `input` by `index` along `dim`; the result has the index's shape.
 
-    Raises RuntimeError for indices that aren't there, and for an index longer than `input` in another dimension, where
-    ttnn reads from anywhere.
+    The index is uint32 with the rank and layout of `input`. Raises RuntimeError for indices out of range, and for an
+    index longer than `input` in another dimension: ttnn reads out of bounds.
     """
     op = "gather"
     check(op, input)
@@ -148,7 +153,9 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
         for other, (mine, theirs) in enumerate(zip(values.shape, places.shape, strict=True))
     ]
     if any(size > mine for mine, size in zip(values.shape, sizes, strict=True)):
-        raise RuntimeError(f"{op}: index {index.shape} is longer than {input.shape} beside dimension {dim}")
+        raise RuntimeError(
+            f"{op}: index {index.shape} is longer than {input.shape} in a dimension other than {dim}"
+        )
     mesh = np.broadcast_shapes(values.shape[:2], places.shape[:2])
     corner = values[tuple(np.s_[:size] for size in sizes)]
     found = np.take_along_axis(

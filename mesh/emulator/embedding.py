@@ -1,4 +1,4 @@
-"""Looking rows up in a table, and the table's gradient."""
+"""Embedding lookup, and the gradient of the table."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _TILE = 32
 
 
 def embedding(input_tensor: Tensor, weight: Tensor, *, layout: Layout | None = None) -> Tensor:
-    """Rows [B, T, E] of the table `weight` [V, E] (or [1, 1, V, E]) at uint32 ids [B, T].
+    """Return rows [B, T, E] of the table `weight`, [V, E] or [1, 1, V, E], for ids [B, T].
 
-    Raises RuntimeError for ids beyond the table, which the device would read from anywhere.
+    Ids are uint32 in any layout. ttnn needs a bfloat16 table; float32 is accepted here too. `layout` defaults to that
+    of the table. Raises RuntimeError for ids beyond the table, where the device reads out of bounds.
     """
     op = "embedding"
     check(op, input_tensor)
@@ -39,7 +40,12 @@ def embedding(input_tensor: Tensor, weight: Tensor, *, layout: Layout | None = N
 
 
 def embedding_bw(input_tensor: Tensor, weight_tensor: Tensor, output_gradient_tensor: Tensor) -> Tensor:
-    """The table's gradient [1, 1, V, E] of the rows' gradient [1, 1, B * T, E], summed in order of position."""
+    """Return the table's gradient [1, 1, V, E] for the rows' gradient [1, 1, B * T, E].
+
+    Rows of one id are added in order of position, in float32, and round once. Ids are uint32 in row-major layout, and
+    T is a multiple of 32. Raises RuntimeError for other ids, for gradients of another shape, and for ids beyond the
+    table, where the device reads out of bounds.
+    """
     op = "embedding_bw"
     check(op, input_tensor)
     check(op, weight_tensor)
@@ -85,7 +91,7 @@ def _check_ids(op: str, ids: Array, vocabulary: int) -> None:
 
 
 def _scatter_add(ids: Array, rows: Array, count: int) -> Array:
-    """`out[ids[i]] += rows[i]`, each row's terms added in order of i."""
+    """Return zeros [count, E] after `out[ids[i]] += rows[i]` for each i, in order."""
     order = np.argsort(ids, kind="stable")
     found, starts = np.unique(ids[order], return_index=True)
     out = np.zeros((count, rows.shape[1]), np.float32)

@@ -1,4 +1,4 @@
-"""`ttnn.experimental`: ops whose interface upstream still moves."""
+"""`ttnn.experimental`: ops whose interface ttnn may still change."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Gelu, exact and by tanh, and its gradient, in blocks that stay in the cache.
+"""gelu and its gradient, exact and in the tanh approximation. Computed in blocks that fit into the cache.
 
-Both are `x * Phi(x)` with `Phi(x) = 1 / (1 + exp(q(x)))`. For the tanh variant q is the familiar cubic. For the exact
-one q(x) = log(Phi(-x) / Phi(x)) is odd and smooth, and x times a polynomial of degree 6 in x**2, fitted to the normal
-distribution function by weighted least squares, gives it within 1.6e-7, which is about what float32 can tell. The
-forward pass keeps Phi with its operand, so that the gradient needs no second one.
+Both variants are `x * Phi(x)` with `Phi(x) = 1 / (1 + exp(q(x)))`. For the tanh variant, q is the usual cubic. For the
+exact one, q(x) = log(Phi(-x) / Phi(x)), which is odd and smooth. It is approximated by x times a polynomial of degree 6
+in x**2, fitted to the normal distribution function by weighted least squares. The error of Phi is below 1.6e-7, about
+the resolution of float32. The forward pass keeps Phi with its operand, so the gradient doesn't compute it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXACT = tuple(
         -1.59576899,
     )
 )
-"""Coefficients of q(x) / x in x**2, highest first."""
+"""Coefficients of q(x) / x as a polynomial in x**2, highest power first."""
 
 _TANH_SCALE = -1.5957691216057308  # -2 * sqrt(2 / pi)
 _TANH = (np.float32(_TANH_SCALE * 0.044715), np.float32(_TANH_SCALE))
@@ -35,7 +35,10 @@ _DENSITY = np.float32(0.3989422804014327)  # 1 / sqrt(2 * pi)
 
 
 def gelu(input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate) -> Tensor:
-    """`x * Phi(x)`, Phi the normal distribution function or, for `GeluVariant.Tanh`, its approximation."""
+    """Return `x * Phi(x)`, where Phi is the normal distribution function, or its tanh approximation.
+
+    Accepts bfloat16 and float32 in any layout. The result has the operand's dtype and layout.
+    """
     _check("gelu", input_tensor)
     x = input_tensor.array
     phi = _distribution(x, variant)
@@ -46,7 +49,10 @@ def gelu(input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate) -
 def gelu_bw(
     grad_tensor: Tensor, input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate
 ) -> list[Tensor]:
-    """[dx], `dy * (Phi(x) + x * Phi'(x))`."""
+    """Return [dx] with dx = `dy * (Phi(x) + x * Phi'(x))`.
+
+    Accepts bfloat16 and float32. Raises RuntimeError unless shapes and layouts are equal.
+    """
     _check("gelu_bw", grad_tensor)
     _check("gelu_bw", input_tensor)
     if grad_tensor.layout is not input_tensor.layout:
@@ -69,7 +75,6 @@ def _check(op: str, tensor: Tensor) -> None:
 
 
 def _distribution(x: Array, variant: GeluVariant) -> Array:
-    """Phi(x), the same shape."""
     flat = x.reshape(-1)
     out = np.empty(flat.shape, np.float32)
     first, second, *rest = _EXACT if variant is GeluVariant.Accurate else _TANH
@@ -83,7 +88,7 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
             q *= square
             q += coefficient
         q *= flat[block]
-        np.exp(q, out=q)  # overflows to infinity where Phi is 0
+        np.exp(q, out=q)  # Overflows to infinity where Phi is 0.
         q += np.float32(1)
         np.reciprocal(q, out=q)
 
@@ -92,7 +97,6 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
 
 
 def _gradient(dy: Array, x: Array, phi: Array, variant: GeluVariant) -> Array:
-    """dy * (Phi(x) + x * Phi'(x)), all of one shape."""
     flat, distribution, grad = x.reshape(-1), phi.reshape(-1), dy.reshape(-1)
     out = np.empty(flat.shape, np.float32)
 

@@ -1,4 +1,4 @@
-"""Caches of keys and values, [B, H, window, D]: written in place, at a position of the window."""
+"""Caches of keys and values, [B, H, window, D], written in place at a token of the window."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _TILE = 32
 
 
 def fill_cache(cache_tensor: Tensor, input_tensor: Tensor, batch_idx: int, *, update_idx: int = 0) -> Tensor:
-    """Put `input_tensor` [1, H, T, D] at token `update_idx` of sequence `batch_idx`; gives a view of the cache.
+    """Write `input_tensor` [1, H, T, D] at token `update_idx` of sequence `batch_idx`; return a view of the cache.
 
-    The device copies whole tiles: what else was in the tile of the last token is lost, zero here.
-    Raises RuntimeError for tokens that the window hasn't; ttnn takes them if they fit its padding.
+    Both tensors are tiled and of one float dtype. The device copies whole tiles, so the rest of the last token's tile
+    is lost; here it becomes zero. Raises RuntimeError for tokens beyond the window, which ttnn accepts if they fit
+    its padding.
     """
     op = "fill_cache"
     _check(op, cache_tensor, input_tensor)
@@ -47,15 +48,16 @@ def fill_cache(cache_tensor: Tensor, input_tensor: Tensor, batch_idx: int, *, up
 
 
 def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset: int = 0) -> Tensor:
-    """Put row `batch_offset` + b of `input` [1, H, rows, D] at token `update_idx` of sequence b; a view of the cache.
+    """Write row `batch_offset` + b of `input` [1, H, rows, D] at token `update_idx` of sequence b.
 
-    Raises RuntimeError for a token beyond the window and for rows that aren't there: ttnn takes them without a word.
+    Both tensors are tiled and of float dtypes; values are rounded to the cache's. Returns a view of the cache. Raises
+    RuntimeError for a token beyond the window or missing rows, which ttnn silently accepts.
     """
     op = "update_cache"
     _check(op, cache, input)
     batch, _, window, _ = cache.array.shape[2:]
     if not 0 <= update_idx < window:
-        raise RuntimeError(f"{op}: token {update_idx} beyond a cache of {window}")
+        raise RuntimeError(f"{op}: update_idx {update_idx}, expected a token within the window of {window}")
     if -(-input.array.shape[4] // _TILE) != -(-batch // _TILE):
         raise RuntimeError(
             f"{op}: Input batch height ({input.array.shape[4]}) must equal cache batch ({batch}) rounded up to a tile"
@@ -87,16 +89,18 @@ def _check(op: str, cache: Tensor, given: Tensor) -> None:
 
 
 def _writable(op: str, cache: Tensor, given: Tensor) -> Array:
-    """The cache's elements, to write to: its own, one copy for each chip whose tokens differ from the others'."""
+    """Return the cache's own elements for writing, with one copy per chip where the chips' tokens differ."""
     if not is_sole_owner(cache):
         raise RuntimeError(
-            f"{op}: the cache shares its buffer with another tensor, which wouldn't see the new tokens"
+            f"{op}: another tensor shares the buffer of the cache and would miss the new tokens; delete it"
         )
     array = cache.array
     mesh = np.broadcast_shapes(array.shape[:2], given.array.shape[:2])
     del array
-    # Numpy views of the elements stand for tensors that have a copy of their own on the device.
-    alone = sys.getrefcount(cache.array) <= 2 and cache.array.flags.owndata and cache.array.flags.writeable
-    if not alone or cache.array.shape[:2] != mesh:
+    # A numpy view belongs to a tensor that has its own copy on the device, so it must not change.
+    exclusive = (
+        sys.getrefcount(cache.array) <= 2 and cache.array.flags.owndata and cache.array.flags.writeable
+    )
+    if not exclusive or cache.array.shape[:2] != mesh:
         cache.array = np.broadcast_to(cache.array, (*mesh, *cache.array.shape[2:])).copy()
     return cache.array

@@ -1,4 +1,4 @@
-"""Layer normalisation over the last dimension, forward and backward, blocked by rows to stay in the cache."""
+"""Layer normalisation over the last dimension, forward and backward, computed in blocks of rows that fit the cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def moreh_layer_norm(
     rstd: Tensor | None = None,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> list[Tensor | None]:
-    """[y, mean, rstd] of rows of the last dimension; mean and rstd come back only if pre-allocated.
+    """Normalise the last dimension; return [y, mean, rstd].
 
-    `gamma` and `beta` are [E] or [1, E] (ttnn takes any size without a word; here RuntimeError); mean and rstd
-    have the operand's shape without its last dimension.
+    All tensors are tiled and bfloat16; float32 is accepted here too. `mean` and `rstd` are pre-allocated outputs of
+    the operand's shape without its last dimension, and are None otherwise. `gamma` and `beta` are [E] or [1, E].
+    RuntimeError is raised for other sizes, which ttnn doesn't check.
     """
     op = "moreh_layer_norm"
     operands = [tensor for tensor in (gamma, beta, mean, rstd) if tensor is not None]
@@ -63,7 +64,11 @@ def moreh_layer_norm_backward(
     beta_grad: Tensor | None = None,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> list[Tensor | None]:
-    """[dx, dgamma, dbeta]: those that are pre-allocated (none of them raises RuntimeError; ttnn returns three None)."""
+    """Return the gradients [dx, dgamma, dbeta] that are pre-allocated, None for the others.
+
+    Operands are tiled, as for `moreh_layer_norm`. Raises RuntimeError without any pre-allocated output: ttnn would
+    compute nothing.
+    """
     op = "moreh_layer_norm_backward"
     operands = [tensor for tensor in (gamma, input_grad, gamma_grad, beta_grad) if tensor is not None]
     _check(op, normalized_dims, input, [output_grad, mean, rstd, *operands])
@@ -96,7 +101,7 @@ def _check(op: str, normalized_dims: int, operand: Tensor, others: list[Tensor])
     for tensor in (operand, *others):
         require_dtype(op, tensor.dtype)
     if normalized_dims != 1:
-        raise RuntimeError(f"{op}: normalized_dims {normalized_dims}, the emulator has 1 only")
+        raise RuntimeError(f"{op}: normalized_dims {normalized_dims}, expected 1: the emulator has no others")
 
 
 def _check_scale(op: str, name: str, tensor: Tensor | None, operand: Tensor) -> None:
@@ -108,7 +113,7 @@ def _check_scale(op: str, name: str, tensor: Tensor | None, operand: Tensor) -> 
 
 
 def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> tuple[Array, Array, Array]:
-    """Output, mean and 1/deviation of rows; x [..., E]."""
+    """Return output, mean and reciprocal standard deviation of the rows of x [..., E]."""
     width = x.shape[-1]
     flat = x.reshape(-1, width)
     rows = flat.shape[0]
@@ -139,7 +144,7 @@ def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> t
 def _backward(
     dy: Array, x: Array, mean: Array, rstd: Array, gamma: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x [..., E], gamma [E] and beta [E]."""
+    """Return the gradients of x [..., E], gamma [E] and beta [E]."""
     width = x.shape[-1]
     flat, grad = x.reshape(-1, width), dy.reshape(-1, width)
     rows = flat.shape[0]

@@ -1,4 +1,4 @@
-"""Matrix products: one 2-D product where the right operand is the same for all rows, else one for each batch."""
+"""Matrix products with float32 sums: one 2-D product if the right operand is one matrix, else one per batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def matmul(
     dtype: DataType | None = None,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """`a @ b` with the last two dimensions of either transposed on demand; float32 sums, the first operand's dtype.
+    """Return `a @ b`; the flags transpose the last two dimensions of an operand first.
 
-    Batch dimensions are equal, or all 1 on one side. Raises RuntimeError for others, and for row-major operands.
+    Operands are tiled, of rank 2 or more and of float dtypes, which may differ. `dtype` defaults to that of `a`.
+    Batch dimensions must be equal, or all 1 on one side. RuntimeError is raised for anything else.
     """
     product = _product("matmul", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
     return result(input_tensor_a, product, dtype)
@@ -39,10 +40,13 @@ def linear(
     dtype: DataType | None = None,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """`a @ b + bias`, rounded once. `bias` is [F] or [1, F]."""
+    """Return `a @ b + bias`, rounded once. Operands as for `matmul`; `bias` has F elements, [F] or [..., 1, F].
+
+    Raises RuntimeError for biases of other sizes, which ttnn adds if they broadcast.
+    """
     product = _product("linear", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
     if bias is not None:
-        check("linear", bias)  # of any layout
+        check("linear", bias)  # Any layout is accepted.
         if bias.array.shape[-1] != product.shape[-1] or math.prod(bias.array.shape[2:]) != product.shape[-1]:
             raise RuntimeError(f"linear: bias of shape {bias.shape}, expected [1, {product.shape[-1]}]")
         product, offset = align(product, bias.array)
@@ -71,7 +75,7 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
             f"{left.shape[2:]} and {right.shape[2:]}"
         )
     if math.prod(right.shape[:-2]) == 1:
-        # The rows of all batches and chips meet one matrix: a single product.
+        # All batches and chips multiply by one matrix, so one product computes them all.
         product = parallel.product(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
         shape = (*left.shape[:2], *(1,) * (rank - left.ndim), *left.shape[2:-1], right.shape[-1])
         return product.reshape(shape)
@@ -79,6 +83,7 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
     batch_left, batch_right = left.shape[2:-2], right.shape[2:-2]
     if batch_left != batch_right and math.prod(batch_left) != 1 and math.prod(batch_right) != 1:
         raise RuntimeError(
-            f"{op}: batch dimensions {list(batch_left)} and {list(batch_right)} don't go together"
+            f"{op}: batch dimensions {list(batch_left)} and {list(batch_right)} can't be combined; expected equal "
+            "ones, or all 1"
         )
     return parallel.batched_product(left, right)

@@ -1,4 +1,4 @@
-"""How much of a chip's memory its tensors take, counted as a Wormhole chip would: whole tiles, dealt out to banks."""
+"""Counts the DRAM that tensors take of a chip, as a Wormhole allocates it: whole tiles, distributed over banks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ _ALIGNMENT_BYTES = 32
 
 
 class BufferType(Enum):
-    """Which memory of a chip. The emulator's tensors are all in DRAM."""
+    """Memory of a chip. All tensors of the emulator are in DRAM."""
 
     DRAM = 0
     L1 = 1
 
 
 class Memory:
-    """What the live tensors of a mesh take of each chip's DRAM, the most they took, and all that were ever made took.
+    """Counter of the DRAM that a mesh's tensors take on each chip. Used only on the thread that drives the mesh.
 
-    `bank_bytes` is of the fullest bank. Counted on the thread that drives the mesh.
+    Attributes:
+        allocated_bank_bytes: sum of all allocations since the mesh was opened, per bank.
+        bank_bytes: bytes allocated now in the fullest bank.
+        peak_bank_bytes: largest `bank_bytes` since `reset_peak`.
     """
 
     __slots__ = ("allocated_bank_bytes", "bank_bytes", "peak_bank_bytes")
@@ -39,26 +42,26 @@ class Memory:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes taken of one chip."""
+        """Bytes allocated now on one chip."""
         return self.bank_bytes * _BANKS
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes taken of one chip since `reset_peak`."""
+        """Largest number of bytes allocated at once on one chip since `reset_peak`."""
         return self.peak_bank_bytes * _BANKS
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes taken of one chip by all tensors since the mesh was opened, live or not."""
+        """Sum of all allocations on one chip since the mesh was opened, in bytes."""
         return self.allocated_bank_bytes * _BANKS
 
     def reset_peak(self) -> None:
-        """Look for the peak from now on."""
+        """Restart the search for the peak at the current allocation."""
         self.peak_bank_bytes = self.bank_bytes
 
 
 class Buffer:
-    """What tensors over the same elements share: whether they are allocated, and the memory they take."""
+    """Memory shared by tensors over the same elements: whether it is allocated, and its size."""
 
     __slots__ = ("_bank_bytes", "_memory", "allocated")
 
@@ -72,7 +75,7 @@ class Buffer:
             memory.peak_bank_bytes = max(memory.peak_bank_bytes, memory.bank_bytes)
 
     def free(self) -> None:
-        """Give the memory back, whoever looks at the buffer still."""
+        """Free the memory, even if tensors still use the buffer."""
         self.allocated = False
         if self._memory is not None:
             self._memory.bank_bytes -= self._bank_bytes
@@ -84,7 +87,10 @@ class Buffer:
 
 @lru_cache(maxsize=4096)
 def bank_bytes(shape: tuple[int, ...], element_bytes: int, tiled: bool) -> int:
-    """Bytes that a tensor of `shape` on a chip takes of the bank that gets most of its pages (tiles, else rows)."""
+    """Return the bytes that a tensor takes in the bank with most of its pages.
+
+    A page is a tile in tile layout, else a row. `shape` is the shape on a chip.
+    """
     *outer, height, width = (1, 1, *shape)[-max(2, len(shape)) :]
     if tiled:
         pages = math.prod(outer) * -(-height // _TILE) * -(-width // _TILE)
@@ -97,7 +103,7 @@ def bank_bytes(shape: tuple[int, ...], element_bytes: int, tiled: bool) -> int:
 
 @dataclass(frozen=True)
 class MemoryView:
-    """A memory of each chip as its allocator sees it; bytes are of one bank."""
+    """Allocator figures of one memory of each chip. Bytes are per bank."""
 
     num_banks: int
     total_bytes_per_bank: int
@@ -107,13 +113,13 @@ class MemoryView:
 
 
 def get_memory_view(device: MeshDevice, buffer_type: BufferType) -> MemoryView:
-    """What is taken and free of each chip's memory, which is told as a Wormhole's; never fragmented here.
+    """Return the allocator's figures for each chip, with the sizes of a Wormhole and no fragmentation.
 
-    Raises RuntimeError for other memories than DRAM, which the emulator's tensors don't use.
+    Raises RuntimeError for memories other than DRAM, which the emulator's tensors don't use.
     """
     device.check_open("get_memory_view")
     if buffer_type is not BufferType.DRAM:
-        raise RuntimeError(f"get_memory_view: {buffer_type}, the emulator has BufferType.DRAM only")
-    taken = device.memory.bank_bytes
-    free = _BANK_BYTES - taken
-    return MemoryView(_BANKS, _BANK_BYTES, taken, free, free)
+        raise RuntimeError(f"get_memory_view: {buffer_type}, expected BufferType.DRAM only")
+    allocated = device.memory.bank_bytes
+    free = _BANK_BYTES - allocated
+    return MemoryView(_BANKS, _BANK_BYTES, allocated, free, free)

@@ -1,4 +1,4 @@
-"""Mappers, which lay an array out over a mesh, and composers, which put the chips' pieces together again."""
+"""Mappers, which place an array over a mesh, and composers, which join the chips' shards to one array."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PlacementReplicate:
-    """The whole tensor on every chip along a mesh axis."""
+    """Placement of the whole tensor on every chip along a mesh axis."""
 
 
 @dataclass(frozen=True)
 class PlacementShard:
-    """Equal pieces of dimension `dim` along a mesh axis."""
+    """Placement of equal slices of dimension `dim` along a mesh axis."""
 
     dim: int
 
@@ -30,8 +30,10 @@ Placement = PlacementReplicate | PlacementShard
 
 
 class MeshMapperConfig:
-    """One placement for each mesh axis: `MeshMapperConfig([placement, placement])`, or by the dimensions that
-    rows and columns shard (None replicates): `MeshMapperConfig(row_dim=None, col_dim=0)`."""
+    """One placement per mesh axis: a list, or the dimensions that rows and columns shard, where None replicates.
+
+    Examples: `MeshMapperConfig([placement, placement])`, `MeshMapperConfig(row_dim=None, col_dim=0)`.
+    """
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class MeshMapperConfig:
 
 
 class MeshComposerConfig:
-    """The dimensions to concatenate along, one for each mesh axis."""
+    """Dimensions to concatenate along, one per mesh axis."""
 
     def __init__(self, dims: Sequence[int] | int, col_dim: int | None = None) -> None:
         if isinstance(dims, Sequence):
@@ -67,7 +69,7 @@ class MeshComposerConfig:
 
 
 class MeshMapper:
-    """Lays an array out over a mesh: by placements, or in equal pieces of one dimension over all chips."""
+    """Placement of an array over a mesh: one per axis, or equal slices of one dimension over all chips."""
 
     def __init__(
         self, device: MeshDevice, placements: tuple[Placement, ...], flat_dim: int | None = None
@@ -77,7 +79,10 @@ class MeshMapper:
         self.flat_dim = flat_dim
 
     def place(self, array: Array) -> Array:
-        """A view `[rows or 1, cols or 1, *shape on a chip]`. Raises RuntimeError if a dimension can't be sharded."""
+        """Return a view [rows or 1, columns or 1, *shape on a chip].
+
+        Raises RuntimeError for a dimension that doesn't exist, that the chips don't divide, or that both axes shard.
+        """
         rows, cols = self.device.shape
         if self.flat_dim is not None:
             pieces = _cut(array, self.flat_dim, rows * cols)
@@ -95,7 +100,7 @@ class MeshMapper:
 
 
 class MeshComposer:
-    """Concatenates what the chips hold: along one dimension per mesh axis, or all chips along one dimension."""
+    """Concatenation of the chips' tensors: along one dimension per mesh axis, or all along one dimension."""
 
     def __init__(self, device: MeshDevice, dims: tuple[int, int] | None, flat_dim: int = 0) -> None:
         self.device = device
@@ -103,7 +108,7 @@ class MeshComposer:
         self.flat_dim = flat_dim
 
     def compose(self, array: Array) -> Array:
-        """A fresh C-contiguous array. Replicated tensors give as many copies as there are chips, as in ttnn."""
+        """Return a new C-contiguous array. As in ttnn, a replicated tensor yields one copy per chip."""
         rows, cols = self.device.shape
         chips = np.broadcast_to(array, (rows, cols, *array.shape[2:]))
         if self.dims is None:
@@ -113,7 +118,7 @@ class MeshComposer:
 
 
 def _cut(array: Array, dim: int, pieces: int) -> Array:
-    """A view `[pieces, ...]` of equal pieces of dimension `dim`."""
+    """Return a view [pieces, ...] of equal slices of dimension `dim`."""
     if not -array.ndim <= dim < array.ndim:
         raise RuntimeError(f"Invalid dimension index; got dims: {dim}, tensor dimension: {array.ndim}")
     dim %= array.ndim
@@ -128,29 +133,33 @@ def _cut(array: Array, dim: int, pieces: int) -> Array:
 
 
 def replicate_tensor_to_mesh_mapper(mesh_device: MeshDevice) -> MeshMapper:
-    """A mapper that puts the whole tensor on every chip."""
+    """Return a mapper that places the whole tensor on every chip."""
     return MeshMapper(mesh_device, (PlacementReplicate(), PlacementReplicate()))
 
 
 def shard_tensor_to_mesh_mapper(mesh_device: MeshDevice, dim: int) -> MeshMapper:
-    """A mapper that shards dimension `dim` over all chips, in row-major mesh order."""
+    """Return a mapper that shards dimension `dim` over all chips, in row-major mesh order."""
     return MeshMapper(mesh_device, (), flat_dim=dim)
 
 
 def create_mesh_mapper(mesh_device: MeshDevice, config: MeshMapperConfig) -> MeshMapper:
-    """A mapper by one placement for each mesh axis. Raises RuntimeError if their numbers differ."""
+    """Return a mapper with one placement per mesh axis. Raises RuntimeError unless there are two."""
     if len(config.placements) != 2:
-        raise RuntimeError(f"create_mesh_mapper: {len(config.placements)} placements for a mesh of 2 axes")
+        raise RuntimeError(
+            f"create_mesh_mapper: {len(config.placements)} placements, expected 2: one per mesh axis"
+        )
     return MeshMapper(mesh_device, config.placements)
 
 
 def create_mesh_composer(mesh_device: MeshDevice, config: MeshComposerConfig) -> MeshComposer:
-    """A composer by one dimension for each mesh axis. Raises RuntimeError if their numbers differ."""
+    """Return a composer with one dimension per mesh axis. Raises RuntimeError unless there are two."""
     if len(config.dims) != 2:
-        raise RuntimeError(f"create_mesh_composer: {len(config.dims)} dimensions for a mesh of 2 axes")
+        raise RuntimeError(
+            f"create_mesh_composer: {len(config.dims)} dimensions, expected 2: one per mesh axis"
+        )
     return MeshComposer(mesh_device, (config.dims[0], config.dims[1]))
 
 
 def concat_mesh_to_tensor_composer(mesh_device: MeshDevice, dim: int) -> MeshComposer:
-    """A composer that concatenates all chips' tensors along `dim`, in row-major mesh order."""
+    """Return a composer that concatenates all chips' tensors along `dim`, in row-major mesh order."""
     return MeshComposer(mesh_device, None, flat_dim=dim)

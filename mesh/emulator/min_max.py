@@ -1,4 +1,4 @@
-"""The largest and smallest elements over dimensions of a chip's tensor, and where the largest is."""
+"""Maximum and minimum over dimensions of a chip's tensor, and the index of the maximum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def max(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The largest element over `dim` (all dimensions if None), in tile layout."""
+    """Return the maximum over `dim` (all dimensions if None), in tile layout."""
     return _extreme("max", np.maximum, input_tensor, dim, keepdim)
 
 
@@ -30,7 +30,7 @@ def min(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The smallest element over `dim` (all dimensions if None), in tile layout."""
+    """Return the minimum over `dim` (all dimensions if None), in tile layout."""
     return _extreme("min", np.minimum, input_tensor, dim, keepdim)
 
 
@@ -44,10 +44,10 @@ def _extreme(
 
 
 def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Index of the largest element along `dim`, the first of equals; uint32, row-major.
+    """Return the index of the first maximum along `dim`, as uint32 in row-major layout.
 
-    Raises RuntimeError as ttnn does: all dimensions at once and integers only in row-major layout, integers along the
-    last dimension only.
+    As in ttnn, RuntimeError is raised for a tiled operand that is an integer or without `dim`, and for integers along
+    a dimension other than the last.
     """
     op = "argmax"
     check(op, input_tensor)
@@ -64,7 +64,7 @@ def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) 
     else:
         axes = axes_of(op, input_tensor, dim)
         if not floating and axes != (rank + 1,):
-            raise RuntimeError(f"{op}: only the last dimension of {input_tensor.dtype}, got {dim}")
+            raise RuntimeError(f"{op}: dim {dim} of {input_tensor.dtype}, expected the last dimension")
         found = array.argmax(axis=axes[0])
     places = found.astype(np.uint32).reshape(reduced_shape(input_tensor, axes, keepdim))
     return result(input_tensor, places, DataType.UINT32, Layout.ROW_MAJOR)

@@ -1,4 +1,4 @@
-"""Sums and means over dimensions of a chip's tensor."""
+"""Sums and means over dimensions of a chip's tensor, in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def sum(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The sum over `dim` (all dimensions if None); float32 inside, rounded once. Integers too.
+    """Return the sum over `dim` (all dimensions if None). Accepts all dtypes; floats are summed in float32.
 
-    In tile layout, but that a row-major float operand stays so over one of its last two dimensions.
+    The result is tiled. As in ttnn, a row-major float operand stays row-major over one of its last two dimensions.
     """
     check("sum", input_tensor)
     total, axes = _total("sum", input_tensor, dim, keepdim)
@@ -35,7 +35,7 @@ def mean(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """The mean over `dim` (all dimensions if None); float32 inside, rounded once. Layout as of `sum`."""
+    """Return the mean over `dim` (all dimensions if None) for float dtypes. The layout is that of `sum`."""
     check_floating("mean", input_tensor)
     total, axes = _total("mean", input_tensor, dim, keepdim)
     count = math.prod(input_tensor.array.shape[axis] for axis in axes)
@@ -43,9 +43,9 @@ def mean(
 
 
 def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The array axes of `dim`, in order; all that aren't the mesh's for None or an empty list.
+    """Return the sorted array axes of `dim`. None and an empty list mean all dimensions of the tensor.
 
-    Raises RuntimeError for a dimension that isn't there or is named twice.
+    Raises RuntimeError for a dimension that doesn't exist or occurs twice.
     """
     rank = tensor.array.ndim - 2
     wanted = (dim,) if isinstance(dim, int) else dim or range(rank)
@@ -59,7 +59,7 @@ def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[i
 
 
 def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
-    """The array's shape with `axes` dropped, or of size 1 if they are kept."""
+    """Return the array's shape without `axes`, or with size 1 there if `keepdim`."""
     sizes = enumerate(tensor.array.shape)
     if keepdim:
         return tuple(1 if axis in axes else size for axis, size in sizes)
@@ -67,20 +67,20 @@ def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple
 
 
 def _layout(tensor: Tensor, axes: tuple[int, ...]) -> Layout:
-    stays = tensor.dtype in FLOATING and len(axes) == 1 and axes[0] >= tensor.array.ndim - 2
-    return tensor.layout if stays else Layout.TILE
+    keeps_layout = tensor.dtype in FLOATING and len(axes) == 1 and axes[0] >= tensor.array.ndim - 2
+    return tensor.layout if keeps_layout else Layout.TILE
 
 
 def _total(
     op: str, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool
 ) -> tuple[Array, tuple[int, ...]]:
-    """The sum, and the array axes that it is over."""
+    """Return the sum, and the array axes of `dim`."""
     array = tensor.array
     axes = axes_of(op, tensor, dim)
     count = math.prod(array.shape[axis] for axis in axes)
     leading = axes == tuple(range(2, len(axes) + 2)) and array.shape[:2] == (1, 1)
     if leading and axes:
-        # Columns of one matrix: a product with ones is the fastest sum over rows.
+        # A product with ones is the fastest sum over the rows of one matrix.
         total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1))
     else:
         total = np.add.reduce(array, axis=axes, dtype=array.dtype)

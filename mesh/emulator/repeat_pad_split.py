@@ -1,4 +1,4 @@
-"""Ops that repeat elements, pad with others, or cut a tensor into pieces."""
+"""Ops that repeat elements, pad a tensor, or split it into pieces. All accept every dtype and keep the layout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _TILE = 32
 
 
 def repeat(input_tensor: Tensor, repeat_dims: Sequence[int] | Shape) -> Tensor:
-    """The tensor `repeat_dims[i]` times behind itself along dimension i; the shorter of the two gets leading ones."""
+    """Repeat the tensor `repeat_dims[i]` times along dimension i. The shorter of shape and counts gets leading ones.
+
+    Raises RuntimeError for counts below 1.
+    """
     check("repeat", input_tensor)
     array = input_tensor.array
     times = [int(one) for one in repeat_dims]
     if any(one < 1 for one in times):
-        raise RuntimeError(f"repeat: {times} times, expected positive numbers")
+        raise RuntimeError(f"repeat: repeat_dims {times}, expected positive numbers")
     rank = array.ndim - 2
     if len(times) > rank:
         array = array.reshape(*array.shape[:2], *(1,) * (len(times) - rank), *array.shape[2:])
@@ -32,7 +35,7 @@ def repeat(input_tensor: Tensor, repeat_dims: Sequence[int] | Shape) -> Tensor:
 
 
 def repeat_interleave(input_tensor: Tensor, repeats: int, dim: int) -> Tensor:
-    """Each element `repeats` times in a row along `dim`."""
+    """Repeat each element `repeats` times along `dim`. Raises RuntimeError for `repeats` below 1."""
     check("repeat_interleave", input_tensor)
     axis = axis_of("repeat_interleave", input_tensor, dim)
     if repeats < 1:
@@ -44,10 +47,10 @@ def repeat_interleave(input_tensor: Tensor, repeats: int, dim: int) -> Tensor:
 
 
 def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) -> Tensor:
-    """`padding[i]` = (before, after) elements of `value` around dimension i (the last ones, if there are fewer pairs).
+    """Add (before, after) elements of `value` to each dimension; fewer pairs apply to the last dimensions.
 
-    Raises RuntimeError for padding in front in tile layout, or of a tiled vector beyond its last tile; TypeError for
-    negative numbers.
+    As in ttnn, RuntimeError is raised for padding in front of a tiled tensor, and for padding a tiled vector beyond
+    its last tile. TypeError is raised for negative numbers.
     """
     check("pad", input_tensor)
     array, dtype = input_tensor.array, input_tensor.dtype
@@ -67,7 +70,7 @@ def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) ->
         room = -(-array.shape[2] // _TILE) * _TILE
         if array.shape[2] + pairs[0][1] > room:
             raise RuntimeError(
-                f"pad: a tiled vector can't leave its {room} places; MeshBuffer must be large enough"
+                f"pad: a tiled vector can't grow beyond its {room} elements; MeshBuffer must be large enough"
             )
     filling = np.array(value, NUMPY_TYPES[dtype])
     if dtype is DataType.BFLOAT16:
@@ -77,7 +80,10 @@ def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) ->
 
 
 def split(input_tensor: Tensor, split_size: int | Sequence[int], dim: int = 0) -> list[Tensor]:
-    """Pieces of `split_size` elements along `dim` (the last one may be smaller), or of the sizes of a list."""
+    """Split along `dim` into pieces of `split_size` elements, of which the last may be smaller, or of listed sizes.
+
+    Raises RuntimeError unless the sizes are positive and add up to the dimension.
+    """
     check("split", input_tensor)
     axis = axis_of("split", input_tensor, dim)
     size = input_tensor.array.shape[axis]
@@ -103,7 +109,7 @@ def split(input_tensor: Tensor, split_size: int | Sequence[int], dim: int = 0) -
 
 
 def chunk(input_tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
-    """At most `chunks` pieces of equal size along `dim`, the last one smaller if they don't divide it."""
+    """Split along `dim` into at most `chunks` pieces of equal size, of which the last may be smaller."""
     check("chunk", input_tensor)
     if chunks < 1:
         raise RuntimeError(f"chunk: {chunks} chunks, expected a positive number")

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation over the last dimension. ttnn has no gradient of it: compose one."""
+"""Root-mean-square normalisation over the last dimension. ttnn has no gradient op for it; training composes one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def rms_norm(
     weight: Tensor | None = None,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """`a / sqrt(mean(a * a) + epsilon)` of rows of the last dimension, times `weight`; rounded once.
+    """Return `a / sqrt(mean(a * a) + epsilon) * weight` over the last dimension E, rounded once.
 
-    `weight` has the rows' E elements: [..., 1, E], or [1, 1, E / 32, 32] row-major. Raises RuntimeError for others
-    (ttnn takes the first row of a matrix without a word), and for a row-major operand.
+    The operand is tiled, of a float dtype. `weight` has E elements: tiled [..., 1, E], or row-major
+    [1, 1, E / 32, 32]. Raises RuntimeError for others: ttnn silently uses the first row of a larger weight.
     """
     op = "rms_norm"
     check_tiled(op, input_tensor)
@@ -51,7 +51,7 @@ def rms_norm(
 
 
 def _row(op: str, weight: Tensor, rank: int, width: int) -> Array:
-    """The weight with the operand's rank, all dimensions but the last of size 1."""
+    """Return the weight with the operand's rank, with size 1 in all dimensions but the last."""
     check_floating(op, weight)
     array = weight.array
     last = width if weight.layout is Layout.TILE else _TILE

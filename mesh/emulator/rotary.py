@@ -1,4 +1,4 @@
-"""Rotary position embedding as Hugging Face has it: element i of a head turns together with element i + D / 2."""
+"""Rotary position embedding in Hugging Face's order: element i of a head rotates with element i + D / 2."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def rotary_embedding(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """As `rotary_embedding_hf`. Raises RuntimeError if T is no multiple of 32: ttnn's result is longer then."""
+    """Compute `rotary_embedding_hf` for T that is a multiple of 32.
+
+    Raises RuntimeError for other T, because ttnn pads the result's shape.
+    """
     op = "experimental.rotary_embedding"
     if input_tensor.array.shape[-2] % _TILE:
         raise RuntimeError(
@@ -37,15 +40,18 @@ def rotary_embedding_hf(
     is_decode_mode: bool = False,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """`x * cos + rotate_half(x) * sin` of heads [B, H, T, D], by the first T rows of cos and sin [1, 1, T or more, D].
+    """Return `x * cos + rotate_half(x) * sin` for heads [B, H, T, D], rounded once.
 
-    Raises RuntimeError for tables of another width or with fewer than T rows, and if D is neither 32 nor a multiple of
-    64: the halves must be whole tiles (ttnn turns the wrong elements for some, without a word). Decode mode needs
-    tensors sharded over cores, which the emulator hasn't: refused.
+    `cos_cache` and `sin_cache` are [1, 1, T or more, D]; their first T rows are used. All operands are tiled, of float
+    dtypes. RuntimeError is raised for tables of another shape, and unless D is 32 or a multiple of 64: ttnn silently
+    rotates wrong elements if half a head is no whole tile. Decode mode is refused, because it needs tensors sharded
+    over cores.
     """
     op = "experimental.rotary_embedding_hf"
     if is_decode_mode:
-        raise RuntimeError(f"{op}: decode mode needs height-sharded tensors")
+        raise RuntimeError(
+            f"{op}: is_decode_mode needs height-sharded tensors, which the emulator lacks; expected False"
+        )
     return _rotate(op, input_tensor, cos_cache, sin_cache)
 
 
@@ -59,7 +65,7 @@ def _rotate(op: str, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if width != _TILE and width % (2 * _TILE):
         raise RuntimeError(
             f"{op}: Input X dimension ({width}) must be either {_TILE} (single tile) or divisible by {2 * _TILE}; "
-            "compose it of slice, neg and concat"
+            "use slice, neg and concat"
         )
     if cos.array.shape[2:] != sin.array.shape[2:]:
         raise RuntimeError(f"{op}: Cos and Sin shapes must match: {cos.shape} and {sin.shape}")
@@ -68,10 +74,10 @@ def _rotate(op: str, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise RuntimeError(f"{op}: table of shape {cos.shape}, expected {Shape((1, 1, length, width))}")
     if rows < length:
         raise RuntimeError(f"{op}: Cos seq_len must be >= input seq_len: {rows} and {length}")
-    turned = parallel.elementwise(
-        _turned, x, _table(cos, x, length), _table(sin, x, length), dtype=np.float32
+    rotated = parallel.elementwise(
+        _rotate_elements, x, _table(cos, x, length), _table(sin, x, length), dtype=np.float32
     )
-    return result(heads, turned)
+    return result(heads, rotated)
 
 
 def _table(table: Tensor, x: Array, length: int) -> Array:
@@ -79,7 +85,7 @@ def _table(table: Tensor, x: Array, length: int) -> Array:
     return array if x.ndim == array.ndim else array[:, :, 0]
 
 
-def _turned(x: Array, cos: Array, sin: Array, out: Array) -> None:
+def _rotate_elements(x: Array, cos: Array, sin: Array, out: Array) -> None:
     half = x.shape[-1] // 2
     np.negative(x[..., half:], out=out[..., :half])
     out[..., half:] = x[..., :half]

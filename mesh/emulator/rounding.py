@@ -1,4 +1,4 @@
-"""Rounding of float32 values to what bfloat16 can represent, to nearest even, bit for bit as the device's host cast."""
+"""Rounding of float32 values to bfloat16, to nearest even, bit for bit like ttnn's cast on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _QUIET_NAN = np.uint32(0x00400000)
 
 
 def round_to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Round `values` (float32, C-contiguous, any shape) in place and return it; NaN stays NaN, infinities stay."""
+    """Round C-contiguous float32 values of any shape in place and return them. NaN and infinities are kept."""
     flat = values.reshape(-1).view(np.uint32)
 
     def compute(at: slice) -> None:
@@ -24,7 +24,7 @@ def round_to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         odd = np.right_shift(block, 16)
         np.bitwise_and(odd, 1, out=odd)
         np.add(odd, np.uint32(0x7FFF), out=odd)
-        # A NaN's low half is zero by now, so that the carry can't reach its upper half.
+        # The low half of a NaN is zero here, so no carry reaches its high half.
         np.add(block, odd, out=block)
         np.bitwise_and(block, np.uint32(0xFFFF0000), out=block)
 
@@ -33,5 +33,5 @@ def round_to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def is_bfloat16(values: npt.NDArray[Any]) -> bool:
-    """Whether every float32 of `values` is one that bfloat16 can represent."""
+    """Return whether bfloat16 can represent every float32 in `values`."""
     return not bool((np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFF)).any())

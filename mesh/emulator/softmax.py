@@ -1,4 +1,4 @@
-"""Softmax and log-softmax over a dimension, forward and backward, blocked by rows to stay in the cache."""
+"""Softmax and log-softmax over one dimension, forward and backward, computed in blocks of rows that fit the cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def softmax(
     numeric_stable: bool = True,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """Softmax over `dim`; with `numeric_stable` the largest along it is subtracted first.
+    """Return the softmax over `dim`; `numeric_stable` subtracts the maximum first.
 
-    Raises RuntimeError for integers, and for row-major operands (of which ttnn takes some ranks and dimensions only).
+    The operand is tiled, of a float dtype. Row-major operands are refused: ttnn accepts them for some ranks only.
     """
     check_tiled("softmax", input_tensor)
     axis = _axis("softmax", input_tensor, dim)
@@ -39,7 +39,7 @@ def softmax(
         block *= np.reciprocal(np.matmul(block, ones))
 
     over_rows(compute, *x.shape)
-    return result(input_tensor, _unrowed(out, input_tensor.array.shape, axis))
+    return result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
 
 
 def moreh_softmax_backward(
@@ -49,7 +49,11 @@ def moreh_softmax_backward(
     *,
     compute_kernel_config: WormholeComputeKernelConfig | None = None,
 ) -> Tensor:
-    """`y * (dy - sum(y * dy))`, y the softmax. Shapes must be equal (ttnn doesn't look; here RuntimeError)."""
+    """Return `y * (dy - sum(y * dy))` for the softmax y over a non-negative `dim`.
+
+    Operands are tiled and bfloat16; float32 is accepted here too. Raises RuntimeError for different shapes, which
+    ttnn doesn't check.
+    """
     op = "moreh_softmax_backward"
     y, dy, shape, axis = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
@@ -63,13 +67,13 @@ def moreh_softmax_backward(
         block *= y[rows]
 
     over_rows(compute, *y.shape)
-    return result(output_tensor, _unrowed(out, shape, axis))
+    return result(output_tensor, _restore_shape(out, shape, axis))
 
 
 def moreh_logsoftmax(
     input_tensor: Tensor, dim: int, *, compute_kernel_config: WormholeComputeKernelConfig | None = None
 ) -> Tensor:
-    """Log-softmax over `dim`."""
+    """Return the log-softmax over a non-negative `dim` of a tiled operand of a float dtype."""
     check_tiled("moreh_logsoftmax", input_tensor)
     _check_unsigned("moreh_logsoftmax", dim)
     axis = _axis("moreh_logsoftmax", input_tensor, dim)
@@ -83,11 +87,11 @@ def moreh_logsoftmax(
         block -= np.log(np.matmul(np.exp(block), ones))
 
     over_rows(compute, *x.shape)
-    return result(input_tensor, _unrowed(out, input_tensor.array.shape, axis))
+    return result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
 
 
 def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor, dim: int) -> Tensor:
-    """`dy - exp(y) * sum(dy)`, y the log-softmax. Shapes must be equal (ttnn doesn't look; here RuntimeError)."""
+    """Return `dy - exp(y) * sum(dy)` for the log-softmax y. Operands as for `moreh_softmax_backward`."""
     op = "moreh_logsoftmax_backward"
     y, dy, shape, axis = _operands(op, output_tensor, output_grad_tensor, dim)
     out = np.empty(y.shape, np.float32)
@@ -100,11 +104,11 @@ def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor,
         np.subtract(dy[rows], block, out=block)
 
     over_rows(compute, *y.shape)
-    return result(output_tensor, _unrowed(out, shape, axis))
+    return result(output_tensor, _restore_shape(out, shape, axis))
 
 
 def _operands(op: str, output: Tensor, grad: Tensor, dim: int) -> tuple[Array, Array, tuple[int, ...], int]:
-    """Both operands' rows, and the shape and axis that they are rows of."""
+    """Return both operands as rows, with the shape and array axis to restore."""
     check_tiled(op, output, grad)
     _check_unsigned(op, dim)
     require_dtype(op, output.dtype)
@@ -125,19 +129,19 @@ def _check_unsigned(op: str, dim: int) -> None:
 
 
 def _axis(op: str, tensor: Tensor, dim: int) -> int:
-    """The array axis of `dim`. Raises RuntimeError for integers and for a dimension that isn't there."""
+    """Return the array axis of `dim`. Raises RuntimeError for integers and for a dimension that doesn't exist."""
     if tensor.dtype not in FLOATING:
         raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
     return axis_of(op, tensor, dim)
 
 
 def _rows(array: Array, axis: int) -> Array:
-    """`[rows, size of axis]`: the array itself where that is its last axis, else a copy."""
+    """Reshape to [rows, size of axis]; a view for the last axis, else a copy."""
     return array.swapaxes(axis, -1).reshape(-1, array.shape[axis])
 
 
-def _unrowed(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
-    """`rows` as an array of `shape` again."""
+def _restore_shape(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """Restore `shape` from the rows of `axis`."""
     order = list(shape)
     order[axis], order[-1] = order[-1], order[axis]
     return rows.reshape(order).swapaxes(axis, -1)

@@ -1,4 +1,4 @@
-"""The tensor: a numpy array with two leading mesh axes, a dtype and a layout."""
+"""The tensor: a numpy array with two leading mesh axes, a dtype and a layout; and the checks that ops share."""
 
 from __future__ import annotations
 
@@ -27,13 +27,19 @@ _INPUT_TYPES = {
 
 
 class Tensor:
-    """One tensor over a mesh.
+    """A tensor over a mesh, or on the host if it is made without a device.
 
-    `array` has shape `[rows or 1, cols or 1, *shape]`: 1 means replicated along that mesh axis, so it is stored and
-    computed once. `shape` is the shape on each chip. A tensor without a device is a host tensor.
+    The constructor copies a numpy array of float32, uint32 or int32. It raises TypeError for other arrays and for
+    read-only ones, RuntimeError for a shard dimension that the mesh doesn't divide. Real ttnn aborts on float64.
 
-    Built from a numpy array of float32, uint32 or int32, copied. Raises TypeError for other arrays and for read-only
-    ones, RuntimeError for a shard dimension that the mesh doesn't divide.
+    Attributes:
+        array: elements, [rows or 1, columns or 1, *shape on a chip]. Size 1 means replicated along that mesh axis.
+        buffer: memory shared with views.
+        derived: gelu's variant and its distribution function of this operand, kept for the backward pass.
+        dtype: dtype of the elements; bfloat16 is stored as float32.
+        layout: row-major or tiled; a label that ops check.
+        mesh: mesh that the tensor is placed over; None for a host tensor without a mapper.
+        on_host: whether the elements are on the host.
     """
 
     __slots__ = ("array", "buffer", "derived", "dtype", "layout", "mesh", "on_host")
@@ -42,7 +48,6 @@ class Tensor:
     dtype: DataType
     layout: Layout
     derived: tuple[GeluVariant, Array] | None
-    """What gelu keeps of its operand for the backward pass: the distribution function there."""
     mesh: MeshDevice | None
     on_host: bool
     buffer: Buffer
@@ -91,37 +96,35 @@ class Tensor:
 
     @property
     def volume_bytes(self) -> int:
-        """Bytes of the elements on one chip."""
+        """Size of the elements on one chip in bytes."""
         return int(np.prod(self.array.shape[2:])) * (2 if self.dtype is DataType.BFLOAT16 else 4)
 
     def device(self) -> MeshDevice | None:
-        """The mesh that holds it, None for a host tensor."""
+        """Return the mesh; None for a host tensor."""
         return None if self.on_host else self.mesh
 
     def storage_type(self) -> StorageType:
-        """HOST or DEVICE."""
+        """Return HOST or DEVICE."""
         return StorageType.HOST if self.on_host else StorageType.DEVICE
 
     def is_allocated(self) -> bool:
-        """Whether its elements are still there."""
+        """Return whether the buffer is allocated."""
         return self.buffer.allocated
 
     def cpu(self) -> Tensor:
-        """A host tensor of the same elements and layout."""
+        """Return a host tensor of the same elements and layout."""
         check("cpu", self, on_device=False)
         return wrap(self.array, self.dtype, self.layout, self.mesh, on_host=True)
 
     def to_numpy(self, mesh_composer: MeshComposer | None = None) -> Array:
-        """The elements in row-major order, per chip or put together by the composer (a fresh array).
+        """Return the elements as a new row-major array, joined by the composer if there are several chips.
 
-        Raises RuntimeError for bfloat16 (where ttnn returns an object that is no array: cast with `to_dtype` first)
-        and for a tensor over more than one chip without a composer.
+        Raises RuntimeError for bfloat16 and for a tensor over several chips without a composer. ttnn returns an object
+        that is no array for bfloat16; `to_dtype` converts it first.
         """
         check("to_numpy", self, on_device=False)
         if self.dtype is DataType.BFLOAT16:
-            raise RuntimeError(
-                "to_numpy: a bfloat16 tensor gives no array; use to_dtype(tensor, float32) first"
-            )
+            raise RuntimeError("to_numpy: numpy has no bfloat16; use to_dtype(tensor, float32) first")
         if mesh_composer is not None:
             return mesh_composer.compose(self.array)
         if self.mesh is not None and self.mesh.chips != 1:
@@ -129,10 +132,10 @@ class Tensor:
         return np.array(self.array[0, 0], order="C")
 
     def item(self) -> float:
-        """The only element as a Python number. Raises RuntimeError if there are more."""
+        """Return the only element as a Python number. Raises RuntimeError if there are several."""
         check("item", self, on_device=False)
         if self.array.size != 1:
-            raise RuntimeError(f"item: a tensor of shape {self.shape} over the mesh has no single element")
+            raise RuntimeError(f"item: expected a single element, not {self.shape} over the mesh")
         return float(self.array.reshape(-1)[0])
 
     def __repr__(self) -> str:
@@ -147,7 +150,7 @@ def wrap(
     buffer: Buffer | None = None,
     on_host: bool = False,
 ) -> Tensor:
-    """A tensor around `array` (mesh axes first), which is neither copied nor rounded."""
+    """Return a tensor around `array`, which has mesh axes first and is neither copied nor rounded."""
     tensor = Tensor.__new__(Tensor)
     tensor.array = array
     tensor.dtype = dtype
@@ -160,7 +163,7 @@ def wrap(
 
 
 def _buffer(tensor: Tensor) -> Buffer:
-    """A new buffer for the tensor's elements, counted if it is on a device."""
+    """Return a new buffer for the tensor's elements; it counts as allocated memory on a device."""
     mesh = tensor.mesh
     if mesh is None or tensor.on_host:
         return Buffer()
@@ -171,23 +174,33 @@ def _buffer(tensor: Tensor) -> Buffer:
 
 
 def result(like: Tensor, array: Array, dtype: DataType | None = None, layout: Layout | None = None) -> Tensor:
-    """What an op computed from `like`: `array` (fresh, float32 for the float dtypes), rounded once if bfloat16."""
+    """Return the result of an op as a tensor, rounded once if its dtype is bfloat16.
+
+    Args:
+        like: operand whose mesh, and by default dtype and layout, the result has.
+        array: new array with the result, float32 for the float dtypes. It may be rounded in place.
+        dtype: dtype of the result; None for that of `like`.
+        layout: layout of the result; None for that of `like`.
+    """
     dtype = like.dtype if dtype is None else dtype
     if dtype is DataType.BFLOAT16:
         array = round_to_bfloat16(np.ascontiguousarray(array))
     return wrap(array, dtype, like.layout if layout is None else layout, like.mesh)
 
 
-def view(of: Tensor, array: Array) -> Tensor:
-    """Another look at the buffer of `of`: ttnn doesn't copy here, so freeing one frees the other."""
-    return wrap(array, of.dtype, of.layout, of.mesh, of.buffer)
+def view(base: Tensor, array: Array) -> Tensor:
+    """Return a tensor that shares the buffer of `base`. As in ttnn, freeing one frees the other."""
+    return wrap(array, base.dtype, base.layout, base.mesh, base.buffer)
 
 
 def fill(output: Tensor, array: Array, op: str) -> Tensor:
-    """Put `array` into the pre-allocated `output`, rounding as its dtype asks."""
+    """Store `array` in the pre-allocated `output`, rounded to its dtype.
+
+    Raises RuntimeError if the shape differs or another tensor shares the buffer.
+    """
     if not is_sole_owner(output):
         raise RuntimeError(
-            f"{op}: the output tensor shares its buffer with another tensor; allocate one of its own"
+            f"{op}: the output tensor shares its buffer with another tensor; allocate a separate output"
         )
     if tuple(output.array.shape[2:]) != tuple(array.shape[2:]):
         raise RuntimeError(f"{op}: output of shape {output.shape}, expected {Shape(array.shape[2:])}")
@@ -199,13 +212,16 @@ def fill(output: Tensor, array: Array, op: str) -> Tensor:
 
 
 def is_sole_owner(tensor: Tensor) -> bool:
-    """Whether no other tensor looks at its buffer."""
-    # The tensors over a buffer are what refers to it, beside the reference that is being looked at.
+    """Return whether no other tensor shares the buffer."""
+    # Each tensor over a buffer holds one reference to it, and the argument of getrefcount is one more.
     return sys.getrefcount(tensor.buffer) <= 2
 
 
 def check(op: str, tensor: object, *, on_device: bool = True) -> None:
-    """Raise TypeError if `tensor` is none, RuntimeError if it was freed or isn't on an open device (if it must)."""
+    """Raise TypeError unless `tensor` is a Tensor, RuntimeError if it was freed or its device was closed.
+
+    With `on_device`, a tensor on the host raises RuntimeError too.
+    """
     if tensor.__class__ is not Tensor:
         raise TypeError(
             f"{op}(): incompatible function arguments: {type(tensor).__name__}, expected a Tensor"
@@ -220,7 +236,7 @@ def check(op: str, tensor: object, *, on_device: bool = True) -> None:
 
 
 def check_floating(op: str, *tensors: Tensor) -> None:
-    """`check` each tensor and refuse (RuntimeError) those that are neither bfloat16 nor float32."""
+    """Check each tensor, and raise RuntimeError unless it is bfloat16 or float32."""
     for tensor in tensors:
         check(op, tensor)
         if tensor.dtype not in FLOATING:
@@ -228,7 +244,7 @@ def check_floating(op: str, *tensors: Tensor) -> None:
 
 
 def check_tiled(op: str, *tensors: Tensor) -> None:
-    """`check` each tensor and refuse (RuntimeError) those that aren't in tile layout."""
+    """Check each tensor, and raise RuntimeError unless it is in tile layout."""
     for tensor in tensors:
         check(op, tensor)
         if tensor.layout is not Layout.TILE:
@@ -236,13 +252,13 @@ def check_tiled(op: str, *tensors: Tensor) -> None:
 
 
 def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
-    """Refuse (RuntimeError) a tensor whose per-chip shape isn't the expected one."""
+    """Raise RuntimeError unless the tensor's shape on a chip is the expected one."""
     if tensor.array.shape[2:] != tuple(expected):
         raise RuntimeError(f"{op}: {name} of shape {tensor.shape}, expected {Shape(expected)}")
 
 
 def deallocate(tensor: Tensor, force: bool = True) -> None:
-    """Free the buffer, and with it every view; without `force` only if no other tensor looks at it."""
+    """Free the buffer, which frees all views too. Without `force`, do nothing if there are views."""
     check("deallocate", tensor, on_device=False)
     if force or is_sole_owner(tensor):
         tensor.buffer.free()
@@ -251,7 +267,7 @@ def deallocate(tensor: Tensor, force: bool = True) -> None:
 
 
 def to_dtype(tensor: Tensor, dtype: DataType) -> Tensor:
-    """A host tensor cast to another float dtype. Raises RuntimeError for device tensors."""
+    """Return a host tensor cast to another dtype. Raises RuntimeError for device tensors."""
     check("to_dtype", tensor, on_device=False)
     if not tensor.on_host:
         raise RuntimeError("to_dtype: Expected Tensor with HostStorage, got StorageType.DEVICE")
@@ -259,3 +275,20 @@ def to_dtype(tensor: Tensor, dtype: DataType) -> Tensor:
     if dtype is DataType.BFLOAT16:
         round_to_bfloat16(array)
     return wrap(array, dtype, tensor.layout, tensor.mesh, on_host=True)
+
+
+def copy_host_to_device_tensor(host_tensor: Tensor, device_tensor: Tensor) -> None:
+    """Copy the values of `host_tensor` into `device_tensor`, whose buffer stays in place.
+
+    Raises RuntimeError unless shape on each chip, dtype and layout are equal.
+    """
+    op = "copy_host_to_device_tensor"
+    check(op, host_tensor, on_device=False)
+    check(op, device_tensor)
+    if not host_tensor.on_host:
+        raise RuntimeError(f"{op}: Expected Tensor with HostStorage, got {host_tensor.storage_type()}")
+    if host_tensor.dtype is not device_tensor.dtype:
+        raise RuntimeError(f"{op}: Host tensor has different dtype: {host_tensor.dtype}")
+    if host_tensor.layout is not device_tensor.layout:
+        raise RuntimeError(f"{op}: Host tensor has different page config: {host_tensor.layout}")
+    fill(device_tensor, host_tensor.array, op)

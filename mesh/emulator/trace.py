@@ -1,4 +1,4 @@
-"""Capturing the ops of a step to replay them: refused, as ttnn does where the host dispatches op by op."""
+"""Capture of command traces: refused, as in ttnn under slow dispatch, where the host issues each op."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from mesh.emulator.device import MeshDevice
 
 @dataclass(frozen=True)
 class MeshTraceId:
-    """Names a captured trace."""
+    """Id of a captured trace."""
 
     number: int
 
 
 def begin_trace_capture(mesh_device: MeshDevice, *, cq_id: int | None = None) -> MeshTraceId:
-    """Raises RuntimeError."""
+    """Raise RuntimeError: traces need fast dispatch."""
     _refuse("begin_trace_capture", mesh_device)
 
 
 def end_trace_capture(mesh_device: MeshDevice, trace_id: MeshTraceId, *, cq_id: int | None = None) -> None:
-    """Raises RuntimeError: nothing is being captured."""
+    """Raise RuntimeError: traces need fast dispatch."""
     _refuse("end_trace_capture", mesh_device)
 
 
 def execute_trace(
     mesh_device: MeshDevice, trace_id: MeshTraceId, *, cq_id: int | None = None, blocking: bool = True
 ) -> None:
-    """Raises RuntimeError."""
+    """Raise RuntimeError: traces need fast dispatch."""
     _refuse("execute_trace", mesh_device)
 
 
 def release_trace(mesh_device: MeshDevice, trace_id: MeshTraceId) -> None:
-    """Forget a trace: there is none."""
+    """Do nothing: there are no traces."""
     mesh_device.check_open("release_trace")
 
 

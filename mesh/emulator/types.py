@@ -1,4 +1,4 @@
-"""The small types of `ttnn` that calls are made with: dtypes, layouts, shapes, variants, kernel configs."""
+"""The small types in calls of ttnn: dtypes, layouts, shapes, variants, kernel configurations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class DataType(Enum):
-    """Element type of a tensor. bfloat16 is held as float32 values that bfloat16 can represent."""
+    """Element type of a tensor. bfloat16 is stored as float32 values that bfloat16 can represent."""
 
     BFLOAT16 = 0
     FLOAT32 = 1
@@ -19,28 +19,28 @@ class DataType(Enum):
 
 
 class Layout(Enum):
-    """Order of elements in a buffer. The emulator keeps it as a label that ops check, as on the device."""
+    """Order of elements in a buffer. In the emulator it is a label, which ops check as on the device."""
 
     ROW_MAJOR = 0
     TILE = 1
 
 
 class StorageType(Enum):
-    """Where a tensor's elements are."""
+    """Location of a tensor's elements."""
 
     HOST = 0
     DEVICE = 1
 
 
 class GeluVariant(Enum):
-    """Which gelu: the exact one with the error function, or the tanh approximation."""
+    """Variant of gelu: exact, with the error function, or the tanh approximation."""
 
     Accurate = 0
     Tanh = 1
 
 
 class MathFidelity(Enum):
-    """Passes of the matrix engine; without effect in the emulator, whose products are float32."""
+    """Passes of the matrix engine. No effect in the emulator, whose products are float32."""
 
     LoFi = 0
     HiFi2 = 2
@@ -49,7 +49,7 @@ class MathFidelity(Enum):
 
 
 class FabricConfig(Enum):
-    """How the ethernet links between chips are routed."""
+    """Routing over the ethernet links between chips."""
 
     DISABLED = 0
     FABRIC_1D = 1
@@ -76,13 +76,13 @@ NUMPY_TYPES: dict[DataType, type[np.generic]] = {
     DataType.UINT32: np.uint32,
     DataType.INT32: np.int32,
 }
-"""The numpy type that holds a dtype's elements."""
+"""Numpy type that stores the elements of each dtype."""
 
 FLOATING = frozenset({DataType.BFLOAT16, DataType.FLOAT32})
 
 
 class Dimensions:
-    """A tuple of sizes that can be indexed, iterated and compared with sequences, and no more (as in ttnn)."""
+    """Sizes that can be indexed, iterated and compared with sequences. As in ttnn, they can't be sliced."""
 
     __slots__ = ("_sizes",)
 
@@ -136,13 +136,13 @@ class MeshShape(Dimensions):
             else:
                 flat.extend(size)
         if len(flat) != 2:
-            raise TypeError(f"MeshShape: {len(flat)} sizes, expected rows and cols")
+            raise TypeError(f"MeshShape: {len(flat)} sizes, expected rows and columns")
         super().__init__(flat)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WormholeComputeKernelConfig:
-    """Options of a compute kernel; without effect in the emulator."""
+    """Options of a compute kernel. No effect in the emulator."""
 
     math_fidelity: MathFidelity = MathFidelity.LoFi
     math_approx_mode: bool = True

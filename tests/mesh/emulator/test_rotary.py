@@ -61,5 +61,5 @@ def test_refuses_what_ttnn_pads_without_a_word(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((1, 2, 40, 64)))
     with pytest.raises(RuntimeError, match="use rotary_embedding_hf"):
         tt.experimental.rotary_embedding(x, x, x)
-    with pytest.raises(RuntimeError, match="decode mode"):
+    with pytest.raises(RuntimeError, match="is_decode_mode"):
         tt.experimental.rotary_embedding_hf(x, x, x, is_decode_mode=True)
