@@ -1,6 +1,6 @@
-"""The newest weights as they are sent: as messages for peers over the network, in shared memory for those on this host.
+"""The newest weights, ready to be sent: as gRPC messages for remote peers, in shared memory for peers on this host.
 
-A chunk is put here once, when it is new, in the forms that the peers of that moment want.
+A chunk is stored once, when it is new, in the forms that the peers of that moment need.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ log = logging.getLogger("tiermesh")
 
 
 def version_mark(header: ChunkHeader) -> int:
-    """What marks the places of a version, in an array of one job: no two versions have the same."""
+    """Return the mark of a version's chunks in a job's shared array; it is unique per (generation, step)."""
     return int((header.generation << 40) + header.step + 1)
 
 
 @dataclass(frozen=True)
 class StoredChunk:
-    """A chunk, in one form at least.
+    """A chunk of weights in at least one form.
 
     Attributes:
-        header: as it is sent.
-        message: for the network.
-        array: in whose place it lies, for peers on this host.
+        header: header of the chunk.
+        message: serialized message for remote peers.
+        array: shared array that has the payload, for peers on this host.
     """
 
     header: ChunkHeader
@@ -55,16 +55,15 @@ class StoredChunk:
 
 
 class NewestWeights:
-    """Chunks of weights by index, each of the version that was put last. Put by one thread at a time, sent by another.
+    """The newest chunks of weights, by index. One thread at a time stores chunks; another sends them.
 
-    Memory: one model copy in the wire type while there are peers over the network, one while there are some on this
-    host.
+    Memory: one model copy in the wire type if there are remote peers, and one if there are peers on this host.
 
     Args:
-        stripe: whose chunks they are, if not those of a whole layout; `elements` are then its own.
+        stripe: the shard's part of the layout, if it has only a part. Element counts are then those of the stripe.
 
     Attributes:
-        links: that weights are sent on.
+        links: tensor links that weights are sent on.
     """
 
     def __init__(self, stripe: Stripe | None = None) -> None:
@@ -75,23 +74,23 @@ class NewestWeights:
         self._array_of: tuple[str, int, int] = ("", 0, 0)  # job, elements, bytes of one
 
     def clear(self) -> None:
-        """The job is over."""
+        """Drop all chunks at the end of the job."""
         self._stored.clear()
         self._array, self._array_of = None, ("", 0, 0)
 
     # ---- in ----
 
     def put(self, version: ChunkHeader, index: int, values: Float32Array, elements: int) -> None:
-        """Take a chunk of weights.
+        """Store a chunk of new weights.
 
         Args:
-            version: header with what all its chunks have in common.
-            index: of the chunk.
-            values: [elements of the chunk] float32, not needed after the call.
-            elements: of the whole layout.
+            version: header with the fields that all chunks of the version share.
+            index: index of the chunk.
+            values: [elements of the chunk] float32; not needed after the call.
+            elements: elements of the whole layout.
 
         Raises:
-            Failed: the wire type can't hold them.
+            Failed: the wire type can't represent the values.
         """
         array, for_network = self._wanted(version, elements)
         message = None
@@ -108,7 +107,13 @@ class NewestWeights:
         self._stored[index] = StoredChunk(chunk.header, message, array)
 
     def keep(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
-        """Take a chunk that another role sent, whose payload stays as it is, and the message in which it came."""
+        """Store a chunk that another role sent, with its payload unchanged.
+
+        Args:
+            chunk: the chunk.
+            message: message in which it came; None if it came through shared memory.
+            elements: elements of the whole layout.
+        """
         header = chunk.header
         array, for_network = self._wanted(header, elements)
         if array is not None:
@@ -119,13 +124,13 @@ class NewestWeights:
         self._stored[header.index] = StoredChunk(header, kept, array)
 
     def _wanted(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
-        """The array for peers on this host, if there are any, and whether a message is needed."""
+        """Return the array for peers on this host, if there are any, and whether a message is needed."""
         sharing = [link.shares for link in self.links]
         array = self._shared(header, elements) if any(sharing) else None
         return array, array is None or not all(sharing)
 
     def _shared(self, header: ChunkHeader, elements: int) -> SharedArray | None:
-        """The array of a job; None: there is no memory for it, and everybody gets messages."""
+        """Return the job's shared array, or None if there is no memory for it; all peers then get messages."""
         size = bytes_per_element(header.dtype)
         wanted = (header.job, elements, size)
         if self._array_of != wanted:
@@ -140,16 +145,16 @@ class NewestWeights:
     # ---- out ----
 
     def holds(self, header: ChunkHeader) -> bool:
-        """Whether a chunk is here as this header names it."""
+        """Return whether the stored chunk of this index has the version in the header."""
         stored = self._stored.get(header.index)
         return stored is not None and _version(stored.header) == _version(header)
 
     def is_last(self, index: int, elements: int) -> bool:
-        """Whether no chunk of a layout of so many elements that would be put here comes after this one."""
+        """Return whether no later chunk of a layout with `elements` elements would be stored here."""
         return index + self._stripe_count >= chunk_count(elements)
 
     def forget(self, index: int) -> None:
-        """A chunk's message is not needed any more."""
+        """Drop a chunk that is stored as a message only."""
         stored = self._stored.get(index)
         if stored is not None and stored.array is None:
             del self._stored[index]
@@ -157,7 +162,13 @@ class NewestWeights:
     async def send(
         self, link: TensorLink, indices: Sequence[int], write: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Send chunks, whatever their versions are now; those that a job took with it are left out."""
+        """Send the current versions of chunks; chunks that a job's end has dropped are left out.
+
+        Args:
+            link: tensor link of the peer.
+            indices: indices of the chunks.
+            write: sends one message.
+        """
         waiting = [self._stored[index] for index in indices if index in self._stored]
         while waiting:
             first = waiting[0]
@@ -173,7 +184,7 @@ class NewestWeights:
             waiting = waiting[len(run) :]
 
     async def _message_of(self, index: int) -> Message | None:
-        """A message for the network of a chunk that was made for peers on this host alone."""
+        """Return a message for remote peers of a chunk that was stored for peers on this host only."""
         while True:
             stored = self._stored.get(index)
             if stored is None or stored.message is not None:
@@ -186,7 +197,7 @@ class NewestWeights:
 
 
 def _message(stored: StoredChunk) -> bytes | None:
-    """The message of a chunk in its place; None: it is being overwritten by a newer one."""
+    """Return the message of a chunk in shared memory, or None if a newer one is overwriting it."""
     assert stored.array is not None
     header = ChunkHeader()
     header.CopyFrom(stored.header)

@@ -1,4 +1,4 @@
-"""Transport security of a role: TLS for what it serves and whom it calls, and the rule for going without."""
+"""Transport security of a role: TLS as server and as client, and the rule for plain text."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Security:
-    """What a role shows others and whom it believes.
+    """Certificates that a role shows, and authorities that it trusts.
 
     Attributes:
-        cert: PEM certificate chain that this process shows, as server and as client; its key must be given
-            too.
+        cert: PEM certificate chain that this process shows, as server and as client; needs `key`.
         key: PEM private key of `cert`, without a passphrase.
-        ca: PEM certificates of the authority that peers must be signed by. As server, with it, clients must
-            show a certificate (mutual TLS); as client, without it, the system's authorities count.
-        insecure: plain text is wanted, beyond loopback too.
+        ca: PEM certificates of the authority that must have signed peers' certificates. A server with it requires
+            client certificates (mutual TLS). A client without it trusts the system's authorities.
+        insecure: whether plain text is allowed beyond loopback.
 
     Raises:
-        Refused: the files contradict `insecure` or each other, or can't be read as what they should be.
+        Refused: the files contradict `insecure` or each other, or can't be read.
     """
 
     cert: Path | None = None
@@ -37,9 +36,11 @@ class Security:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        """Read the files once, so that a bad one is refused before any port is open."""
+        """Check the files, so that bad ones are refused before a port is open."""
         if self.insecure and (self.cert or self.key or self.ca):
-            raise Refused("--insecure: given together with TLS files; leave out one or the other")
+            raise Refused(
+                "--insecure: given together with TLS files, expected one of them; remove the others"
+            )
         for given, other, option, missing in (
             (self.cert, self.key, "--tls-cert", "--tls-key"),
             (self.key, self.cert, "--tls-key", "--tls-cert"),
@@ -73,16 +74,16 @@ class Security:
         return self.cert is not None or self.ca is not None
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Credentials to serve with; None means plain text.
+        """Return the credentials of a gRPC server; None means plain text.
 
         Raises:
-            Refused: an authority is given but no certificate to serve with.
+            Refused: an authority is given, but no certificate of the server.
         """
         if not self.tls:
             return None
         if self.cert is None or self.key is None:
             raise Refused(
-                f"--tls-ca {self.ca}: a server needs --tls-cert and --tls-key beside it; give all three"
+                f"--tls-ca {self.ca}: given without --tls-cert and --tls-key, which a server needs; give all three"
             )
         return grpc.ssl_server_credentials(
             [(_read("--tls-key", self.key), _read("--tls-cert", self.cert))],
@@ -91,7 +92,7 @@ class Security:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Credentials to call others with; None means plain text."""
+        """Return the credentials of a gRPC client; None means plain text."""
         if not self.tls:
             return None
         return grpc.ssl_channel_credentials(
@@ -101,10 +102,10 @@ class Security:
         )
 
     def server_context(self) -> ssl.SSLContext | None:
-        """What `server_credentials` means, for Python's own TLS; None means plain text.
+        """Return the equivalent of `server_credentials` for Python's `ssl`; None means plain text.
 
         Raises:
-            Refused: an authority is given but no certificate to serve with.
+            Refused: an authority is given, but no certificate of the server.
         """
         if self.server_credentials() is None:
             return None
@@ -117,17 +118,20 @@ class Security:
         return _for_http2(context)
 
     def client_context(self) -> ssl.SSLContext | None:
-        """What `channel_credentials` means, for Python's own TLS, names of hosts verified; None means plain text."""
+        """Return the equivalent of `channel_credentials` for Python's `ssl`; None means plain text.
+
+        The context verifies host names.
+        """
         if not self.tls:
             return None
         context = ssl.create_default_context(cafile=self.ca)
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # newer Pythons' default, which gRPC hasn't
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # default of newer Pythons, but not of gRPC
         if self.cert:
             context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
         return _for_http2(context)
 
     def check_listen(self, address: str) -> None:
-        """Hold a listen address `HOST:PORT` to the rule: beyond loopback with TLS, or `insecure` and loudly.
+        """Check that a listen address may be used: beyond loopback only with TLS, or with `insecure`, which is logged.
 
         Raises:
             Refused: the address is no `HOST:PORT`, or reaches beyond loopback with neither.
@@ -137,24 +141,28 @@ class Security:
             return
         if self.cert:
             if not self.ca:
-                log.warning("listening on %s without --tls-ca: clients aren't asked who they are", address)
+                log.warning("listening on %s without --tls-ca: clients need no certificate", address)
             return
         if not self.insecure:
             raise Refused(
                 f"listen address {address}: reachable from other hosts, but neither TLS nor --insecure is "
-                "given; give --tls-cert, --tls-key and --tls-ca, say --insecure, or listen on 127.0.0.1"
+                "given; give --tls-cert, --tls-key and --tls-ca, add --insecure, or listen on 127.0.0.1"
             )
         log.warning(
-            "INSECURE: listening on %s without TLS: whoever reaches it can submit jobs and change weights",
+            "INSECURE: listening on %s without TLS: every host that reaches it can submit jobs and change weights",
             address,
         )
 
 
-def split_address(what: str, address: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPV6]:PORT`.
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`.
+
+    Args:
+        name: name of the address, for the error.
+        address: text of the address.
 
     Raises:
-        Refused: it is neither; `what` names it in the message.
+        Refused: the text is neither.
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -163,18 +171,18 @@ def split_address(what: str, address: str) -> tuple[str, int]:
         colon = ""
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
         raise Refused(
-            f"{what} {address[:300]!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
+            f"{name} {address[:300]!r}: not HOST:PORT with a port from 0 to 65535; for example 127.0.0.1:7070"
         )
     return host, int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """`HOST:PORT`, an IPv6 address in brackets."""
+    """Return `HOST:PORT`, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or IP address can only be reached from this host."""
+    """Return whether a host name or IP address can only be reached from this host."""
     if host == "localhost":
         return True
     try:

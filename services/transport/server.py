@@ -1,4 +1,4 @@
-"""gRPC servers and channels of the roles, set up alike: health, reflection, message limits, keepalive."""
+"""gRPC servers and channels of the roles, with the same health service, reflection, message limits and keepalive."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RoleServer:
     """A running gRPC server.
 
     Attributes:
-        port: that it listens on; the one chosen where port 0 was asked for.
+        port: listening port; the chosen one if port 0 was asked for.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RoleServer:
         self._updates: set[asyncio.Task[None]] = set()
 
     def set_serving(self, serving: bool) -> None:
-        """Tell health checks whether the role can do its work; calls are served either way."""
+        """Set what health checks report: whether the role can do its work. Calls are served either way."""
         kinds = health_pb2.HealthCheckResponse
         status = kinds.SERVING if serving else kinds.NOT_SERVING
         for name in self._names:
@@ -70,7 +70,7 @@ class RoleServer:
             update.add_done_callback(self._updates.discard)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no new calls, let the open ones end for at most `grace_seconds`, then cancel them."""
+        """Accept no new calls, give open ones `grace_seconds` to end, then cancel them."""
         await self._checks.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
 
@@ -81,12 +81,12 @@ async def start_server(
     handlers: Sequence[grpc.GenericRpcHandler],
     service_names: Sequence[str],
 ) -> RoleServer:
-    """Serve `handlers`, gRPC health and reflection on `HOST:PORT`; health checks hear NOT_SERVING until told.
+    """Serve `handlers`, gRPC health and reflection on `HOST:PORT`. Health checks report NOT_SERVING at first.
 
     Args:
         listen: `HOST:PORT`; port 0 takes any free one.
-        security: certificates, and whether a listen address beyond loopback may go without.
-        handlers: of the role's services.
+        security: certificates, and the rule for listening without them.
+        handlers: handlers of the role's services.
         service_names: full names of those services, as in the .proto files, for health and reflection.
 
     Raises:
@@ -117,13 +117,13 @@ async def start_server(
 
 
 def open_channel(address: str, security: Security, *, own_connection: bool = False) -> grpc.aio.Channel:
-    """A channel to `HOST:PORT`; it connects with the first call.
+    """Return a channel to `HOST:PORT`, which connects with its first call.
 
     Args:
-        address: of the peer.
-        security: certificates to show and to believe; plain text without any.
-        own_connection: take a TCP connection of its own. Otherwise all channels of this process to one
-            address share one, where control messages would queue behind tensors.
+        address: address of the peer.
+        security: own certificates and trusted authorities; plain text without any.
+        own_connection: whether the channel gets a TCP connection of its own. Otherwise all channels of this process to
+            one address share one, and control messages wait behind tensors.
 
     Raises:
         Refused: the address is no `HOST:PORT`.
@@ -138,11 +138,16 @@ def open_channel(address: str, security: Security, *, own_connection: bool = Fal
     return grpc.aio.secure_channel(join_address(host, port), credentials, options=options)
 
 
-def check_port_free(what: str, host: str, port: int) -> None:
-    """Try to bind `host`:`port` and say why that can't be, since gRPC's own error doesn't tell.
+def check_port_free(name: str, host: str, port: int) -> None:
+    """Check that `host`:`port` can be bound, because gRPC's own error does not say why it can't.
+
+    Args:
+        name: name of the address, for the error.
+        host: host name or IP address.
+        port: port; 0 for any.
 
     Raises:
-        Refused: in use, not an address of this host, not permitted.
+        Refused: it is in use, not an address of this host, or not permitted.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -152,6 +157,6 @@ def check_port_free(what: str, host: str, port: int) -> None:
     except OSError as error:
         text = error.strerror or os.strerror(error.errno or 0)
         raise Refused(
-            f"{what} {join_address(host, port)}: {text.lower()}; choose another address or port, or "
+            f"{name} {join_address(host, port)}: {text.lower()}; choose another address or port, or "
             "port 0 for any free one"
         ) from None

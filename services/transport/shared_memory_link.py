@@ -1,10 +1,11 @@
-"""Finds out, when a data stream opens, whether its ends see each other's memory; if so, payloads stay where they lie.
+"""Tensors of one data stream between processes of the same host, which may read each other's memory.
 
-Whoever connects shows a page of memory: its metadata says where (process id, descriptor) and a token that the page
-holds. The server opens it through /proc, which the kernel allows to processes of the same user alone that see each
-other, holds the token against it, and answers with a second token, known from inside the page alone, and with a page of
-its own. When the caller has seen that one too, it writes the token from there into its own page. From then on each end
-refers to arrays of its process (shared.py) in place of payloads. Anything else, and payloads stay in the messages.
+When a data stream opens, its ends find out whether they can, and then send references to shared arrays
+(tensors/shared_memory.py) instead of payloads. The client's metadata names a page of its memory (process id and
+descriptor) and a token in that page. The server opens the page through /proc, which Linux allows to processes of
+the same user only, and compares the token. It answers with a second token, readable in the page alone, and with a
+page of its own. A client that can read that page copies the server's token into its own page. Each end shares only
+after the other has proved that it sees the memory. In all other cases payloads stay in the messages.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from services.transport.links import LinkClosed
 log = logging.getLogger("tiermesh")
 
 SHARED_MEMORY_KEY = "tiermesh-shared-memory"
-"""gRPC metadata of a data stream: the caller's offer, and in the initial metadata the answer to it."""
+"""gRPC metadata of a data stream: the client's offer, and in the initial metadata the server's answer."""
 MAX_PLACES = 64
 """Chunks that one message may refer to."""
 MAX_MAPPED_ARRAYS = 16
-"""Of a peer, the newest ones stay mapped."""
+"""Arrays of a peer that stay mapped, the newest ones."""
 
 _PAGE_BYTES = 4096
 _TOKEN_BYTES = 32
@@ -49,11 +50,11 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 class TensorLink:
-    """Tensors of one data stream: in memory that both ends see, or in the messages.
+    """Tensors of one data stream, in shared memory or in messages.
 
     Args:
-        peer: for the log.
-        count: called with 1 when payloads begin to stay in memory, with -1 when that is over.
+        peer: name of the peer, for the log.
+        count: called with 1 when payloads begin to be shared, and with -1 when that ends.
     """
 
     def __init__(self, peer: str, count: Callable[[int], None]) -> None:
@@ -68,18 +69,18 @@ class TensorLink:
 
     @property
     def shares(self) -> bool:
-        """Whether the peer sees this process's memory, so that `refer` may be used."""
+        """Whether the peer can read this process's memory, which `refer` requires."""
         return False
 
     def refer(self, header: ChunkHeader, array: SharedArray, sequence: int, indices: Sequence[int]) -> bytes:
-        """The bytes of a `Chunk` message for chunks that lie in their places, marked with `sequence`.
+        """Return the bytes of a `Chunk` message that refers to chunks in a shared array.
 
         Args:
-            header: of the first of them; the others are alike but for index, offset and elements. What is told of
-                micro-batches is chunk 0's.
-            array: of this process.
-            sequence: the mark.
-            indices: of at most `MOST_PLACES` chunks.
+            header: header of the first chunk. The others differ in index, offset and elements only. Losses and other
+                values per micro-batch belong to chunk 0.
+            array: array of this process.
+            sequence: mark of the chunks in the array.
+            indices: indices of at most `MAX_PLACES` chunks.
         """
         places = SharedPlaces(
             identity=array.identity, descriptor=array.descriptor, sequence=sequence, indices=indices
@@ -89,13 +90,14 @@ class TensorLink:
         return chunk.SerializeToString()
 
     def deserialize(self, message: Message) -> list[TensorChunk]:
-        """The chunks of a message; payloads are views of the message or of the peer's memory.
+        """Return the chunks of a message; payloads are views of the message or of the peer's memory.
 
-        A peer whose messages have checksums has them in all: one without is what is left of a longer one.
+        A peer sends a checksum with all of its messages or with none. A message without one, after others that had
+        one, is therefore what is left of a longer message.
 
         Raises:
             ValueError: the bytes are no `Chunk`.
-            Refused: it was damaged; or it refers to memory, but none was agreed on, or to none or too many chunks.
+            Refused: the message was damaged, or refers to memory without an agreement, or to none or too many chunks.
         """
         chunk = chunk_messages.deserialize_chunk(message)
         places, checked = None, chunk.checked
@@ -132,7 +134,7 @@ class TensorLink:
         return found
 
     def _array(self, places: SharedPlaces) -> MappedArray | None:
-        """The array, mapped; None: it can't be. Of a job that is over it may be gone, and nobody wants it."""
+        """Return the mapped array, or None if it can't be mapped: that of a finished job may be gone already."""
         if places.identity in self._arrays:
             return self._arrays[places.identity]
         array = None
@@ -151,7 +153,7 @@ class TensorLink:
         log.info("tensors of %s through shared memory", self._peer)
 
     def close(self) -> None:
-        """The stream is over: let go of the peer's memory; what is still viewed of it stays."""
+        """Unmap the peer's memory at the end of the stream; views of it stay valid."""
         if self._counted:
             self._counted = False
             self._count(-1)
@@ -163,12 +165,15 @@ class TensorLink:
 
 
 class ClientTensorLink(TensorLink):
-    """The caller's end. It shows its memory, and says so in `metadata`.
+    """The client's end: it offers its memory, in `metadata`.
 
     Args:
-        peer: for the log.
-        enabled: whether memory is to be shared at all.
+        peer: name of the peer, for the log.
+        enabled: whether memory may be shared.
         count: see `TensorLink`.
+
+    Attributes:
+        metadata: the offer, as metadata of the call; empty for none.
     """
 
     def __init__(self, peer: str, *, enabled: bool, count: Callable[[int], None]) -> None:
@@ -189,14 +194,14 @@ class ClientTensorLink(TensorLink):
 
     @property
     def shares(self) -> bool:
-        """Whether the server has seen this process's memory."""
+        """Whether the server has read this process's memory."""
         return self._seen_by_peer
 
     async def confirm(self, call: Any) -> None:
-        """Take the server's answer from a call's initial metadata.
+        """Read the server's answer from a call's initial metadata.
 
         Raises:
-            LinkClosed: the server claims to see memory that it has not seen.
+            LinkClosed: the server claims to see memory, but its token is wrong.
         """
         if self._page is not None:
             answer = _value(await call.initial_metadata() or ())
@@ -231,22 +236,25 @@ class ClientTensorLink(TensorLink):
         self._page[_SEEN] = page[_SHOWN]
 
     def close(self) -> None:
-        """The stream is over."""
+        """Stop sharing at the end of the stream."""
         super().close()
         self._seen_by_peer = False
 
 
 class ServerTensorLink(TensorLink):
-    """The server's end. It opens the page that the call's metadata offers, if it may; `metadata` is the answer.
+    """The server's end: it opens the page that the call's metadata offers, and answers in `metadata`.
 
     Args:
-        peer: for the log.
-        invocation_metadata: of the call.
-        enabled: whether memory may be shared at all.
+        peer: name of the peer, for the log.
+        invocation_metadata: metadata of the call.
+        enabled: whether memory may be shared.
         count: see `TensorLink`.
 
+    Attributes:
+        metadata: the answer, as initial metadata of the call.
+
     Raises:
-        Refused: the offer is not understood.
+        Refused: the offer can't be parsed.
     """
 
     def __init__(
@@ -283,17 +291,17 @@ class ServerTensorLink(TensorLink):
 
     @property
     def shares(self) -> bool:
-        """Whether the caller has seen this process's memory: it says so in its page."""
+        """Whether the client has read this process's memory: its page then has the token."""
         return self._page is not None and self._page[_SEEN] == self._own_token
 
     def close(self) -> None:
-        """The stream is over."""
+        """Stop sharing at the end of the stream."""
         super().close()
         self._page = None
 
 
 def _verify(referring: Chunk) -> bool:
-    """Hold a reference to memory against its checksum, if it has one, which is taken out of it; whether it had."""
+    """Check a reference's checksum and remove it from the message; return whether there was one."""
     places = referring.shared
     try:
         return verify_checksum(places, referring.header.SerializeToString() + places.SerializeToString())

@@ -1,4 +1,4 @@
-"""The other end, written by hand: frames as a test wants them, over a real socket or into a connection without one."""
+"""A peer that speaks HTTP/2 frame by frame, over a real socket or into a connection without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from hpack import Decoder, Encoder
 
+from services.transport.http2.connection import STANDARD_TIMES, ConnectionTimes
 from services.transport.http2.frames import (
     FRAME_HEADER_BYTES,
     PREFACE,
@@ -31,7 +32,7 @@ Frame = tuple[int, int, int, bytes]
 
 
 def request(path: str = PATH, *more: tuple[str, str]) -> list[tuple[str, str]]:
-    """Headers of a call."""
+    """Return the headers of a call."""
     return [
         (":method", "POST"), (":scheme", "http"), (":path", path), (":authority", "tests"), ("te", "trailers"),
         ("content-type", "application/grpc"), *more,
@@ -39,17 +40,17 @@ def request(path: str = PATH, *more: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def headers_frame(headers: list[tuple[str, str]], *, huffman: bool = True, flags: int = 0) -> bytes:
-    """HEADERS of stream 1, whole, by an encoder without memory."""
+    """Return a HEADERS frame of stream 1, encoded without a dynamic table."""
     return frame(FrameType.HEADERS, Flags.END_HEADERS | flags, 1, Encoder().encode(headers, huffman))
 
 
 def data_frame(payload: bytes, flags: int = 0) -> bytes:
-    """DATA of stream 1."""
+    """Return a DATA frame of stream 1."""
     return frame(FrameType.DATA, flags, 1, payload)
 
 
 def message(content: bytes) -> bytes:
-    """A gRPC message with its prefix."""
+    """Return a gRPC message with its prefix."""
     return prefix(len(content)) + content
 
 
@@ -57,12 +58,12 @@ OPENING = PREFACE + settings_frame({}) + headers_frame(request())
 
 
 async def within(awaitable: Awaitable[Result]) -> Result:
-    """Wait, but not for ever."""
+    """Wait for at most `LIMIT_SECONDS`."""
     return await asyncio.wait_for(awaitable, LIMIT_SECONDS)
 
 
 class FakeTransport(asyncio.Transport):
-    """Keeps what is written."""
+    """Transport that keeps what is written."""
 
     def __init__(self, protocol: Any) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class FakeTransport(asyncio.Transport):
         return ("192.0.2.7", 1234) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """It takes everything at once."""
+        """Do nothing: everything is accepted at once."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -102,7 +103,7 @@ class FakeTransport(asyncio.Transport):
 
 
 def give(protocol: Any, data: bytes, piece_bytes: int = 1 << 16) -> None:
-    """As if these bytes had come over the network, at most so many at a time."""
+    """Pass bytes to a protocol as if received, in pieces of at most `piece_bytes`."""
     position = 0
     while position < len(data):
         room = protocol.get_buffer(-1)
@@ -113,7 +114,7 @@ def give(protocol: Any, data: bytes, piece_bytes: int = 1 << 16) -> None:
 
 
 def frames_in(sent: bytes) -> list[Frame]:
-    """The whole frames that were sent: kind, flags, stream, payload."""
+    """Return the whole frames in these bytes: type, flags, stream id, payload."""
     found, position = [], 0
     while position + FRAME_HEADER_BYTES <= len(sent):
         kind, flags, stream, length = read_frame_header(
@@ -126,7 +127,7 @@ def frames_in(sent: bytes) -> list[Frame]:
 
 
 class RawPeer:
-    """A client's socket, spoken to in frames."""
+    """A client that sends and receives single frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -136,11 +137,11 @@ class RawPeer:
         self._writer.writelines(pieces)
 
     def cut(self) -> None:
-        """Break the connection."""
+        """Abort the connection."""
         self._writer.transport.abort()
 
     async def next_frame(self) -> Frame | None:
-        """The next frame; None: the connection has ended."""
+        """Return the next frame, or None at the end of the connection."""
         try:
             header = await within(self._reader.readexactly(FRAME_HEADER_BYTES))
             kind, flags, stream, length = read_frame_header(memoryview(header))
@@ -149,7 +150,7 @@ class RawPeer:
             return None
 
     async def until(self, wanted: FrameType) -> Frame:
-        """The next frame of that kind; others are skipped."""
+        """Return the next frame of this type, and skip others."""
         while True:
             found = await self.next_frame()
             assert found is not None, f"the connection ended before {wanted.name}"
@@ -157,13 +158,13 @@ class RawPeer:
                 return found
 
     async def headers(self) -> dict[str, str]:
-        """The next headers."""
+        """Return the next headers."""
         fields = self._decoder.decode((await self.until(FrameType.HEADERS))[3])
         return {str(field[0]): str(field[1]) for field in fields}
 
 
 async def echo(stream: ServerStream) -> None:
-    """Every message back."""
+    """Send every message back."""
     while (got := await stream.read()) is not None:
         await stream.write(got)
 
@@ -173,9 +174,10 @@ async def serving(
     handler: Callable[[ServerStream], Awaitable[None]] = echo,
     security: Security = PLAIN,
     host: str = "127.0.0.1",
+    times: ConnectionTimes = STANDARD_TIMES,
 ) -> AsyncIterator[StreamServer]:
-    """A server of one method."""
-    server = await StreamServer.start(f"{host}:0", security, {PATH: handler})
+    """Serve one method, `PATH`."""
+    server = await StreamServer.start(f"{host}:0", security, {PATH: handler}, times=times)
     try:
         yield server
     finally:
@@ -184,7 +186,7 @@ async def serving(
 
 @asynccontextmanager
 async def raw_peer(server: StreamServer) -> AsyncIterator[RawPeer]:
-    """A client of it."""
+    """Connect a client to a server."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     try:
         yield RawPeer(reader, writer)

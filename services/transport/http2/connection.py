@@ -1,7 +1,7 @@
-"""One HTTP/2 connection that carries one gRPC stream, on asyncio: what client and server have in common.
+"""One HTTP/2 connection with one gRPC stream, on asyncio: what client and server have in common.
 
-The event loop alone touches it. Nothing that a peer sends makes it hold more than a stream's window, a message and
-some small frames.
+Only the event loop's thread uses it. Whatever a peer sends, its memory is bounded by a stream's window, one message
+and some small frames.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, cast
 
 from services.transport.http2.frames import (
@@ -32,13 +33,11 @@ from services.transport.http2.frames import (
 from services.transport.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
 from services.transport.http2.parser import CONTROL_FRAME_BYTES, FrameParser, Sink
 from services.transport.http2.stream import WINDOW_BYTES, Part, Stream
-from services.transport.limits import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
+from services.transport.limits import HELLO_SECONDS, KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
 from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
 
-LINGER_SECONDS = 5.0
-"""A peer gets so long to take the last frames and to close; then the connection is cut."""
 
 _TLS_BUFFER_BYTES = 64 * 1024
 _MOST_UNSENT_REPLIES = 1000
@@ -47,28 +46,51 @@ _SCRATCH_BYTES = 64 * 1024
 _PEER_TEXT_BYTES = 200
 
 
-class Connection(asyncio.BufferedProtocol, ABC):
-    """The rules of HTTP/2; a subclass says what headers mean.
-
-    Args:
-        peer: for people, until the connection is made.
-        settings: to announce beside those of both sides.
-        expect_preface: whether the peer is the client.
+@dataclass(frozen=True)
+class ConnectionTimes:
+    """Time limits of a connection.
 
     Attributes:
-        peer: its address, for people.
-        send_window: bytes that the peer takes now, on all streams.
-        peer_window: what a new stream may send at first.
-        peer_frame_bytes: longest frame that the peer takes.
-        paused: whether the transport holds bytes that it could not send yet.
-        stream: that it carries, once there is one.
-        last_number: highest number of a stream that the peer opened.
-        spoke: whether the peer's settings have come: it speaks HTTP/2.
-        settled: set when it spoke, or the connection is over.
-        closed: set when the connection is over.
+        keepalive_seconds: time without traffic after which the peer is pinged.
+        keepalive_timeout_seconds: time without an answer to a ping after which the connection is dead.
+        linger_seconds: time for the peer to read the last frames and to close, before the connection is aborted.
+        call_seconds: time from a client's connection to its call, for servers.
     """
 
-    def __init__(self, peer: str, settings: dict[Setting, int], *, expect_preface: bool) -> None:
+    keepalive_seconds: float = KEEPALIVE_SECONDS
+    keepalive_timeout_seconds: float = KEEPALIVE_TIMEOUT_SECONDS
+    linger_seconds: float = 5.0
+    call_seconds: float = HELLO_SECONDS
+
+
+STANDARD_TIMES = ConnectionTimes()
+
+
+class Connection(asyncio.BufferedProtocol, ABC):
+    """One end of an HTTP/2 connection. Subclasses handle headers.
+
+    Args:
+        peer: name of the peer for error texts, until the connection is made.
+        settings: settings to announce, besides those of both sides.
+        expect_preface: whether the peer is the client.
+        times: time limits.
+
+    Attributes:
+        peer: `HOST:PORT` of the peer, for error texts.
+        send_window: bytes that the peer accepts now, on all streams.
+        peer_window: initial send window of a stream.
+        peer_frame_bytes: longest frame payload that the peer accepts.
+        paused: whether the transport has bytes that it could not send yet.
+        stream: the stream, once there is one.
+        last_number: highest stream id that the peer has opened.
+        spoke: whether the peer's settings have come, which shows that it speaks HTTP/2.
+        settled: event that is set when the peer's settings have come, or the connection is over.
+        closed: event that is set when the connection is over.
+    """
+
+    def __init__(
+        self, peer: str, settings: dict[Setting, int], *, expect_preface: bool, times: ConnectionTimes
+    ) -> None:
         self.peer = peer
         self.send_window = DEFAULT_WINDOW_BYTES
         self.peer_window = DEFAULT_WINDOW_BYTES
@@ -81,6 +103,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.settled = asyncio.Event()
         self.closed = asyncio.Event()
         self._settings = settings
+        self._times = times
         self._parser = FrameParser(self, expect_preface=expect_preface)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -89,21 +112,21 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._block_frames = 0
         self._block_ends_stream = False
         self._unsent_replies = 0
-        self._scratch: bytearray | None = None  # set once what comes is of no interest any more
-        self._goaway = ""
+        self._scratch: bytearray | None = None  # replaces the parser's buffer once received bytes are ignored
+        self._goaway: str | None = None
         self._heard_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- asyncio ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Announce settings: windows and frames so large that our own ends never wait for them."""
+        """Announce settings, with windows and frames so large that Tiermesh's own peers never wait for them."""
         self._transport = cast(asyncio.Transport, transport)
         self._limits = _TLS_BUFFER_BYTES if transport.get_extra_info("ssl_object") else 0
         self._transport.set_write_buffer_limits(high=self._limits)
         self._announce()
         self._heard_seconds = self._loop.time()
-        self._watch(KEEPALIVE_SECONDS)
+        self._watch(self._times.keepalive_seconds)
 
     def _announce(self) -> None:
         settings = {
@@ -116,11 +139,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.write_all([settings_frame(settings), window_update_frame(0, more)])
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport is to receive."""
+        """Return memory for the transport to receive into."""
         return memoryview(self._scratch) if self._scratch is not None else self._parser.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes have come there."""
+        """Parse `nbytes` received bytes."""
         self._heard_seconds = self._loop.time()
         if self._scratch is not None:
             return
@@ -130,11 +153,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._fail(error)
 
     def eof_received(self) -> bool:
-        """The peer sends no more: the transport closes."""
+        """Let the transport close, as the peer sends no more."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """End the stream and wake all that wait for the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self.paused = False
@@ -143,60 +166,60 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.closed.set()
 
     def pause_writing(self) -> None:
-        """The transport holds bytes that the network doesn't take yet."""
+        """Note that the transport has bytes that the network does not accept yet."""
         self.paused = True
 
     def resume_writing(self) -> None:
-        """It has sent them."""
+        """Wake the writer, as the transport has sent its bytes."""
         self.paused = False
         self._unsent_replies = 0
         if self.stream is not None:
             self.stream.writable()
 
     def write_all(self, pieces: list[Part]) -> None:
-        """Hand pieces to the transport, in order; none is copied but by TLS."""
+        """Pass pieces to the transport, in order. Only TLS copies them."""
         if self._scratch is not None or self._transport.is_closing():
             return
         self._transport.writelines(pieces)
         if not self.paused and self._transport.get_write_buffer_size() > self._limits:
-            # Some Pythons' writelines forgets to say that it holds bytes; this says it.
+            # In some Pythons writelines does not call pause_writing; setting the limits again does.
             self._transport.set_write_buffer_limits(high=self._limits)
 
     # ---- its end ----
 
     @abstractmethod
-    def gone(self, why: str) -> None:
-        """The connection is of no use any more, for this reason: tell the stream."""
+    def gone(self, reason: str) -> None:
+        """End the stream, as the connection can't be used any longer."""
 
-    def finish(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
-        """Say goodbye, let the peer take what was sent, then close."""
+    def close_with_goaway(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
+        """Send GOAWAY, let the peer read what was sent, then close."""
         if self._scratch is not None or self._transport.is_closing():
             return
         self.write_all([goaway_frame(self.last_number, code, text)])
-        # To close with bytes unread would reset the connection, and the peer might never see the last frames.
+        # Closing with unread bytes would reset the connection, and the peer might never read the last frames.
         self._scratch = bytearray(_SCRATCH_BYTES)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(LINGER_SECONDS, self._transport.abort)
-        # Over TLS the peer closes first: what asyncio has decrypted, and not handed on yet, is lost to it at an end.
+        self._timer = self._loop.call_later(self._times.linger_seconds, self._transport.abort)
+        # Over TLS the peer closes first: asyncio would drop bytes that it has decrypted but not passed on.
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
     def cut(self) -> None:
-        """Close at once; what isn't sent never will be."""
+        """Close at once, without sending what waits."""
         self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was written is sent, which has a limit."""
+        """Close after what was written is sent, but no later than `ConnectionTimes.linger_seconds`."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(LINGER_SECONDS, self._transport.abort)
+        self._timer = self._loop.call_later(self._times.linger_seconds, self._transport.abort)
         self._transport.close()
 
     def _fail(self, error: ProtocolError) -> None:
-        text = f"{self.peer}: broke the rules of HTTP/2: {error}"
+        text = f"{self.peer}: the peer broke the rules of HTTP/2: {error}"
         log.warning("data stream of %s", text)
-        self.finish(error.code, str(error))
+        self.close_with_goaway(error.code, str(error))
         self.gone(text)
         self.settled.set()
 
@@ -209,21 +232,22 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Ping a silent peer, and give one up that doesn't answer."""
+        """Ping a silent peer, and abort the connection if it does not answer."""
         silent = self._loop.time() - self._heard_seconds
-        if silent >= KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS:
-            self._goaway = f"no answer to a ping within {KEEPALIVE_TIMEOUT_SECONDS:g} s"
+        interval, timeout = self._times.keepalive_seconds, self._times.keepalive_timeout_seconds
+        if silent >= interval + timeout:
+            self._goaway = f"no answer to a ping within {timeout:g} s"
             self._transport.abort()
-        elif silent >= KEEPALIVE_SECONDS:
+        elif silent >= interval:
             self.write_all([frame(FrameType.PING, 0, 0, bytes(8))])
-            self._watch(min(KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS))
+            self._watch(min(interval, timeout))
         else:
-            self._watch(KEEPALIVE_SECONDS - silent)
+            self._watch(interval - silent)
 
     # ---- frames ----
 
     def data_begins(self, stream: int, length: int) -> Sink | None:
-        """A DATA frame is coming: who takes it."""
+        """Charge a DATA frame to the windows, and return the stream that takes its payload."""
         self._receive_window -= length
         if self._receive_window < LARGEST_WINDOW_BYTES // 2:
             self.write_all([window_update_frame(0, LARGEST_WINDOW_BYTES - self._receive_window)])
@@ -234,13 +258,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
         return taker
 
     def data_ends(self, stream: int, end_stream: bool) -> None:
-        """All of a DATA frame has come."""
+        """Note the end of a DATA frame."""
         taker = self._known(stream, "DATA")
         if end_stream and taker is not None:
             taker.peer_ended()
 
     def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """Any other frame."""
+        """Handle a frame other than DATA."""
         match kind:
             case FrameType.HEADERS:
                 self._headers_frame(flags, stream, payload)
@@ -262,22 +286,26 @@ class Connection(asyncio.BufferedProtocol, ABC):
             case FrameType.GOAWAY:
                 self._goaway_frame(stream, payload)
             case _:
-                raise ProtocolError(f"{FrameType(kind).name}: not to be sent here")
+                raise ProtocolError(f"{FrameType(kind).name}: a peer must not send it here")
 
     @abstractmethod
     def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
-        """Headers of a stream have come."""
+        """Handle headers of a stream."""
 
     @abstractmethod
     def reset(self, code: int) -> None:
-        """The peer has ended the stream by RST_STREAM."""
+        """Handle a RST_STREAM of the stream."""
 
     def _known(self, number: int, what: str) -> Stream | None:
-        """The stream of that number; None: it is over and forgotten."""
+        """Return the stream with this id, or None if it is over and forgotten.
+
+        Raises:
+            ProtocolError: there never was such a stream.
+        """
         if self.stream is not None and self.stream.number == number:
             return self.stream
         if number > max(self.last_number, self.stream.number if self.stream else 0):
-            raise ProtocolError(f"{what} of stream {number}, which nobody opened")
+            raise ProtocolError(f"{what} of stream {number}, which was never opened")
         return None
 
     def _headers_frame(self, flags: int, stream: int, payload: bytes) -> None:
@@ -313,8 +341,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
             raise ProtocolError(f"SETTINGS of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
         if flags & Flags.ACK:
             return
-        for number, value in read_settings(payload):
-            match number:
+        for setting, value in read_settings(payload):
+            match setting:
                 case Setting.HEADER_TABLE_SIZE:
                     self.codec.limit_table(value)
                 case Setting.INITIAL_WINDOW_SIZE:
@@ -338,7 +366,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._check("WINDOW_UPDATE", stream, payload, 4, of_connection=None)
         increment = read_number(payload) & LARGEST_WINDOW_BYTES
         if not increment:
-            raise ProtocolError(f"WINDOW_UPDATE of stream {stream} by nothing")
+            raise ProtocolError(f"WINDOW_UPDATE of stream {stream}: the increment is 0")
         if stream:
             taker = self._known(stream, "WINDOW_UPDATE")
             if taker is not None:
@@ -362,7 +390,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.peer_leaves(read_number(payload) & LARGEST_WINDOW_BYTES)
 
     def peer_leaves(self, last_number: int) -> None:
-        """GOAWAY has come: the peer has seen no stream above that number, and takes no new ones."""
+        """Handle a GOAWAY: the peer has processed no stream above this id, and accepts no new ones."""
 
     def _check(
         self, name: str, stream: int, payload: bytes, length: int, *, of_connection: bool | None
@@ -375,18 +403,29 @@ class Connection(asyncio.BufferedProtocol, ABC):
             raise ProtocolError(f"{name} of stream {stream}")
 
     def _reply(self, reply: bytes) -> None:
-        """Answer a frame; a peer that asks and asks and reads no answer is cut off."""
+        """Answer a frame. A peer that sends frame after frame to be answered, and reads no answer, is disconnected.
+
+        Raises:
+            ProtocolError: too many answers are unsent.
+        """
         self.write_all([reply])
         if self.paused:
             self._unsent_replies += 1
             if self._unsent_replies > _MOST_UNSENT_REPLIES:
                 raise ProtocolError(
-                    "frames to be answered, and no answer is read", ErrorCode.ENHANCE_YOUR_CALM
+                    "the peer sends frames to be answered, but reads no answer", ErrorCode.ENHANCE_YOUR_CALM
                 )
 
 
 def headers_frames(number: int, block: bytes, longest: int, *, end_stream: bool) -> list[Part]:
-    """HEADERS and the CONTINUATIONs it needs."""
+    """Return a HEADERS frame and the CONTINUATION frames that its block needs.
+
+    Args:
+        number: HTTP/2 stream id.
+        block: encoded headers.
+        longest: longest payload of a frame.
+        end_stream: whether the stream ends with these headers.
+    """
     pieces: list[Part] = []
     kind, flags = FrameType.HEADERS, Flags.END_STREAM if end_stream else 0
     while True:
@@ -398,6 +437,6 @@ def headers_frames(number: int, block: bytes, longest: int, *, end_stream: bool)
 
 
 def address_of(transport: asyncio.BaseTransport) -> str:
-    """The far end's `HOST:PORT`."""
+    """Return the `HOST:PORT` of the far end."""
     name: Any = transport.get_extra_info("peername")
     return join_address(name[0], name[1]) if isinstance(name, tuple) else str(name or "unknown")

@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113): their numbers, their headers, and those payloads that have a fixed form."""
+"""HTTP/2 frames (RFC 9113, sections 4 and 6): numbers, headers, and payloads of a fixed form."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import struct
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""First bytes that a client sends (RFC 9113, section 3.4)."""
 FRAME_HEADER_BYTES = 9
 DEFAULT_FRAME_BYTES = 16384
-"""Longest payload of a frame until a peer says otherwise; it may not say less."""
+"""Longest frame payload until a peer's settings allow more; they can't allow less."""
 LARGEST_FRAME_BYTES = (1 << 24) - 1
 DEFAULT_WINDOW_BYTES = 65535
 LARGEST_WINDOW_BYTES = (1 << 31) - 1
@@ -21,7 +21,7 @@ _STREAM_MASK = 0x7FFFFFFF
 
 
 class FrameType(IntEnum):
-    """Kinds of frames; others are skipped."""
+    """Types of frames; frames of other types are skipped."""
 
     DATA = 0
     HEADERS = 1
@@ -36,7 +36,7 @@ class FrameType(IntEnum):
 
 
 class Flags:
-    """Flags of frames; which of them mean something hangs on the frame's kind. Plain numbers: IntFlag's `&` is slow."""
+    """Flags of frames; their meaning depends on the frame's type. They are ints because IntFlag's `&` is slow."""
 
     ACK = 0x1
     END_STREAM = 0x1
@@ -46,7 +46,7 @@ class Flags:
 
 
 class ErrorCode(IntEnum):
-    """Why a stream or a connection ended."""
+    """Reasons for the end of a stream or a connection (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -65,7 +65,7 @@ class ErrorCode(IntEnum):
 
 
 class Setting(IntEnum):
-    """Settings; others are ignored."""
+    """Ids of settings; others are ignored."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
@@ -76,10 +76,10 @@ class Setting(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The peer broke the rules of HTTP/2: the connection ends with GOAWAY; the text is one line.
+    """Violation of HTTP/2 by the peer, in one line; the connection ends with GOAWAY.
 
     Attributes:
-        code: for GOAWAY.
+        code: error code of the GOAWAY.
     """
 
     def __init__(self, text: str, code: ErrorCode = ErrorCode.PROTOCOL_ERROR) -> None:
@@ -88,54 +88,54 @@ class ProtocolError(Exception):
 
 
 def frame_header(kind: int, flags: int, stream: int, length: int) -> bytes:
-    """The 9 bytes before a frame's payload."""
+    """Return the 9 bytes before a frame's payload."""
     return _HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
 def read_frame_header(source: memoryview) -> tuple[int, int, int, int]:
-    """Kind, flags, stream and length from 9 bytes."""
+    """Return type, flags, stream id and payload length from 9 bytes."""
     high, low, kind, flags, stream = _HEADER.unpack(source)
     return kind, flags, stream & _STREAM_MASK, high << 16 | low
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Return a whole frame."""
     return frame_header(kind, flags, stream, len(payload)) + payload
 
 
 def settings_frame(settings: dict[Setting, int]) -> bytes:
-    """SETTINGS."""
+    """Return a SETTINGS frame."""
     payload = b"".join(_SETTING.pack(number, value) for number, value in settings.items())
     return frame(FrameType.SETTINGS, 0, 0, payload)
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The (number, value) pairs of a SETTINGS payload, which must hold whole ones."""
+    """Return the (id, value) pairs of a SETTINGS payload, whose length must be a multiple of 6."""
     return list(_SETTING.iter_unpack(payload))
 
 
 def window_update_frame(stream: int, increment: int) -> bytes:
-    """WINDOW_UPDATE: so many more bytes may come; stream 0 is the connection."""
+    """Return a WINDOW_UPDATE frame, which allows `increment` more bytes; stream 0 is the connection."""
     return frame(FrameType.WINDOW_UPDATE, 0, stream, _NUMBER.pack(increment))
 
 
 def reset_frame(stream: int, code: ErrorCode) -> bytes:
-    """RST_STREAM."""
+    """Return a RST_STREAM frame."""
     return frame(FrameType.RST_STREAM, 0, stream, _NUMBER.pack(code))
 
 
 def goaway_frame(last_stream: int, code: ErrorCode, text: str) -> bytes:
-    """GOAWAY with a line for people."""
+    """Return a GOAWAY frame with a line for people."""
     payload = _NUMBER.pack(last_stream) + _NUMBER.pack(code) + text.encode()
     return frame(FrameType.GOAWAY, 0, 0, payload)
 
 
 def read_number(payload: bytes, start: int = 0) -> int:
-    """32 bits at `start`: a window's increment, an error code, a stream."""
+    """Return the 32-bit number at `start`: a window increment, an error code or a stream id."""
     number: int = _NUMBER.unpack_from(payload, start)[0]
     return number
 
 
 def error_name(code: int) -> str:
-    """An error code's name; the number of one that isn't known."""
+    """Return an error code's name, or its number if it is unknown."""
     return ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"error code {code}"

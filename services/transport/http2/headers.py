@@ -1,4 +1,4 @@
-"""Headers of gRPC over HTTP/2: packed by HPACK, held to the rules, turned into metadata and statuses and back."""
+"""Headers of gRPC over HTTP/2: HPACK, the rules of RFC 9113 (section 8.2), metadata and statuses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hpack import Decoder, Encoder, HPACKError
 from services.transport.http2.frames import ErrorCode, ProtocolError
 
 HEADER_LIST_BYTES = 32 * 1024
-"""Longest headers accepted, counted as RFC 9113 does: names, values, 32 bytes each."""
+"""Longest header list accepted: the sum of names, values and 32 bytes per field (RFC 9113, section 6.5.2)."""
 LONGEST_DETAILS_BYTES = 4096
-"""Of a status's text on the wire; gRPC's own limit for all trailers is 8 KiB."""
+"""Longest text of a status on the wire; gRPC's limit for all trailers is 8 KiB."""
 CONTENT_TYPE = "application/grpc"
 
 Value = str | bytes
-"""Of metadata: bytes for keys that end in -bin."""
+"""Value of metadata: bytes for keys that end in -bin, else text."""
 Metadata = Sequence[tuple[str, Value]]
 Headers = list[tuple[str, str]]
 
@@ -49,25 +49,25 @@ _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class HeaderCodec:
-    """HPACK of one connection: both directions' state."""
+    """HPACK state of one connection, in both directions."""
 
     def __init__(self) -> None:
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=HEADER_LIST_BYTES)
 
     def limit_table(self, size_bytes: int) -> None:
-        """The peer keeps a dynamic table of that size at most."""
+        """Limit the encoder's dynamic table to the size in the peer's settings."""
         self._encoder.header_table_size = min(size_bytes, _TABLE_BYTES)
 
     def encode(self, headers: Headers) -> bytes:
-        """A header block."""
+        """Return a header block."""
         return self._encoder.encode(headers)
 
     def decode(self, block: bytes) -> Headers:
-        """The headers of a block, names before values as they came.
+        """Return the headers of a block, in their order.
 
         Raises:
-            ProtocolError: it is damaged, too long, or breaks a rule of RFC 9113, section 8.2.
+            ProtocolError: the block is damaged, too long, or breaks a rule of RFC 9113, section 8.2.
         """
         try:
             fields = [(bytes(field[0]), bytes(field[1])) for field in self._decoder.decode(block, raw=True)]
@@ -92,7 +92,7 @@ class HeaderCodec:
 
 
 def request_headers(scheme: str, authority: str, path: str, metadata: Metadata) -> Headers:
-    """Of a call.
+    """Return the headers of a call.
 
     Raises:
         ValueError: metadata that can't be sent.
@@ -110,12 +110,16 @@ def request_headers(scheme: str, authority: str, path: str, metadata: Metadata) 
 
 
 def response_headers(metadata: Metadata) -> Headers:
-    """Of an answer."""
+    """Return the headers of an answer.
+
+    Raises:
+        ValueError: metadata that can't be sent.
+    """
     return [(":status", "200"), ("content-type", CONTENT_TYPE), *_to_headers(metadata)]
 
 
 def status_headers(code: grpc.StatusCode, details: str) -> Headers:
-    """Trailers."""
+    """Return the trailers of a status; its text is percent-encoded, and cut if it is very long."""
     headers = [("grpc-status", str(code.value[0]))]
     if details:
         text = quote(details, safe=_PRINTABLE)
@@ -127,10 +131,10 @@ def status_headers(code: grpc.StatusCode, details: str) -> Headers:
 
 
 def metadata_of(headers: Headers) -> tuple[tuple[str, Value], ...]:
-    """What of headers is metadata: all but HTTP's and gRPC's own.
+    """Return the metadata among headers: all but those of HTTP and gRPC.
 
     Raises:
-        ProtocolError: a binary value that isn't base64.
+        ProtocolError: a binary value is not base64.
     """
     metadata: list[tuple[str, Value]] = []
     for name, value in headers:
@@ -150,7 +154,7 @@ def metadata_of(headers: Headers) -> tuple[tuple[str, Value], ...]:
 
 
 def status_of(headers: Headers) -> tuple[grpc.StatusCode, str]:
-    """The status that trailers tell, and its text."""
+    """Return the status in trailers, and its text."""
     found = dict(headers)
     number, text = found.get("grpc-status"), unquote(found.get("grpc-message", ""), errors="replace")
     if number is None:
@@ -161,7 +165,7 @@ def status_of(headers: Headers) -> tuple[grpc.StatusCode, str]:
 
 
 def http_refusal(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
-    """What an answer means that is no gRPC; None: it is gRPC."""
+    """Return status and text for an answer that is not gRPC, or None if it is gRPC."""
     found = dict(headers)
     status, kind = found.get(":status", ""), found.get("content-type", "")
     if status != "200":
@@ -175,7 +179,7 @@ def http_refusal(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
 
 
 def status_of_reset(code: int) -> grpc.StatusCode:
-    """The gRPC status that a RST_STREAM stands for."""
+    """Return the gRPC status that stands for a RST_STREAM with this error code."""
     return _BY_RESET.get(code, grpc.StatusCode.INTERNAL)
 
 

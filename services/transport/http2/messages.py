@@ -1,4 +1,4 @@
-"""gRPC's messages within the DATA frames of a stream: put together in the memory they stay in, and kept until read."""
+"""gRPC messages in the DATA frames of a stream: assembled in their final memory, and queued until they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 PREFIX_BYTES = 5
-"""Before each message: whether it is compressed, and its length."""
+"""Bytes before each message: a compression flag and the length."""
 
 _PREFIX = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
@@ -19,7 +19,11 @@ _RUN_BYTES = 64 * 1024
 
 
 class MessageRefused(Exception):
-    """A message that isn't taken; the stream ends with this status."""
+    """A message that is not accepted.
+
+    Attributes:
+        code: status with which the stream ends.
+    """
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
@@ -27,18 +31,17 @@ class MessageRefused(Exception):
 
 
 def prefix(length: int) -> bytes:
-    """What goes before a message of that length."""
+    """Return the prefix of a message of this length."""
     return _PREFIX.pack(0, length)
 
 
 class MessageInbox:
     """Whole messages that wait to be read.
 
-    Small ones lie one after the other in runs of bytes, so that a million empty ones cost no more memory than they did
-    on the wire.
+    Small messages are joined in runs of bytes, so that a million empty ones need no more memory than on the wire.
 
     Attributes:
-        held_bytes: of the messages, as on the wire.
+        held_bytes: bytes of the waiting messages on the wire.
     """
 
     def __init__(self) -> None:
@@ -50,7 +53,7 @@ class MessageInbox:
         return bool(self._waiting)
 
     def put(self, message: memoryview) -> None:
-        """Append."""
+        """Append a message."""
         self.held_bytes += PREFIX_BYTES + len(message)
         if len(message) >= _SMALL_BYTES:
             self._waiting.append(message)
@@ -63,7 +66,7 @@ class MessageInbox:
         last += message
 
     def take(self) -> memoryview:
-        """The oldest message; there must be one."""
+        """Remove and return the oldest message; there must be one."""
         first = self._waiting[0]
         if isinstance(first, bytearray):
             start = self._position + _LENGTH.size
@@ -79,17 +82,17 @@ class MessageInbox:
         return message
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all messages."""
         self._waiting.clear()
         self._position = self.held_bytes = 0
 
 
 class Assembler:
-    """Puts messages together as their bytes come in, and gives them to an inbox.
+    """Assembles messages from received bytes and puts them into an inbox.
 
     Args:
-        inbox: for whole messages.
-        limit_bytes: longest message.
+        inbox: inbox for whole messages.
+        limit_bytes: longest message accepted.
     """
 
     def __init__(self, inbox: MessageInbox, limit_bytes: int) -> None:
@@ -101,18 +104,18 @@ class Assembler:
 
     @property
     def within(self) -> bool:
-        """Whether part of a message has come, and not all."""
+        """Whether a message has come in part."""
         return self._body is not None or len(self._prefix) > 0
 
     def room(self) -> memoryview | None:
-        """Where the message's next bytes belong: they may be received right there, and told of by `advance`.
+        """Return memory for the next bytes of the current message, to be reported by `advance`.
 
-        None: what follows is the next message's prefix.
+        None means that the next message's prefix comes first; it goes through `feed`.
         """
         return None if self._body is None else self._body[self._filled :]
 
     def advance(self, count: int) -> None:
-        """So many bytes came into `room`."""
+        """Note that `count` bytes were received into the memory from `room`."""
         assert self._body is not None
         self._filled += count
         if self._filled == len(self._body):
@@ -120,7 +123,7 @@ class Assembler:
             self._body = None
 
     def feed(self, piece: memoryview) -> None:
-        """Copy bytes in that came elsewhere.
+        """Copy bytes that were received elsewhere.
 
         Raises:
             MessageRefused: a message is longer than the limit, or compressed.
@@ -157,7 +160,10 @@ class Assembler:
 
 
 def _aligned_at_its_end(length: int) -> memoryview:
-    """New memory, not zeroed, unlike a bytearray's: an array that comes last in a message lies as kernels like it."""
+    """Return uninitialised memory whose end is aligned, because the array comes last in a chunk's message.
+
+    A bytearray would be zeroed first.
+    """
     memory = np.empty(length + _ALIGNMENT_BYTES, np.uint8)
     start = -(memory.ctypes.data + length) % _ALIGNMENT_BYTES
     return memory[start : start + length].data

@@ -1,7 +1,7 @@
-"""Takes an HTTP/2 connection's bytes apart: frames are handed on whole, but those of DATA go where they belong at once.
+"""The receiving half of an HTTP/2 connection, without I/O: from bytes to frames.
 
-What is received says itself where it goes: `FrameParser.get_buffer` gives the message's own memory while a big DATA
-frame comes in, so that the kernel's copy is the only one; else a small buffer.
+DATA payloads are not collected in frames. `FrameParser.get_buffer` returns the memory of the message itself while a
+large DATA frame is received, so that the kernel's copy is the only one. Else it returns a small buffer.
 """
 
 from __future__ import annotations
@@ -20,37 +20,42 @@ from services.transport.http2.frames import (
 )
 
 CONTROL_FRAME_BYTES = 32 * 1024
-"""Longest payload of a frame that is handed on whole."""
+"""Longest payload of a frame other than DATA."""
 
 _BUFFER_BYTES = FRAME_HEADER_BYTES + CONTROL_FRAME_BYTES
 _DIRECT_BYTES = 16 * 1024
-"""What is left of a frame goes to its message directly from so many bytes on: below it, a call for each costs more."""
+"""Smallest remainder of a frame that is received into its message directly; a smaller one is cheaper to copy."""
 
 
 class Sink(Protocol):
-    """Where the bytes of a stream's DATA go."""
+    """Receiver of the bytes of a stream's DATA."""
 
     def room(self) -> memoryview | None:
-        """Memory to receive into; None: none for now, what comes is to be fed."""
+        """Return memory to receive into, or None if the next bytes must go through `feed`."""
 
     def advance(self, count: int) -> None:
-        """So many bytes were received into `room`."""
+        """Note that `count` bytes were received into the memory from `room`."""
 
     def feed(self, piece: memoryview) -> None:
-        """Bytes that came elsewhere; they are only lent."""
+        """Copy bytes that were received elsewhere; they are valid during the call only."""
 
 
 class FrameReceiver(Protocol):
-    """What becomes of the frames. Everything may raise ProtocolError."""
+    """Receiver of frames. Every method may raise ProtocolError."""
 
     def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        """A frame of a known kind other than DATA."""
+        """Receive a frame of a known type other than DATA."""
 
     def data_begins(self, stream: int, length: int) -> Sink | None:
-        """A DATA frame's header has come; its payload, padding included, is `length` bytes. None: they are dropped."""
+        """Return the sink for a DATA frame whose header has come, or None to drop its payload.
+
+        Args:
+            stream: HTTP/2 stream id.
+            length: payload length, padding included.
+        """
 
     def data_ends(self, stream: int, end_stream: bool) -> None:
-        """All of a DATA frame has come."""
+        """Receive the end of a DATA frame."""
 
 
 class _Part(Enum):
@@ -63,10 +68,10 @@ class _Part(Enum):
 
 
 class FrameParser:
-    """The receiving half of a connection.
+    """Parser of the bytes that one peer sends.
 
     Args:
-        receiver: of the frames.
+        receiver: receiver of the frames.
         expect_preface: whether the peer is a client, which sends the preface first.
     """
 
@@ -84,7 +89,7 @@ class FrameParser:
         self._first = True
 
     def get_buffer(self) -> memoryview:
-        """Where to receive; never empty."""
+        """Return memory to receive into; it is never empty."""
         self._direct = self._directly()
         if self._direct is not None:
             return self._direct
@@ -95,10 +100,10 @@ class FrameParser:
         return self._buffer[held:]
 
     def received(self, count: int) -> None:
-        """So many bytes came into what `get_buffer` gave.
+        """Parse `count` bytes that were received into the memory from `get_buffer`.
 
         Raises:
-            ProtocolError: by them the peer broke the rules.
+            ProtocolError: the peer broke the rules of HTTP/2.
         """
         if self._direct is not None:
             assert self._sink is not None
@@ -125,7 +130,7 @@ class FrameParser:
             pass
 
     def _step(self) -> bool:
-        """Take the next part out of the buffer; False: more has to come first."""
+        """Parse the next part of the buffer; return False if more bytes must come first."""
         held = self._stop - self._start
         match self._part:
             case _Part.HEADER:

@@ -1,4 +1,4 @@
-"""The serving end: a port that takes gRPC calls of known methods, one on each connection, from any gRPC client."""
+"""The server's end: a port that serves gRPC calls of known methods, one per connection, to any gRPC client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import NoReturn
 import grpc
 
 from services.errors import Refused, describe_internal_error
-from services.timeouts import STANDARD_TIMEOUTS
-from services.transport.http2.connection import Connection, address_of, headers_frames
+from services.transport.http2.connection import (
+    STANDARD_TIMES,
+    Connection,
+    ConnectionTimes,
+    address_of,
+    headers_frames,
+)
 from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame
 from services.transport.http2.headers import (
     CONTENT_TYPE,
@@ -31,18 +36,15 @@ from services.transport.security import Security, join_address, split_address
 
 log = logging.getLogger("tiermesh")
 
-CALL_SECONDS = STANDARD_TIMEOUTS.hello
-"""Whoever connects must have called a method within this time."""
-
 _BACKLOG = 100
 
 
 class Aborted(Exception):
-    """Ends a handler that has ended its stream by `abort`."""
+    """End of a handler that has ended its stream by `abort`."""
 
 
 class ServerStream(Stream):
-    """A call as its handler sees it; what `grpc.aio.ServicerContext` offers of it has the same names here."""
+    """A call as its handler sees it. Methods that `grpc.aio.ServicerContext` has, too, have the same names."""
 
     def __init__(
         self, connection: ServerConnection, number: int, path: str, metadata: tuple[tuple[str, Value], ...]
@@ -56,18 +58,18 @@ class ServerStream(Stream):
     # ---- for its handler ----
 
     def peer(self) -> str:
-        """The caller's `HOST:PORT`."""
+        """Return the caller's `HOST:PORT`."""
         return self._owner.peer
 
     def invocation_metadata(self) -> tuple[tuple[str, Value], ...]:
-        """What the caller sent with the call."""
+        """Return the metadata of the call."""
         return self._metadata
 
     async def send_initial_metadata(self, metadata: Metadata) -> None:
-        """Answer the call; the first message does it too.
+        """Send the answer's headers; the first message sends them otherwise.
 
         Raises:
-            ValueError: metadata that can't be sent, or a second time.
+            ValueError: metadata that can't be sent, or that was sent before.
         """
         if self._answered:
             raise ValueError("initial metadata was sent already")
@@ -85,14 +87,18 @@ class ServerStream(Stream):
         await super().write(*parts)
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> NoReturn:
-        """End the stream by this status, and the handler by the exception that this raises."""
-        self.finish(code, details)
+        """End the stream with a status, and the handler by an exception.
+
+        Raises:
+            Aborted: always.
+        """
+        self.send_status(code, details)
         raise Aborted(details)
 
     # ---- for its connection ----
 
-    def finish(self, code: grpc.StatusCode, details: str) -> None:
-        """End the stream by this status, unless it is over."""
+    def send_status(self, code: grpc.StatusCode, details: str) -> None:
+        """Send the status that ends the stream, if it is open."""
         if self.over:
             return
         headers = status_headers(code, details)
@@ -103,11 +109,11 @@ class ServerStream(Stream):
             self._owner.write_all([reset_frame(self.number, ErrorCode.NO_ERROR)])
         self.end(details or code.name)
         self.drop()
-        self._owner.finish()
+        self._owner.close_with_goaway()
 
     def refuse(self, refused: MessageRefused) -> None:
-        """The caller's message isn't taken."""
-        self.finish(refused.code, str(refused))
+        """End the stream, as the caller's message is not accepted."""
+        self.send_status(refused.code, str(refused))
         self._owner.cancel_handler()
 
     def _send_headers(self, headers: Headers, *, end_stream: bool) -> None:
@@ -117,45 +123,50 @@ class ServerStream(Stream):
             self._owner.write_all(headers_frames(self.number, block, longest, end_stream=end_stream))
 
     async def _at_end(self) -> None:
-        """A caller has no status to end with."""
+        """Do nothing: a caller ends its messages without a status."""
 
     def _raise_over(self) -> NoReturn:
-        raise LinkClosed(self.over)
+        raise LinkClosed(self.over or "the stream is over")
 
 
 Handler = Callable[[ServerStream], Awaitable[None]]
-"""Serves one call; returning ends it well. It is cancelled when the caller is gone."""
+"""Handler of one call. The status is OK if it returns; it is cancelled if the caller disconnects."""
 
 
 class ServerConnection(Connection):
-    """The serving end's half of the rules."""
+    """The server's end of a connection."""
 
     stream: ServerStream | None
 
-    def __init__(self, handlers: Mapping[str, Handler], opened: Callable[[ServerConnection], None]) -> None:
-        super().__init__("unknown", {Setting.MAX_CONCURRENT_STREAMS: 1}, expect_preface=True)
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        on_connected: Callable[[ServerConnection], None],
+        times: ConnectionTimes = STANDARD_TIMES,
+    ) -> None:
+        super().__init__("unknown", {Setting.MAX_CONCURRENT_STREAMS: 1}, expect_preface=True, times=times)
         self.handler: asyncio.Task[None] | None = None
         self._handlers = handlers
-        self._opened = opened
-        self._called: asyncio.TimerHandle
+        self._on_connected = on_connected
+        self._call_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client has connected."""
+        """Wait for a call, unless TLS was negotiated without HTTP/2."""
         self.peer = address_of(transport)
         tls = transport.get_extra_info("ssl_object")
         super().connection_made(transport)
-        self._called = self._loop.call_later(CALL_SECONDS, self._nobody_called)
-        self._opened(self)
+        self._call_timer = self._loop.call_later(self._times.call_seconds, self._call_timed_out)
+        self._on_connected(self)
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-        self._called.cancel()
+        """End the stream and its handler."""
+        self._call_timer.cancel()
         super().connection_lost(exc)
 
     def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
-        """A call, or the end of what the caller sends."""
+        """Start the handler of a call, or note the end of the caller's messages."""
         stream = self.stream
         if stream is not None and number == stream.number:
             if not end_stream:
@@ -168,100 +179,113 @@ class ServerConnection(Connection):
         if stream is not None:
             self.write_all([reset_frame(number, ErrorCode.REFUSED_STREAM)])
             return
-        self._called.cancel()
+        self._call_timer.cancel()
         found = dict(headers)
         stream = ServerStream(self, number, found.get(":path", ""), metadata_of(headers))
         self.stream = stream
         if end_stream:
             stream.peer_ended()
         if found.get(":method") != "POST" or not found.get("content-type", "").startswith(CONTENT_TYPE):
-            text = f"expected POST and content-type {CONTENT_TYPE}: this port serves gRPC"
-            stream.finish(grpc.StatusCode.INTERNAL, text)
+            text = f"expected POST and content-type {CONTENT_TYPE}, as this port serves gRPC"
+            stream.send_status(grpc.StatusCode.INTERNAL, text)
             return
         handler = self._handlers.get(stream.path)
         if handler is None:
             text = f"method {stream.path[:80]!r} is not served on this port: {', '.join(self._handlers)}"
-            stream.finish(grpc.StatusCode.UNIMPLEMENTED, text)
+            stream.send_status(grpc.StatusCode.UNIMPLEMENTED, text)
             return
         self.handler = self._loop.create_task(self._serve(handler, stream))
 
     async def _serve(self, handler: Handler, stream: ServerStream) -> None:
         try:
             await handler(stream)
-            stream.finish(grpc.StatusCode.OK, "")
+            stream.send_status(grpc.StatusCode.OK, "")
         except Aborted:
             pass
         except asyncio.CancelledError:
-            stream.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
-        except Exception as error:  # whatever it is, the caller must hear of the end
+            stream.send_status(grpc.StatusCode.UNAVAILABLE, "the server stops")
+        except Exception as error:  # the caller needs a status after any error
             if not stream.over:
                 log.error("data stream of %s: %s", self.peer, describe_internal_error(error))
-                stream.finish(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
+                stream.send_status(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
 
     def reset(self, code: int) -> None:
-        """The caller gave the stream up."""
+        """End the stream, as the caller has cancelled it."""
         self.gone("the caller cancelled it")
-        self.finish()
+        self.close_with_goaway()
 
-    def gone(self, why: str) -> None:
-        """The connection is of no use any more."""
+    def gone(self, reason: str) -> None:
+        """End the stream and its handler, as the connection can't be used any longer."""
         if self.stream is not None:
-            self.stream.end(why)
+            self.stream.end(reason)
             self.stream.drop()
         self.cancel_handler()
 
     def cancel_handler(self) -> None:
-        """The stream is over: so is its handler."""
+        """Cancel the handler, if there is one."""
         if self.handler is not None:
             self.handler.cancel()
 
-    def _nobody_called(self) -> None:
-        self.finish(ErrorCode.NO_ERROR, f"no call within {CALL_SECONDS:g} s")
+    def _call_timed_out(self) -> None:
+        self.close_with_goaway(ErrorCode.NO_ERROR, f"no call within {self._times.call_seconds:g} s")
 
 
 class StreamServer:
     """A listening port.
 
     Attributes:
-        port: that it listens on; the one chosen where port 0 was asked for.
+        port: listening port; the chosen one if port 0 was asked for.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        self.port = 0
+    def __init__(self, handlers: Mapping[str, Handler], port: int, times: ConnectionTimes) -> None:
+        self.port = port
         self._handlers = handlers
+        self._times = times
         self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server
 
     @classmethod
-    async def start(cls, address: str, security: Security, handlers: Mapping[str, Handler]) -> StreamServer:
-        """Serve `handlers`, by `/package.Service/Method`, on `HOST:PORT`, which `Security.check_listen` has passed.
+    async def start(
+        cls,
+        address: str,
+        security: Security,
+        handlers: Mapping[str, Handler],
+        *,
+        times: ConnectionTimes = STANDARD_TIMES,
+    ) -> StreamServer:
+        """Serve `handlers` on `HOST:PORT`.
+
+        Args:
+            address: `HOST:PORT` that `Security.check_listen` has accepted.
+            security: certificates, or plain text.
+            handlers: handlers by `/package.Service/Method`.
+            times: time limits of the connections.
 
         Raises:
             Refused: the address is wrong or in use.
         """
         host, port = split_address("tensor address", address)
-        server = cls(handlers)
         listening = _listen(host, port)
-        server.port = listening.getsockname()[1]
+        server = cls(handlers, listening.getsockname()[1], times)
         context = security.server_context()
         server._server = await asyncio.get_running_loop().create_server(
-            server._connection,
+            server._make_connection,
             sock=listening,
             backlog=_BACKLOG,
             ssl=context,
-            ssl_handshake_timeout=CALL_SECONDS if context else None,
+            ssl_handshake_timeout=times.call_seconds if context else None,
         )
         return server
 
-    def _connection(self) -> ServerConnection:
-        return ServerConnection(self._handlers, self._connected)
+    def _make_connection(self) -> ServerConnection:
+        return ServerConnection(self._handlers, self._register, self._times)
 
-    def _connected(self, connection: ServerConnection) -> None:
+    def _register(self, connection: ServerConnection) -> None:
         self._connections = {each for each in self._connections if not each.closed.is_set()}
         self._connections.add(connection)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Take no new connections, let the calls that are open end for at most `grace_seconds`, then end them."""
+        """Accept no new connections, give open calls `grace_seconds` to end, then end them."""
         self._server.close()
         handlers = [each.handler for each in self._connections if each.handler is not None]
         if handlers:
@@ -271,7 +295,7 @@ class StreamServer:
             await asyncio.gather(*late, return_exceptions=True)
         for connection in self._connections:
             if not connection.closed.is_set():
-                connection.finish()
+                connection.close_with_goaway()
 
 
 def _listen(host: str, port: int) -> socket.socket:

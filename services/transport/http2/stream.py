@@ -1,4 +1,4 @@
-"""One gRPC stream within a connection: messages in and out, each side's flow control, and how it ended."""
+"""One gRPC stream of a connection: its messages, its flow control in both directions, and its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from services.transport.limits import MESSAGE_LIMIT_BYTES
 
 _FRAMING_BYTES = 8 * 1024
 WINDOW_BYTES = 8 * 1024 * 1024 + _FRAMING_BYTES
-"""A peer may send so much that nobody has read yet, four chunks with their headers; what it is sending comes on top."""
+"""Receive window: unread bytes that a peer may send, four chunks with their headers, plus a message in progress."""
 
-_JOINED_BYTES = 4096  # a shorter part is copied next to the frame's header: cheaper than a buffer of its own
+_JOINED_BYTES = (
+    4096  # a shorter part is copied behind the frame's header, which is cheaper than a buffer of its own
+)
 _SMALLEST_GRANT_BYTES = (WINDOW_BYTES - _FRAMING_BYTES) // 2
 
 Part = bytes | bytearray | memoryview
@@ -37,29 +39,29 @@ class Sender(Protocol):
     paused: bool
 
     def write_all(self, pieces: list[Part]) -> None:
-        """Hand pieces to the transport, in order."""
+        """Pass pieces to the transport, in order."""
 
 
 class Stream(ABC):
-    """Both ends of a stream are one of these; one task may read it, and one may write it.
+    """One end of a stream. One task may read it, and one may write it.
 
     Args:
-        connection: that carries it.
-        number: of the stream.
-        send_window: bytes that the peer takes before it grants more.
+        connection: connection that carries the stream.
+        number: HTTP/2 stream id.
+        send_window: bytes that the peer accepts at first.
 
     Attributes:
-        number: of the stream.
-        send_window: bytes that the peer takes now; below 0 after it has taken a grant back.
-        over: why nothing more can be sent or will come; empty while the stream is open.
-        closed_to_writes: why no message may be written now; empty if one may.
+        number: HTTP/2 stream id.
+        send_window: bytes that the peer accepts now; negative after its settings have lowered the window.
+        over: reason why the stream has ended; None while it is open.
+        closed_to_writes: reason why no message may be written now; None if one may.
     """
 
     def __init__(self, connection: Sender, number: int, send_window: int) -> None:
         self.number = number
         self.send_window = send_window
-        self.over = ""
-        self.closed_to_writes = ""
+        self.over: str | None = None
+        self.closed_to_writes: str | None = None
         self._connection = connection
         self._inbox = MessageInbox()
         self._assembler = Assembler(self._inbox, MESSAGE_LIMIT_BYTES)
@@ -71,7 +73,7 @@ class Stream(ABC):
     # ---- for its user ----
 
     async def read(self) -> memoryview | None:
-        """The next message, in memory of its own; None when the peer has sent its last."""
+        """Return the next message, in memory of its own, or None after the peer's last one."""
         while not self._inbox:
             if self._peer_done:
                 await self._at_end()
@@ -85,12 +87,13 @@ class Stream(ABC):
         return message.toreadonly()
 
     async def write(self, *parts: Part) -> None:
-        """Send one message: these parts, one after the other. They may be changed once this returns.
+        """Send one message: the concatenated parts, which may be changed once this returns.
 
-        Waits while the peer takes no more, or the network. If that is cancelled within a message, no other can follow.
+        It waits while the peer or the network accepts no more. After a cancellation within a message nothing else
+        can be written.
 
         Raises:
-            ValueError: the message is longer than `MESSAGE_LIMIT_BYTES`, or none can follow.
+            ValueError: the message is longer than `MESSAGE_LIMIT_BYTES`, or nothing can be written any longer.
         """
         if self.closed_to_writes:
             raise ValueError(f"nothing can be written: {self.closed_to_writes}")
@@ -98,7 +101,7 @@ class Stream(ABC):
         length = sum(len(view) for view in views)
         if length > MESSAGE_LIMIT_BYTES:
             raise ValueError(
-                f"a message of {length} bytes: longer than the {MESSAGE_LIMIT_BYTES} that may be sent"
+                f"a message of {length} bytes, expected at most {MESSAGE_LIMIT_BYTES}; send smaller ones"
             )
         waiting = deque((memoryview(prefix(length)), *views))
         left = PREFIX_BYTES + length
@@ -120,12 +123,12 @@ class Stream(ABC):
                 failpoints.hit_failpoint("stream.mid-message")
                 pieces = pieces[1:]
             connection.write_all(pieces)
-        while connection.paused and not self.over:  # the transport still holds the parts
+        while connection.paused and not self.over:  # until then the transport still refers to the parts
             await self._wait_writable()
-        self.closed_to_writes = ""
+        self.closed_to_writes = None
 
     def _frames(self, waiting: deque[memoryview], allowed: int) -> list[Part]:
-        """DATA frames of `allowed` bytes, taken from the front of `waiting`."""
+        """Return DATA frames of `allowed` bytes, taken from the front of `waiting`."""
         pieces: list[Part] = []
         while allowed:
             length = left = min(allowed, self._connection.peer_frame_bytes)
@@ -150,23 +153,23 @@ class Stream(ABC):
 
     @abstractmethod
     def _raise_over(self) -> NoReturn:
-        """Tell that the stream is over, as its user expects."""
+        """Raise the stream's end as an error for its user."""
 
     @abstractmethod
     async def _at_end(self) -> None:
-        """The peer has sent its last message: tell how it ended, if that was not well."""
+        """Raise the stream's status after the peer's last message, if the stream ended with an error."""
 
     # ---- for its connection ----
 
     def writable(self) -> None:
-        """The peer or the transport takes more."""
+        """Wake the writer: the peer or the transport accepts more."""
         self._writable.set()
 
     def granted(self, increment: int) -> None:
-        """The peer takes so many bytes more.
+        """Increase the send window.
 
         Raises:
-            ProtocolError: more than can be counted.
+            ProtocolError: the window would be larger than 2^31 - 1 bytes.
         """
         self.send_window += increment
         if self.send_window > LARGEST_WINDOW_BYTES:
@@ -175,10 +178,10 @@ class Stream(ABC):
         self._writable.set()
 
     def charge(self, length: int) -> None:
-        """A DATA frame of that length is coming.
+        """Subtract an incoming DATA frame of `length` bytes from the receive window.
 
         Raises:
-            ProtocolError: more than the peer was granted, or after its end.
+            ProtocolError: the frame exceeds the window, or comes after the peer's END_STREAM.
         """
         if self._peer_done:
             raise ProtocolError(f"DATA after the end of stream {self.number}", ErrorCode.STREAM_CLOSED)
@@ -189,17 +192,17 @@ class Stream(ABC):
         self._grant()
 
     def room(self) -> memoryview | None:
-        """Where the next bytes belong; see `parser.Sink`."""
+        """Return memory for the next bytes; see `parser.Sink`."""
         return None if self.over else self._assembler.room()
 
     def advance(self, count: int) -> None:
-        """So many bytes came into `room`."""
+        """Note that `count` bytes were received into the memory from `room`."""
         self._assembler.advance(count)
         if self._inbox:
             self._readable.set()
 
     def feed(self, piece: memoryview) -> None:
-        """Bytes that came elsewhere."""
+        """Copy bytes that were received elsewhere."""
         if self.over:
             return
         try:
@@ -211,32 +214,32 @@ class Stream(ABC):
 
     @abstractmethod
     def refuse(self, refused: MessageRefused) -> None:
-        """A message isn't taken: end the stream with that status."""
+        """End the stream with the status of a message that is not accepted."""
 
     def peer_ended(self) -> None:
-        """The peer's last frame of this stream has come.
+        """Note that the peer has sent its last frame of this stream.
 
         Raises:
-            ProtocolError: in the middle of a message.
+            ProtocolError: the frame ended within a message.
         """
         if self._assembler.within and not self.over:
             raise ProtocolError(f"stream {self.number} ended within a message")
         self._peer_done = True
         self._readable.set()
 
-    def end(self, why: str) -> None:
-        """Nothing more will come or can be sent; what waits can still be read, unless `drop` is called."""
+    def end(self, reason: str) -> None:
+        """End the stream. Waiting messages can still be read, unless `drop` is called."""
         if not self.over:
-            self.over = why
+            self.over = reason
         self._readable.set()
         self._writable.set()
 
     def drop(self) -> None:
-        """Nobody will read what waits."""
+        """Drop the messages that wait to be read."""
         self._inbox.clear()
 
     def _grant(self) -> None:
-        """Top the peer's window up, by much at a time."""
+        """Enlarge the peer's window again, in large steps only."""
         missing = WINDOW_BYTES - self._inbox.held_bytes - self._receive_window
         if missing >= _SMALLEST_GRANT_BYTES and not self._peer_done and not self.over:
             self._receive_window += missing

@@ -1,4 +1,4 @@
-"""A connection, frame by frame over a real socket: what is answered, how windows are kept to, how it ends."""
+"""Connections over real sockets, frame by frame: answers, flow control and ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
 from services.tensors.chunk_messages import pack_chunk, serialize_in_parts
 from services.tensors.layout import CHUNK_ELEMENTS
-from services.transport.http2 import client, connection, server
 from services.transport.http2.client import open_stream
+from services.transport.http2.connection import ConnectionTimes
 from services.transport.http2.frames import (
     PREFACE,
     Flags,
@@ -63,7 +63,7 @@ def test_settings_and_pings_are_answered() -> None:
 
 
 async def _received(peer: RawPeer, wanted_bytes: int, largest: int) -> int:
-    """Take DATA until so much has come; none may be longer than `largest`."""
+    """Return the bytes of DATA received, at least `wanted_bytes`, in frames of at most `largest` bytes."""
     came = 0
     while came < wanted_bytes:
         _, _, _, payload = await peer.until(FrameType.DATA)
@@ -72,7 +72,7 @@ async def _received(peer: RawPeer, wanted_bytes: int, largest: int) -> int:
     return came
 
 
-def test_a_peers_windows_and_frame_size_are_kept_to() -> None:
+def test_a_peer_s_windows_and_frame_size_are_respected() -> None:
     async def run() -> None:
         content = bytes(range(256)) * 1000
         sent = asyncio.Event()
@@ -87,11 +87,11 @@ def test_a_peers_windows_and_frame_size_are_kept_to() -> None:
             peer.send(PREFACE, small, headers_frame(request()))
             total = 5 + len(content)
             assert await _received(peer, 10000, 10000) == 10000
-            # The stream's window shrinks below zero, and only what exceeds that counts.
+            # The setting makes the stream's window negative, so 6000 bytes of the update only bring it to zero.
             peer.send(settings_frame({Setting.INITIAL_WINDOW_SIZE: 4000}))
             peer.send(frame(FrameType.WINDOW_UPDATE, 0, 1, (6000 + 50000).to_bytes(4, "big")))
             assert await _received(peer, 50000, 16384) == 50000
-            # Now the connection's window, of 65535 at first, is what is left of.
+            # The stream's window is large now, so the connection's initial window of 65535 bytes is the limit.
             peer.send(frame(FrameType.WINDOW_UPDATE, 0, 1, (1 << 20).to_bytes(4, "big")))
             assert await _received(peer, 5535, 5535) == 5535
             peer.send(frame(FrameType.PING, 0, 0, bytes(8)))
@@ -106,7 +106,7 @@ def test_a_peers_windows_and_frame_size_are_kept_to() -> None:
     asyncio.run(run())
 
 
-def test_a_peer_that_grants_nothing_before_its_window_is_used_up_gets_all_of_a_message() -> None:
+def test_a_window_that_ends_within_a_message_is_used_up() -> None:
     whole, some = message(bytes(100_000)), 5_000
 
     async def run() -> None:
@@ -135,7 +135,7 @@ def test_four_chunks_fit_into_a_window() -> None:
     assert 4 * frame_bytes <= WINDOW_BYTES < 4 * frame_bytes + (16 << 10)
 
 
-def test_nobody_may_send_more_than_the_reader_has_room_for() -> None:
+def test_unread_messages_are_not_granted_again() -> None:
     async def run() -> None:
         read_on, read = asyncio.Event(), asyncio.Event()
 
@@ -154,7 +154,7 @@ def test_nobody_may_send_more_than_the_reader_has_room_for() -> None:
             while (got := await peer.next_frame()) is not None and got[0] != FrameType.PING:
                 if got[0] == FrameType.WINDOW_UPDATE and got[2] == 1:
                     granted += read_number(got[3])
-            # What lies there unread is not granted again.
+            # Unread bytes are not granted again.
             assert granted <= WINDOW_BYTES
             waiting = WINDOW_BYTES - granted
             read_on.set()
@@ -167,7 +167,7 @@ def test_nobody_may_send_more_than_the_reader_has_room_for() -> None:
 
 
 @pytest.mark.parametrize("leave", [frame(FrameType.RST_STREAM, 0, 1, b"\0\0\0\x08"), b""])
-def test_a_caller_that_leaves_ends_the_handler(leave: bytes) -> None:
+def test_a_caller_that_disconnects_ends_the_handler(leave: bytes) -> None:
     async def run() -> None:
         here = asyncio.Event()
         ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -194,13 +194,11 @@ def test_a_caller_that_leaves_ends_the_handler(leave: bytes) -> None:
     asyncio.run(run())
 
 
-def test_a_peer_that_asks_and_asks_and_never_listens_is_cut_off(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_that_reads_no_answers_is_disconnected(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(connection, "LINGER_SECONDS", 0.1)
-
     async def run() -> None:
-        async with serving() as served:
+        async with serving(times=ConnectionTimes(linger_seconds=0.1)) as served:
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1)
             try:
                 writer.write(OPENING)
@@ -215,14 +213,12 @@ def test_a_peer_that_asks_and_asks_and_never_listens_is_cut_off(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    assert "no answer is read" in caplog.text
+    assert "reads no answer" in caplog.text
 
 
-def test_whoever_connects_and_calls_nothing_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CALL_SECONDS", 0.05)
-
+def test_a_client_without_a_call_is_disconnected() -> None:
     async def run() -> None:
-        async with serving() as served, raw_peer(served) as peer:
+        async with serving(times=ConnectionTimes(call_seconds=0.05)) as served, raw_peer(served) as peer:
             peer.send(PREFACE, settings_frame({}))
             _, _, _, payload = await peer.until(FrameType.GOAWAY)
             assert b"no call within" in payload
@@ -232,12 +228,11 @@ def test_whoever_connects_and_calls_nothing_is_sent_away(monkeypatch: pytest.Mon
     asyncio.run(run())
 
 
-def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 0.1)
-    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.1)
+def test_a_silent_peer_is_pinged_and_then_disconnected() -> None:
+    times = ConnectionTimes(keepalive_seconds=0.1, keepalive_timeout_seconds=0.1)
 
     async def run() -> None:
-        async with serving() as served, raw_peer(served) as peer:
+        async with serving(times=times) as served, raw_peer(served) as peer:
             peer.send(OPENING)
             assert (await peer.until(FrameType.PING))[1] == 0
             while await peer.next_frame() is not None:
@@ -248,7 +243,7 @@ def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPat
 
         silent = await asyncio.start_server(mute, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
-        stream = await open_stream(f"127.0.0.1:{port}", PLAIN, PATH)
+        stream = await open_stream(f"127.0.0.1:{port}", PLAIN, PATH, times=times)
         with pytest.raises(
             grpc.aio.AioRpcError, match=rf"127.0.0.1:{port}: no answer to a ping within 0.1 s"
         ):
@@ -258,42 +253,31 @@ def test_a_silent_peer_is_pinged_and_then_given_up(monkeypatch: pytest.MonkeyPat
     asyncio.run(run())
 
 
-def test_a_living_peer_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KEEPALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "KEEPALIVE_TIMEOUT_SECONDS", 5.0)
-    pings = 0
-
-    class Counting(client.ClientConnection):
-        def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-            nonlocal pings
-            pings += kind == FrameType.PING
-            if pings == 4:
-                enough.set()
-            super().frame(kind, flags, stream, payload)
-
-    monkeypatch.setattr(client, "ClientConnection", Counting)
+def test_a_peer_that_answers_pings_stays_connected() -> None:
+    times = ConnectionTimes(keepalive_seconds=0.05, keepalive_timeout_seconds=5.0)
 
     async def run() -> None:
-        async with serving() as served:
-            stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
-            await within(enough.wait())
-            await stream.write(b"alive")
-            assert await within(stream.read()) == b"alive"
-            stream.cancel()
+        async with serving(times=times) as served, raw_peer(served) as peer:
+            peer.send(OPENING)
+            for _ in range(4):
+                _, flags, _, payload = await peer.until(FrameType.PING)
+                assert flags == 0
+                peer.send(frame(FrameType.PING, Flags.ACK, 0, payload))
+            peer.send(data_frame(message(b"alive")))
+            assert (await peer.until(FrameType.DATA))[3] == message(b"alive")
 
-    enough = asyncio.Event()
     asyncio.run(run())
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does the peer speak HTTP/2"),
-        (b"", "no HTTP/2 from it within 0.3 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/2"),
+        (b"", "within 0.3 s"),
         (None, "the connection "),
     ],
 )
-def test_what_is_no_http2_server_is_told_as_such(answer: bytes | None, why: str) -> None:
+def test_the_error_about_another_kind_of_server_says_so(answer: bytes | None, why: str) -> None:
     async def run() -> None:
         async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if answer is None:
@@ -317,7 +301,7 @@ def test_what_is_no_http2_server_is_told_as_such(answer: bytes | None, why: str)
     asyncio.run(run())
 
 
-def test_a_server_that_leaves_or_resets_is_told_as_such() -> None:
+def test_goaway_and_reset_give_their_reasons() -> None:
     bye = frame(FrameType.GOAWAY, 0, 0, bytes(4) + b"\0\0\0\x0b" + b"too many pings")
     reset = frame(FrameType.RST_STREAM, 0, 1, b"\0\0\0\x07")
 
@@ -341,7 +325,7 @@ def test_a_server_that_leaves_or_resets_is_told_as_such() -> None:
     assert "REFUSED_STREAM" in str(refused.details())
 
 
-def test_a_message_that_was_cut_off_is_not_followed_by_another() -> None:
+def test_nothing_can_be_written_after_a_cancelled_message() -> None:
     async def run() -> None:
         async def deaf(stream: ServerStream) -> None:
             await asyncio.Event().wait()
@@ -349,7 +333,7 @@ def test_a_message_that_was_cut_off_is_not_followed_by_another() -> None:
         async with serving(deaf) as served:
             stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, PATH)
             parts = [bytes(1 << 20)] * 4
-            with pytest.raises(ValueError, match="longer than"):
+            with pytest.raises(ValueError, match="bytes"):
                 await stream.write(*parts, b"x")
             with pytest.raises(asyncio.TimeoutError):
                 while True:  # until the server's window is full
@@ -361,7 +345,7 @@ def test_a_message_that_was_cut_off_is_not_followed_by_another() -> None:
     asyncio.run(run())
 
 
-def test_the_port_says_what_it_serves() -> None:
+def test_the_error_about_an_unknown_method_names_it() -> None:
     async def run() -> None:
         async with serving(echo) as served:
             stream = await open_stream(f"127.0.0.1:{served.port}", PLAIN, "/tests.Tests/Other")

@@ -382,7 +382,7 @@ def test_tls_lets_no_stranger_in_and_believes_none(files: Path) -> None:
                     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         # A right certificate for another name.
         async with serving(echo, ours, "127.0.0.200") as served:
-            with pytest.raises(grpc.aio.AioRpcError, match=r"is not believed: .*127\.0\.0\.200"):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"certificate.*127\.0\.0\.200"):
                 await open_stream(f"127.0.0.200:{served.port}", ours, PATH)
 
     asyncio.run(run())
