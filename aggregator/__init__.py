@@ -1,0 +1,11 @@
+"""The aggregator: takes jobs, leases their work to workers, sums gradients, and passes them to the optimizer.
+
+Read it in this order:
+
+1. core/: all decisions, without sockets, threads, clocks or files.
+2. service.py: carries out what the core decides. jobs_service.py serves users, worker_control.py the workers.
+3. data_plane/: the payloads' path through this process; shards/ is the path through several processes.
+4. optimizer_links/: how the optimizer is reached.
+5. storage/ and standby.py: what survives a crash, and which aggregator leads.
+6. daemon.py: the command's options.
+"""

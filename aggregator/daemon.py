@@ -19,24 +19,23 @@ from services.transport.security import split_address
 if TYPE_CHECKING:
     from aggregator.storage.job_queue import JobQueue
 
-OWN_RUNGS = ("lock", "hello", "silent", "lapse", "takeover", "comeback", "stall", "unfit")
-"""Timeouts that the aggregator alone keeps."""
+OWN_TIMEOUTS = ("lock", "hello", "silent", "lapse", "takeover", "comeback", "stall", "unfit")
+"""Timeouts that only the aggregator uses, so that they can be set by hand."""
 
 
 @dataclass(frozen=True)
 class AggregatorOptions(DaemonOptions):
-    """What an aggregator is told.
+    """The options of an aggregator.
 
     Attributes:
-        state_dir: where the queue, and in 2-tier the checkpoints, live.
-        optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
-        record: file to record the core's inputs and effects in, for replay; None: none.
-        heartbeat_seconds: what all timeouts follow from.
-        timeout_overrides: rungs of the ladder that are set by hand, in seconds.
-        shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in; none: they are in this
-            one.
-        shard: whether this is such a process itself, which is told everything by the aggregator that names it.
-        standby: whether it leads only while no other aggregator on the same state dir does.
+        state_dir: The folder of the queue and, in 2-tier, of the checkpoints.
+        optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
+        record: The file to record the core's inputs and effects in, for replay; None for no recording.
+        heartbeat_seconds: The heartbeat that all timeouts follow from.
+        timeout_overrides: Timeouts set by hand, in seconds.
+        shards: `HOST:PORT` of each shard; empty if payloads and the optimizer's tensors are in this process.
+        shard: Whether this process is a shard itself, which takes its orders from an aggregator.
+        standby: Whether it leads only while no other aggregator on the same state folder does.
     """
 
     state_dir: Path = field(kw_only=True)
@@ -50,7 +49,7 @@ class AggregatorOptions(DaemonOptions):
 
 
 def run(options: AggregatorOptions) -> int:
-    """Run an aggregator until it is told to stop; returns the exit code."""
+    """Run an aggregator until a signal stops it; return the exit code."""
 
     def build() -> tuple[Service, CollectorRegistry]:
         _check_roles(options)
@@ -65,7 +64,7 @@ def run(options: AggregatorOptions) -> int:
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
-        def make(queue: JobQueue | None) -> AggregatorService:
+        def make(queue: JobQueue | None, tensor_port: int = 0) -> AggregatorService:
             return AggregatorService(
                 name=options.name,
                 state_dir=options.state_dir,
@@ -78,6 +77,7 @@ def run(options: AggregatorOptions) -> int:
                 shared_memory=options.shared_memory,
                 shards=options.shards,
                 queue=queue,
+                tensor_port=tensor_port,
             )
 
         if not options.standby:
@@ -91,38 +91,40 @@ def run(options: AggregatorOptions) -> int:
 
 
 def _check_roles(options: AggregatorOptions) -> None:
-    """Hold what it is to do to be one thing (Refused)."""
+    """Reject role options that contradict each other (Refused)."""
     if options.shard and (options.shards or options.optimizer):
         other = "--shards" if options.shards else "--optimizer"
         raise Refused(
-            f"--shard and {other}: a shard does what its aggregator says, and has neither shards nor an optimizer; "
-            f"give {other} to the aggregator"
+            f"--shard and {other}: a shard takes its orders from an aggregator, and has neither shards nor an "
+            f"optimizer; give {other} to the aggregator"
         )
     if options.shard and options.standby:
         raise Refused(
-            "--shard and --standby: a shard does what its aggregator says, whichever that is; give --standby to the "
+            "--shard and --standby: a shard takes its orders from any aggregator that leads; give --standby to the "
             "aggregator"
         )
     if options.optimizer is not None:
         if options.shards:
             raise Refused(
-                "--shards and --optimizer: the optimizer's tensors are in the shards (2-tier); give one of them only"
+                "--shards and --optimizer: with shards the optimizer runs in 2-tier; give only one of the two"
             )
         split_address("--optimizer", options.optimizer)
     for address in options.shards:
         split_address("--shards", address)
     twice = {address for address in options.shards if options.shards.count(address) > 1}
     if twice:
-        raise Refused(f"--shards: {', '.join(sorted(twice))} given twice; each shard is a process of its own")
+        raise Refused(
+            f"--shards: {', '.join(sorted(twice))} given twice; each shard needs an address of its own"
+        )
 
 
 def _timeouts(options: AggregatorOptions) -> Timeouts:
-    """The timeouts; those that are set by hand must be an aggregator's own, and in order (Refused)."""
+    """Return the timeouts; reject overrides of timeouts that other processes use too (Refused)."""
     for name in options.timeout_overrides:
-        if name in TIMEOUTS_IN_HEARTBEATS and name not in OWN_RUNGS:
+        if name in TIMEOUTS_IN_HEARTBEATS and name not in OWN_TIMEOUTS:
             raise Refused(
-                f"--timeout {name}: other processes keep it too, so it follows from the heartbeat alone; expected one "
-                f"of {', '.join(OWN_RUNGS)}"
+                f"--timeout {name}: other processes use it too, so only the heartbeat sets it; expected one "
+                f"of {', '.join(OWN_TIMEOUTS)}"
             )
     return Timeouts.from_heartbeat(options.heartbeat_seconds, options.timeout_overrides)
 

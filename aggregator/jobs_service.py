@@ -1,4 +1,4 @@
-"""The job service: what people and tools ask of a cluster."""
+"""The job service, which users and tools call: `tiermesh.Jobs`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aggregator.service import AggregatorService
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
+ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 
 
 class JobsServicer:
@@ -32,14 +32,14 @@ class JobsServicer:
         self._service = service
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """For the server."""
+        """Return the gRPC handlers."""
         return service_handler(jobs.DESCRIPTOR.services_by_name["Jobs"], self)
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
-        """Queue a job; when this answers, the job survives kill -9."""
+        """Queue a job; once this answers, the job survives kill -9."""
         found = google_crc32c.value(request.spec_json.encode())
         if request.HasField("spec_crc32c") and found != request.spec_crc32c:
-            text = f"spec_json: it was damaged, crc32c {found:#010x}, not {request.spec_crc32c:#010x}; submit it again"
+            text = f"spec_json is damaged: crc32c {found:#010x}, expected {request.spec_crc32c:#010x}; submit it again"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             config = JobConfig.from_json(request.spec_json)
@@ -54,18 +54,18 @@ class JobsServicer:
         return self._service.core.records[job.id].job
 
     async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         records = self._service.core.records.values()
         return jobs.ListReply(jobs=[record.job for record in records])
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
-        """One job as it is now."""
+        """Return one job's current state."""
         return await self._job(request.job, context)
 
     async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job."""
         job = await self._job(request.job, context)
-        if job.state in ENDED:
+        if job.state in ENDED_STATES:
             state = jobs.JobState.Name(job.state).lower()
             text = f"job {job.id} is {state} already; only queued and running jobs can be cancelled"
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
@@ -73,34 +73,34 @@ class JobsServicer:
         return await self._job(request.job, context)
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
-        """The job as it is, then each change; ends with the job."""
+        """Stream a job's current state, then each event until the job ends."""
         job = await self._job(request.job, context)
         with self._service.journal.subscription(job.id) as events:
-            # A copy: the record itself may change while this waits for its reader.
+            # A copy, since the record may change while this waits for its reader.
             event = jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
             yield event
-            while event.job.state not in ENDED:
+            while event.job.state not in ENDED_STATES:
                 event = await _next(events, context)
                 yield event
 
     async def Logs(self, request: jobs.LogsRequest, context: Context) -> AsyncIterator[jobs.LogLine]:
-        """The job's log so far, and with `follow` until it ends."""
+        """Stream a job's log so far, and with `follow` until the job ends."""
         job = await self._job(request.job, context)
         with self._service.journal.subscription(job.id) as events:
             for line in self._service.journal.read(job.id):
                 yield line
-            while request.follow and (job.state not in ENDED or not events.empty()):
+            while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)
                 job = event.job
                 yield jobs.LogLine(seconds=event.seconds, text=event.text)
 
     async def Download(self, request: jobs.DownloadRequest, context: Context) -> AsyncIterator[FilePart]:
-        """A checkpoint, file by file."""
+        """Stream the files of a checkpoint."""
         job = await self._job(request.job, context)
         ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
         try:
             async for part in self._service.link.read_checkpoint(ask):
-                if part is None:  # gRPC could not read it
+                if part is None:  # gRPC could not decode the message
                     raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
                 yield part
         except Refused as refused:
@@ -111,7 +111,7 @@ class JobsServicer:
             await _abort(context, error.code(), error.details() or "")
 
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
-        """The cluster as it is now."""
+        """Return the cluster's current status."""
         status = self._service.core.status(time.monotonic())
         if self._service.shards is not None:
             status.shards.extend(self._service.shards.status())
@@ -131,7 +131,7 @@ class JobsServicer:
 async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -> jobs.JobEvent:
     event = await events.get()
     if event is None:
-        text = "this aggregator stops, or leads no longer; ask again, or the one that leads"
+        text = "this aggregator stops or no longer leads; call again, or call the one that leads"
         await _abort(context, grpc.StatusCode.UNAVAILABLE, text)
     return event
 

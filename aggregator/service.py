@@ -1,6 +1,6 @@
-"""The aggregator's service: carries out what its core decides; serves workers (`tiermesh.Cluster`) and people.
+"""The aggregator's service: carries out what its core decides, and serves workers and users.
 
-All state is touched on the event loop alone; what happens to payloads is the data plane's (plane.py).
+All state here is used on the event loop alone. Payloads are the data plane's business (data_plane/plane.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
 from aggregator.jobs_service import JobsServicer
-from aggregator.optimizer_link import (
-    GradientLink,
-    LocalOptimizerLink,
-    OptimizerLink,
-    OptimizerLinkEvents,
-    RemoteOptimizerLink,
-)
+from aggregator.optimizer_links.link import GradientLink, OptimizerLink, OptimizerLinkCallbacks
+from aggregator.optimizer_links.local import LocalOptimizerLink
+from aggregator.optimizer_links.remote import RemoteOptimizerLink
+from aggregator.reporting import EventPublisher, WaitReporter
 from aggregator.shards.client.data_plane import ShardedDataPlane
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.optimizer_link import ShardedOptimizerLink
@@ -39,7 +36,7 @@ from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
 from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, JobEvent, Wait
+from protos.jobs_pb2 import QUEUED
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
 from services.errors import TiermeshError
@@ -59,20 +56,28 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class AggregatorService:
-    """One aggregator, that leads.
+    """An aggregator that leads.
 
     Args:
-        name: of it, for people.
-        state_dir: where the queue, and in 2-tier the checkpoints, live.
-        optimizer: `HOST:PORT` of the optimizer; None: 2-tier, the optimizer runs inside.
-        security: certificates to show and to believe.
-        metrics: of this aggregator.
-        record: file to record the core in; None: none.
-        heartbeat_seconds: what all timeouts follow from.
-        timeout_overrides: rungs of the ladder that are set by hand, in seconds.
-        shared_memory: whether tensors may go through memory shared with a peer.
-        shards: `HOST:PORT` of each process that payloads and the optimizer's tensors are in.
-        queue: that of the state dir, whose epoch has been raised; None: both are done at the start.
+        name: The aggregator's name.
+        state_dir: The folder of the queue and, in 2-tier, of the checkpoints.
+        optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
+        security: The certificates to use.
+        metrics: The aggregator's metrics.
+        record: The file to record the core's calls in; None for no recording.
+        heartbeat_seconds: The heartbeat that all timeouts follow from.
+        timeout_overrides: Timeouts set by hand, in seconds.
+        shared_memory: Whether tensors may go through memory shared with a peer.
+        shards: `HOST:PORT` of each shard; empty if payloads and tensors are in this process.
+        queue: The state folder's queue, whose epoch was raised; None to open it at the start.
+        tensor_port: The port of data streams; 0 for none.
+
+    Attributes:
+        tensor_port: The port of data streams, which a daemon may still set before `start`.
+        core: The aggregator's core, from `start` on.
+        journal: The jobs' logs, from `start` on.
+        link: The link to the optimizer, from `start` on.
+        shards: The shards; None if there are none.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs")
@@ -91,10 +96,11 @@ class AggregatorService:
         shared_memory: bool = True,
         shards: Sequence[str] = (),
         queue: JobQueue | None = None,
+        tensor_port: int = 0,
     ) -> None:
         self.name = name
         self.metrics = metrics
-        self.tensor_port = 0
+        self.tensor_port = tensor_port
         self._state_dir = state_dir
         self._optimizer = optimizer
         self._shard_addresses = tuple(shards)
@@ -106,29 +112,27 @@ class AggregatorService:
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._engine: OptimizerEngine | None = None
-        self._stepped_seconds: float | None = (
-            None  # when the step before was committed, if nothing came between
-        )
         self._failed: asyncio.Future[None]
         self.core: AggregatorCore
         self.journal: Journal
+        self._events: EventPublisher
         self.link: OptimizerLink
         self._given_queue = queue
         self._queue: JobQueue
-        self._lead: Leadership
+        self._leadership: Leadership
         self._sessions: WorkerSessions
         self._newest: NewestWeights
         self._plane: DataPlane
         self.shards: ShardGroup | None = None
-        self._waits_told: dict[tuple[str, int, str], str | None] = {}  # the timeout that each has exceeded
+        self._wait_reporter = WaitReporter(metrics, self._timeouts)
 
     # ---- life ----
 
     async def start(self) -> None:
-        """Take up the state folder under a new epoch.
+        """Open the state folder under a new epoch, and build the core and its surroundings.
 
         Raises:
-            Refused: the state folder can't be used.
+            Refused: The state folder can't be used.
         """
         self._loop = asyncio.get_running_loop()
         self._failed = self._loop.create_future()
@@ -138,12 +142,13 @@ class AggregatorService:
         else:
             self._queue = self._given_queue
         epoch = self._queue.epoch
-        self._lead = Leadership(self._queue, self._timeouts)
+        self._leadership = Leadership(self._queue, self._timeouts)
         records = [
             Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
             for job, spec_json, fingerprint in self._queue.jobs()
         ]
         self.journal = Journal(self._state_dir / "logs")
+        self._events = EventPublisher(self.journal, self.metrics)
         self.core = make_core(
             AggregatorCore,
             self._record,
@@ -157,7 +162,7 @@ class AggregatorService:
         )
         self._sessions = WorkerSessions(epoch)
         if self._shard_addresses:
-            self._take_shards(epoch)
+            self._use_shards(epoch)
         else:
             link = self._make_link(epoch)
             self.link = link
@@ -168,10 +173,10 @@ class AggregatorService:
                 metrics=self.metrics,
                 feed=self.feed,
                 link=link,
-                failed=self._fail_later,
+                on_failure=self._fail_later,
                 shared_memory=self._shared_memory,
             )
-        self._attendance = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
+        self._worker_control = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
         self.metrics.set_epoch(epoch)
         self.metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
@@ -182,8 +187,8 @@ class AggregatorService:
     def _optimizer_lost(self, reason: str) -> None:
         self.feed(ev.OptimizerLost(reason))
 
-    def _take_shards(self, epoch: int) -> None:
-        """Payloads and the optimizer's tensors are in other processes."""
+    def _use_shards(self, epoch: int) -> None:
+        """Keep payloads and the optimizer's tensors in other processes."""
         shards = self.shards = ShardGroup(
             self._shard_addresses,
             self._security,
@@ -200,7 +205,7 @@ class AggregatorService:
             epoch=epoch,
             connected=self._optimizer_connected,
             lost=self._optimizer_lost,
-            message=self._optimizer_said,
+            message=self._optimizer_message,
             weights=lambda header: self.feed(ev.WeightsArrived(header)),
         )
         self.link = link
@@ -225,10 +230,10 @@ class AggregatorService:
         return self._engine
 
     def _make_link(self, epoch: int) -> GradientLink:
-        events = OptimizerLinkEvents(
+        callbacks = OptimizerLinkCallbacks(
             connected=self._optimizer_connected,
             lost=self._optimizer_lost,
-            message=self._optimizer_said,
+            message=self._optimizer_message,
             weights=self._weights_arrived,
         )
         if self._optimizer:
@@ -239,37 +244,40 @@ class AggregatorService:
                 name=self.name,
                 incarnation=self._incarnation,
                 epoch=epoch,
-                events=events,
+                callbacks=callbacks,
                 heartbeat_seconds=self._heartbeat_seconds,
                 shared_memory=self._shared_memory,
                 count=self.metrics.change_shared_memory_links,
             )
         engine = self._make_engine(self.metrics.optimizer)
-        self._newest = engine.newest  # what it updates is what workers are sent
-        return LocalOptimizerLink(engine, name=self.name, epoch=epoch, events=events)
+        self._newest = engine.newest  # workers are sent the chunks that the engine updates
+        return LocalOptimizerLink(engine, name=self.name, epoch=epoch, callbacks=callbacks)
 
     async def run(self) -> None:
-        """Serve until cancelled, or until something that must not fail has failed."""
+        """Serve until cancelled, or until the core, the disk or the leadership fails."""
         await run_until_first_ends(
-            self.link.run(), self._tick(), self._beat(), self._keep_leading(), _wait(self._failed)
+            self.link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
         )
 
     async def stop(self) -> None:
-        """End all streams and threads; a checkpoint that is being written is finished first."""
+        """End all streams and threads, after finishing a checkpoint that is being written."""
         self._sessions.close_all("the aggregator stops")
         self.journal.close()
         self._plane.close()
         if self._engine is not None:
             await self._loop.run_in_executor(None, self._engine.close)
-        await self._loop.run_in_executor(None, self._lead.close)
+        await self._loop.run_in_executor(None, self._leadership.close)
         self._queue.close()
         self.metrics.set_leading(False)
 
+    async def _until_failed(self) -> None:
+        await self._failed
+
     async def _keep_leading(self) -> None:
         try:
-            await self._lead.run()
+            await self._leadership.run()
         except TiermeshError as error:
-            self._fail(error)  # at once: nothing that comes now is acted on
+            self._fail(error)  # at once, so that no later input is acted on
             raise
 
     async def _tick(self) -> None:
@@ -277,7 +285,7 @@ class AggregatorService:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
             self.metrics.set_workers(len(self.core.members))
-            self._name_waits(self.core.waits(time.monotonic()))
+            self._wait_reporter.report(self.core.waits(time.monotonic()))
             if self.shards is not None:
                 self.metrics.set_shards(sum(link.up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
@@ -287,28 +295,14 @@ class AggregatorService:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.beat)
-            self._sessions.tell_all(pb.Heartbeat())
+            self._sessions.send_order_to_all(pb.Heartbeat())
 
     def standbys(self) -> dict[str, float]:
-        """Who stands by for this aggregator, and how many seconds ago each was heard."""
-        return self._lead.standbys.silent_seconds(time.monotonic())
-
-    def _name_waits(self, waits: Sequence[Wait]) -> None:
-        """Show who is waited for, and log it once for each rung that a wait passes."""
-        self.metrics.set_waits({each.peer: each.seconds for each in reversed(waits)})
-        told, self._waits_told = self._waits_told, {}
-        for each in waits:
-            owed, rung = (each.peer, each.step, each.what), self._timeouts.longest_exceeded(each.seconds)
-            self._waits_told[owed] = rung
-            if rung and told.get(owed) != rung:
-                log.warning(
-                    "waits for %s %s: %s, bucket %d, for %.1f s (longer than `%s`)",
-                    each.role, each.peer, each.what, each.bucket, each.seconds, rung,
-                    extra={"job": each.job, "step": each.step},
-                )  # fmt: skip
+        """Return for each standby how many seconds ago it was heard."""
+        return self._leadership.standbys.silent_seconds(time.monotonic())
 
     def _fail_later(self, error: Exception) -> None:
-        """From another thread: end the service with this error."""
+        """End the service with this error; may be called on any thread."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: Exception) -> None:
@@ -321,31 +315,31 @@ class AggregatorService:
         """Give the core an input and carry out what it decides.
 
         Args:
-            event: what happened.
-            chunk: that just arrived, from a worker or from an optimizer's process.
-            message: of the weights that just arrived, as they came.
+            event: The input.
+            chunk: The chunk that just arrived from a worker or from an optimizer in another process.
+            message: The message that the chunk of weights came in.
         """
         if self._failed.done():
-            return  # whatever comes while the service ends is for its successor
+            return  # the service is ending; peers will send this again to its successor
         clock = Clock(time.monotonic(), time.time())
         sums: list[ev.SumEffect] = []
         try:
-            self._lead.hold(clock.monotonic_seconds)
+            self._leadership.check_leading(clock.monotonic_seconds)
             for effect in self.core.handle(event, clock):
                 match effect:
                     case ev.Keep() | ev.Drop() | ev.DropAll() | ev.Merge() | ev.Forward():
                         sums.append(effect)
                     case ev.StoreWeights():
-                        self._plane.store(chunk, message, effect.elements)
+                        self._plane.store_weights(chunk, message, effect.elements)
                     case _:
                         self._carry_out(effect, clock)
-        except Exception as error:  # a core or disk that failed leaves no state to go on with
+        except Exception as error:  # after a failure of the core or the disk, the state can't be trusted
             self._fail(error)
             return
         if sums:
             self._plane.submit(sums, chunk)
-        if not isinstance(event, ev.ChunkArrived):  # a gradient brings nobody new weights
-            self._plane.wake()
+        if not isinstance(event, ev.ChunkArrived):  # a gradient brings no new weights to send
+            self._plane.wake_senders()
 
     def _carry_out(self, effect: ev.Effect, clock: Clock) -> None:
         match effect:
@@ -354,12 +348,12 @@ class AggregatorService:
                 if session is not None:
                     if isinstance(effect.body, pb.Welcome):
                         effect.body.tensor_port = self.tensor_port
-                        self._plane.invite(effect.session, effect.body)
-                    session.tell(effect.body)
+                        self._plane.fill_welcome(effect.session, effect.body)
+                    session.send_order(effect.body)
             case ev.ToOptimizer():
-                self.link.tell(effect.body)
+                self.link.send_order(effect.body)
             case ev.Note():
-                self._publish(effect, clock)
+                self._events.publish(effect, clock)
             case ev.CheckClosed():
                 self.metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
@@ -369,25 +363,7 @@ class AggregatorService:
                 if session is not None:
                     session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
 
-    def _publish(self, note: ev.Note, clock: Clock) -> None:
-        event = JobEvent(
-            job=note.job,
-            seconds=clock.unix_seconds,
-            kind=note.kind,
-            text=note.text,
-            grad_norm=note.grad_norm,
-            learning_rate=note.learning_rate,
-        )
-        self.journal.publish(event)
-        log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
-        if note.kind == "step" and note.job.HasField("loss"):
-            seconds = clock.monotonic_seconds - self._stepped_seconds if self._stepped_seconds else None
-            self.metrics.record_step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
-        self._stepped_seconds = clock.monotonic_seconds if note.kind == "step" else None
-        if note.kind == "evaluation":
-            self.metrics.set_validation_loss(note.job.id, note.job.validation_loss)
-
-    def _optimizer_said(self, body: OptimizerBody) -> None:
+    def _optimizer_message(self, body: OptimizerBody) -> None:
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
             self.metrics.count_commit(body.job, applied=body.applied)
@@ -398,7 +374,7 @@ class AggregatorService:
         if chunk is not None:
             elements = self.core.expected_elements(header.job)
             if elements is None:
-                return  # of a job that is over
+                return  # its job is over
             check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
         timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
         self.feed(ev.WeightsArrived(header), chunk, message)
@@ -406,7 +382,7 @@ class AggregatorService:
     # ---- workers ----
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """For the server; the data stream is given and taken as raw messages."""
+        """Return the gRPC handlers; the data stream's messages are passed on undecoded."""
         cluster = grpc.method_handlers_generic_handler(
             "tiermesh.Cluster",
             {
@@ -419,15 +395,11 @@ class AggregatorService:
         return [cluster, JobsServicer(self).handlers()]
 
     def tensor_methods(self) -> dict[str, Handler]:
-        """For the tensor port."""
+        """Return the handlers of the tensor port, by method."""
         return {"/tiermesh.Cluster/Exchange": lambda stream: self._serve_exchange(None, stream)}
 
     async def _serve_exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._plane.serve(requests, context)
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await self._attendance.serve(context)
-
-
-async def _wait(future: asyncio.Future[None]) -> None:
-    await future
+        await self._worker_control.serve(context)

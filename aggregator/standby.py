@@ -1,4 +1,4 @@
-"""An aggregator that stands by: it leads when nobody else does, and again waits for that once another one leads."""
+"""A standby: an aggregator that leads while no other one does, and stands by again when another takes over."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class StandbyService:
-    """Serves what an aggregator does while it leads; else tells whom it stands by for, so that callers go to that one.
+    """Serves like an aggregator while it leads; at other times refuses calls and names the leader.
 
     Args:
-        name: of this aggregator, as its leader and people know it.
-        state_dir: on storage that it shares with the others.
-        timeouts: how often to look (`tick`), and after how long to take over (`takeover`).
-        metrics: of this aggregator.
-        make: an aggregator that leads, with the queue whose epoch was raised for it.
+        name: The aggregator's name.
+        state_dir: The state folder, on storage shared with the other aggregators.
+        timeouts: How often to look for the leader (`tick`), and after how long to take over (`takeover`).
+        metrics: The aggregator's metrics.
+        make: Makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
+
+    Attributes:
+        tensor_port: The port of data streams, which the daemon sets before `start`; 0 for none.
     """
 
     service_names = AggregatorService.service_names
@@ -43,7 +46,7 @@ class StandbyService:
         state_dir: Path,
         timeouts: Timeouts,
         metrics: AggregatorMetrics,
-        make: Callable[[JobQueue], AggregatorService],
+        make: Callable[[JobQueue, int], AggregatorService],
     ) -> None:
         self.name = name
         self.tensor_port = 0
@@ -52,23 +55,26 @@ class StandbyService:
         self._metrics = metrics
         self._make = make
         self._leading: AggregatorService | None = None
-        self._turns_away: list[grpc.GenericRpcHandler] = [_TurnsAway(self.service_names, self._why_not)]
-        self._handlers: Sequence[grpc.GenericRpcHandler] = self._turns_away
-        self._sight: LeaderSighting | None = None
-        self._said = ""
+        self._refusing: list[grpc.GenericRpcHandler] = [_RefusingHandler(self.service_names, self._refusal)]
+        self._handlers: Sequence[grpc.GenericRpcHandler] = self._refusing
+        self._sighting: LeaderSighting | None = None
+        self._last_warning = ""
 
     # ---- life ----
 
     async def start(self) -> None:
-        """Hold that the state folder can be used (Refused)."""
+        """Check that the state folder can be used.
+
+        Raises:
+            Refused: It can't.
+        """
         (await asyncio.to_thread(open_queue, self._state_dir, self._timeouts)).close()
 
     async def run(self) -> None:
-        """Stand by and lead in turn, until cancelled, or until something that must not fail has failed."""
+        """Stand by and lead in turn, until cancelled or until leading fails."""
         while True:
             queue = await self._stand_by()
-            service = self._make(queue)
-            service.tensor_port = self.tensor_port
+            service = self._make(queue, self.tensor_port)
             await service.start()
             self._leading, self._handlers = service, service.handlers()
             try:
@@ -76,14 +82,14 @@ class StandbyService:
             except Deposed as deposed:
                 log.warning("%s; it stands by from now on", deposed)
             finally:
-                self._leading, self._handlers, self._sight = None, self._turns_away, None
+                self._leading, self._handlers, self._sighting = None, self._refusing, None
                 await service.stop()
 
     async def stop(self) -> None:
-        """Nothing: what `run` began has ended with it."""
+        """Do nothing: `run` has ended everything it started."""
 
     async def _stand_by(self) -> JobQueue:
-        """Wait until this one is to lead; the queue, whose epoch it has raised."""
+        """Wait until this aggregator must lead; return the queue, whose epoch it has raised."""
         while (queue := await self._open()) is None:
             await asyncio.sleep(self._timeouts.tick)
         succession = Succession(self._timeouts.takeover)
@@ -105,87 +111,89 @@ class StandbyService:
             return None
 
     async def _takes_over(self, queue: JobQueue, succession: Succession) -> bool:
-        """Take a look, and if nobody leads, raise the epoch; whether that was done."""
+        """Look for the leader; if there is none, raise the epoch and return True."""
         try:
-            sight = await asyncio.to_thread(queue.look, self.name)
-            if self._sight is None or sight.epoch != self._sight.epoch:
-                log.info("standby of %s", _whom(sight))
-            self._sight = sight
+            sighting = await asyncio.to_thread(queue.look, self.name)
+            if self._sighting is None or sighting.epoch != self._sighting.epoch:
+                log.info("standby of %s", _describe_leader(sighting))
+            self._sighting = sighting
             now = time.monotonic()
-            if not succession.is_due(sight, now):
+            if not succession.is_due(sighting, now):
                 return False
-            epoch = await asyncio.to_thread(queue.take_over, sight, self.name, self._timeouts.takeover)
+            epoch = await asyncio.to_thread(queue.take_over, sighting, self.name, self._timeouts.takeover)
         except TiermeshError as error:
             self._warn(error)
             return False
         if epoch is None:
-            return False  # somebody else was faster, or the leader lives
-        log.warning("takes over as epoch %d: %s", epoch, _why_gone(sight, succession.silent_seconds(now)))
+            return False  # another standby was faster, or the leader lives
+        log.warning(
+            "takes over as epoch %d: %s", epoch, _describe_end(sighting, succession.silent_seconds(now))
+        )
         return True
 
     def _warn(self, error: TiermeshError) -> None:
-        if str(error) != self._said:
-            self._said = str(error)
+        if str(error) != self._last_warning:
+            self._last_warning = str(error)
             log.warning("%s; trying again", error)
 
-    def _why_not(self) -> str:
-        return f"standby of {_whom(self._sight)}"
+    def _refusal(self) -> str:
+        return f"standby of {_describe_leader(self._sighting)}"
 
     # ---- what is served ----
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """For the server."""
-        return [_Switch(lambda: self._handlers)]
+        """Return the gRPC handlers."""
+        return [_CurrentHandlers(lambda: self._handlers)]
 
     def tensor_methods(self) -> dict[str, Handler]:
-        """For the tensor port."""
+        """Return the handlers of the tensor port, by method."""
         return {"/tiermesh.Cluster/Exchange": self._exchange}
 
     async def _exchange(self, stream: Any) -> None:
         if self._leading is None:
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, self._why_not())
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, self._refusal())
         else:
             await self._leading.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
 
 
-class _Switch:
-    """A `grpc.GenericRpcHandler` that is whatever handlers there are when a call comes."""
+class _CurrentHandlers:
+    """A `grpc.GenericRpcHandler` that uses the handlers of the moment a call comes."""
 
-    def __init__(self, now: Callable[[], Sequence[grpc.GenericRpcHandler]]) -> None:
-        self._now = now
+    def __init__(self, current: Callable[[], Sequence[grpc.GenericRpcHandler]]) -> None:
+        self._current = current
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The handler of a call."""
-        found = (handler.service(details) for handler in self._now())
+        """Return the handler of a call; None if it belongs to another service."""
+        found = (handler.service(details) for handler in self._current())
         return next((each for each in found if each is not None), None)
 
 
-class _TurnsAway:
-    """A `grpc.GenericRpcHandler` that ends every call of some services, of whatever kind, with UNAVAILABLE and why."""
+class _RefusingHandler:
+    """A `grpc.GenericRpcHandler` that ends every call of some services with UNAVAILABLE and a reason."""
 
-    def __init__(self, names: Sequence[str], why: Callable[[], str]) -> None:
+    def __init__(self, names: Sequence[str], reason: Callable[[], str]) -> None:
         self._names = names
-        self._why = why
+        self._reason = reason
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """The handler of a call."""
+        """Return the handler of a call; None if it belongs to another service."""
         if details.method.split("/")[1] in self._names:
-            return grpc.stream_stream_rpc_method_handler(self._turn_away)
+            return grpc.stream_stream_rpc_method_handler(self._refuse)
         return None
 
-    async def _turn_away(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, self._why())
+    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self._reason())
 
 
-def _whom(sight: LeaderSighting | None) -> str:
-    if sight is None or not sight.epoch:
+def _describe_leader(sighting: LeaderSighting | None) -> str:
+    if sighting is None or not sighting.epoch:
         return "nobody yet"
-    return f"{sight.leader or 'an aggregator'} (epoch {sight.epoch})"
+    return f"{sighting.leader or 'an aggregator'} (epoch {sighting.epoch})"
 
 
-def _why_gone(sight: LeaderSighting, silent_seconds: float) -> str:
-    if not sight.epoch:
-        return "nobody led before"
-    return f"{_whom(sight)} " + (
-        f"was silent for {silent_seconds:.1f} s" if sight.takeover_seconds else "has left"
+def _describe_end(sighting: LeaderSighting, silent_seconds: float) -> str:
+    if not sighting.epoch:
+        return "there was no leader before"
+    return f"{_describe_leader(sighting)} " + (
+        f"was silent for {silent_seconds:.1f} s" if sighting.takeover_seconds else "has left"
     )

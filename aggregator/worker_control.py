@@ -1,4 +1,4 @@
-"""The workers' control streams: what they say goes to the core, and the core's orders to them."""
+"""The workers' control streams: their messages go to the core, and the core's orders go to them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class WorkerControl:
     """Serves `tiermesh.Cluster/Attend`.
 
     Args:
-        sessions: of the workers that attend.
-        plane: is told who comes and goes.
-        feed: gives the core an input.
-        hello_seconds: within which whoever connects must say Hello.
+        sessions: The sessions of the connected workers.
+        plane: The data plane, which learns of workers that connect or leave.
+        feed: Gives the core an input.
+        hello_seconds: Time within which a worker that connects must send Hello.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WorkerControl:
         self._feed = feed
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """One worker's stream, to its end."""
+        """Serve one worker's control stream until it ends."""
         messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
         hello = await receive_hello(context, messages, unwrap, self._hello_seconds)
         refusal = self._plane.check_ready()
@@ -48,24 +48,28 @@ class WorkerControl:
         session = self._sessions.open(hello)
         reason = "its control stream ended"
         try:
-            self._plane.attends(session)
+            self._plane.worker_connected(session)
             self._feed(WorkerConnected(session.number, hello))
-            await run_until_first_ends(self._take_messages(session, messages), self._tell(session, context))
+            await run_until_first_ends(
+                self._receive_messages(session, messages), self._send_orders(session, context)
+            )
         except LinkClosed as closed:
             reason = str(closed)
             await context.abort(closed.code, reason)
         finally:
             session.mailbox.close(reason)
             self._sessions.close(session.number)
-            self._plane.left(session, reason)
+            self._plane.worker_lost(session, reason)
             self._feed(WorkerLost(session.number, reason))
 
-    async def _take_messages(self, session: WorkerSession, messages: ControlReader[pb.WorkerMessage]) -> None:
+    async def _receive_messages(
+        self, session: WorkerSession, messages: ControlReader[pb.WorkerMessage]
+    ) -> None:
         while (message := await messages.next()) is not None:
             body = unwrap(message)
             if body is not None:
                 self._feed(FromWorker(session.number, message.epoch, body))
 
-    async def _tell(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _send_orders(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await context.write(await session.mailbox.take())

@@ -1,4 +1,4 @@
-"""The connected workers' streams: one session each, a control and a data stream."""
+"""The connected workers: one session each, with a control stream and a data stream."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class WorkerSession:
     """One worker's connection.
 
     Attributes:
-        number: unique per connection.
-        name: of the worker.
-        incarnation: of the worker's process.
-        mailbox: of orders on their way; closing it ends both streams.
-        wake: set when there may be weights to send.
+        number: The session's number, unique per connection.
+        name: The worker's name.
+        incarnation: The id of the worker's process.
+        mailbox: Orders to send; closing it ends both streams.
+        wake: Set when there may be weights to send.
     """
 
     def __init__(self, number: int, hello: pb.Hello, epoch: int) -> None:
@@ -28,13 +28,17 @@ class WorkerSession:
         self.wake = asyncio.Event()
         self._epoch = epoch
 
-    def tell(self, body: WorkerOrder) -> None:
+    def send_order(self, body: WorkerOrder) -> None:
         """Send an order."""
         self.mailbox.put(wrap(pb.WorkerCommand, self._epoch, body))
 
 
 class WorkerSessions:
-    """All sessions, by number."""
+    """All sessions, by number.
+
+    Args:
+        epoch: The aggregator's epoch, which every order names.
+    """
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
@@ -45,35 +49,35 @@ class WorkerSessions:
         return len(self._open)
 
     def open(self, hello: pb.Hello, number: int = 0) -> WorkerSession:
-        """A new session; 0: of a number that none had before."""
+        """Open a session with this number; 0 for a number that no session had before."""
         self._last = number or self._last + 1
         session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
         return session
 
     def get(self, number: int) -> WorkerSession | None:
-        """A session, if it is still open."""
+        """Return a session, or None if it is closed."""
         return self._open.get(number)
 
     def of_incarnation(self, incarnation: str) -> WorkerSession | None:
-        """The newest session of a process, if it has one."""
-        held = [each for each in self._open.values() if each.incarnation == incarnation]
-        return held[-1] if held else None
+        """Return the newest session of a process, or None if it has none."""
+        found = [each for each in self._open.values() if each.incarnation == incarnation]
+        return found[-1] if found else None
 
     def close(self, number: int) -> None:
         """Forget a session."""
         self._open.pop(number, None)
 
     def wake_all(self) -> None:
-        """There may be weights to send."""
+        """Have all data streams look for weights to send."""
         for session in self._open.values():
             session.wake.set()
 
-    def tell_all(self, body: WorkerOrder) -> None:
-        """Send an order to all."""
+    def send_order_to_all(self, body: WorkerOrder) -> None:
+        """Send an order to every worker."""
         for session in self._open.values():
-            session.tell(body)
+            session.send_order(body)
 
     def close_all(self, reason: str) -> None:
-        """End all streams."""
+        """End the streams of all sessions."""
         for session in self._open.values():
             session.mailbox.close(reason)

@@ -1,4 +1,4 @@
-"""Where payloads go between workers and the optimizer's tensors: through this process, or past it (shards)."""
+"""The path of payloads between workers and the optimizer's tensors: through this process, or through shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aggregator.core.aggregator import AggregatorCore
 from aggregator.core.events import ChunkArrived, DataStreamOpened, SumEffect
 from aggregator.data_plane.reduction import Reduction
 from aggregator.data_plane.worker_streams import WorkerDataStreams
-from aggregator.optimizer_link import GradientLink
+from aggregator.optimizer_links.link import GradientLink
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
@@ -24,48 +24,59 @@ from services.transport.newest_weights import NewestWeights
 
 
 class DataPlane(Protocol):
-    """What the aggregator's service needs of whoever holds payloads; called on the event loop."""
+    """What the aggregator's service expects of the data plane; all methods are called on the event loop."""
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """A worker's data stream to this process."""
+        """Serve a worker's data stream to this process."""
 
     def check_ready(self) -> Refusal | None:
         """Return why no worker can attend now; None if workers can."""
 
-    def attends(self, session: WorkerSession) -> None:
-        """A worker's control stream is up; its Welcome follows."""
+    def worker_connected(self, session: WorkerSession) -> None:
+        """Prepare for a worker whose control stream is up; its Welcome follows."""
 
-    def invite(self, session: int, welcome: pb.Welcome) -> None:
-        """Say in a worker's Welcome where its data streams go."""
+    def fill_welcome(self, session: int, welcome: pb.Welcome) -> None:
+        """Put the addresses for a worker's data streams into its Welcome."""
 
-    def left(self, session: WorkerSession, reason: str) -> None:
-        """A worker's control stream is over."""
+    def worker_lost(self, session: WorkerSession, reason: str) -> None:
+        """Forget a worker whose control stream has ended."""
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Carry out effects on payloads, in order; `chunk` just arrived here, if it came here."""
+        """Carry out effects on payloads, in order.
 
-    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
-        """Keep a chunk of the newest weights, and the message in which it came; None: it came from this process."""
+        Args:
+            effects: The effects.
+            chunk: The chunk that just arrived; None if none arrived in this process.
+        """
 
-    def wake(self) -> None:
-        """There may be weights to send."""
+    def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
+        """Store a chunk of the newest weights.
+
+        Args:
+            chunk: The chunk; None if the optimizer in this process has stored it already.
+            message: The message it came in; None if it came in shared memory or from this process.
+            elements: The number of elements in the whole layout.
+        """
+
+    def wake_senders(self) -> None:
+        """Have the data streams look for weights to send."""
 
     def close(self) -> None:
-        """Stop what threads there are."""
+        """Stop all threads."""
 
 
 class LocalDataPlane:
-    """All payloads go through this process.
+    """A data plane in which all payloads go through this process.
 
     Args:
-        core: says what is stale, and what each worker is to be sent.
-        newest: the weights.
-        sessions: of the workers that attend.
-        metrics: of this aggregator.
-        feed: gives the core an input, with the chunk that came if one did.
-        link: takes finished sums.
-        failed: called on the kernel thread with what went wrong there.
-        shared_memory: whether payloads may go through memory shared with a worker.
+        core: Says which chunks are stale, and which each worker is sent next.
+        newest: The newest weights.
+        sessions: The sessions of the connected workers.
+        metrics: The aggregator's metrics.
+        feed: Gives the core an input, with the chunk that arrived if one did.
+        link: Takes finished sums.
+        on_failure: Called on the kernel thread with the error that ended it.
+        shared_memory: Whether payloads may go through memory shared with a worker.
     """
 
     def __init__(
@@ -77,7 +88,7 @@ class LocalDataPlane:
         metrics: AggregatorMetrics,
         feed: Callable[[DataStreamOpened | ChunkArrived, TensorChunk | None], None],
         link: GradientLink,
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         shared_memory: bool,
     ) -> None:
         self._core = core
@@ -85,56 +96,56 @@ class LocalDataPlane:
         self._sessions = sessions
         self._link = link
         self._prepared = Handover(link.send)
-        self._reduction = Reduction(self._forward, failed)
-        self._exchange = WorkerDataStreams(
+        self._reduction = Reduction(self._forward, on_failure)
+        self._data_streams = WorkerDataStreams(
             core=core,
             newest=newest,
             sessions=sessions,
             metrics=metrics,
             feed=feed,
-            room=self._room,
+            wait_for_room=self._wait_for_room,
             shared_memory=shared_memory,
         )
 
-    async def _room(self) -> None:
-        await self._link.room()
-        await self._reduction.room()  # last: nothing may come between it and the chunk
+    async def _wait_for_room(self) -> None:
+        await self._link.wait_for_room()
+        await self._reduction.wait_for_room()  # last: nothing may run between it and taking the chunk
 
     def _forward(self, header: ChunkHeader, values: Float32Array) -> None:
-        """On the kernel thread: a sum is finished."""
+        """Hand a finished sum over to the event loop; called on the kernel thread."""
         elements = self._core.expected_elements(header.job)
-        if elements is not None:  # else its job is over
+        if elements is not None:  # None if the job is over
             prepared = self._link.prepare(header, values, elements)
             self._prepared.put(prepared)
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """One worker's stream, to its end."""
-        await self._exchange.serve(requests, context)
+        """Serve one worker's data stream until it ends."""
+        await self._data_streams.serve(requests, context)
 
     def check_ready(self) -> Refusal | None:
         """Return None: this process needs nothing else before workers attend."""
         return None
 
-    def attends(self, session: WorkerSession) -> None:
-        """Its data stream will name it."""
+    def worker_connected(self, session: WorkerSession) -> None:
+        """Do nothing: a data stream names its worker itself."""
 
-    def invite(self, session: int, welcome: pb.Welcome) -> None:
-        """Data streams go where control streams go."""
+    def fill_welcome(self, session: int, welcome: pb.Welcome) -> None:
+        """Do nothing: data streams come to this process, like control streams."""
 
-    def left(self, session: WorkerSession, reason: str) -> None:
-        """Its data stream ends with its mailbox."""
+    def worker_lost(self, session: WorkerSession, reason: str) -> None:
+        """Do nothing: the data stream ends when the session's mailbox is closed."""
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Sums happen on the reduction's kernel thread."""
+        """Queue effects for the reduction's kernel thread."""
         self._reduction.submit(effects, chunk)
 
-    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
-        """For workers to be sent; an engine in this process has put it there itself."""
+    def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
+        """Store a chunk of weights, unless the engine in this process has stored it already."""
         if chunk is not None:
             self._newest.keep(chunk, message, elements)
 
-    def wake(self) -> None:
-        """Have every worker's stream look for weights to send."""
+    def wake_senders(self) -> None:
+        """Have every worker's data stream look for weights to send."""
         self._sessions.wake_all()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The sums that an aggregator keeps between a chunk's arrival and its root: payloads, and the additions on them.
+"""The stored sums of an aggregator, from a chunk's arrival to its root: payloads and their additions.
 
-A payload is kept in the type it came in, and widened when it is added: every sum is float32.
-All of it happens on one kernel thread, in the order in which the core asked; the event loop only queues.
+A payload is stored in the type it came in. It is widened when it is added, so every sum is float32. All additions
+happen on one kernel thread, in the order the core has decided. The event loop only queues them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from services.tensors.reduction_tree import Node
 
 @dataclass(frozen=True)
 class SiblingSum:
-    """The sum of two siblings, to be computed.
+    """The sum of two siblings, which is not computed yet.
 
-    What lies in workers' memory costs none here, so such sums are computed when their root is finished: what is added
-    up on the way then stays in the cache.
+    Payloads in the workers' shared memory cost none here. So sums of them are computed only when their root is
+    finished, which keeps the intermediate sums in the CPU's cache.
     """
 
     left: Sum
@@ -37,7 +37,7 @@ class SiblingSum:
 
     @property
     def in_place(self) -> bool:
-        """Whether all of it lies in workers' memory."""
+        """Whether all payloads of it are in the workers' shared memory."""
         return all(
             each.memory is not None if isinstance(each, TensorChunk) else isinstance(each, SiblingSum)
             for each in (self.left, self.right)
@@ -47,73 +47,78 @@ class SiblingSum:
 Sum: TypeAlias = "TensorChunk | Float32Array | SiblingSum"
 
 
-class KeptSums:
-    """Kept sums by (chunk, node), and what is done with them; on whichever thread owns them.
+class StoredSums:
+    """Stored sums by (chunk, node); one thread owns them.
 
     Args:
-        forward: called with the header and the values, [elements] float32, of a finished sum.
+        forward: Called with the header and the values, [elements] float32, of a finished sum.
     """
 
     def __init__(self, forward: Callable[[ChunkHeader, Float32Array], None]) -> None:
         self._forward = forward
-        self._kept: dict[tuple[int, Node], Sum] = {}
+        self._stored: dict[tuple[int, Node], Sum] = {}
 
     def carry_out(self, effect: SumEffect, chunk: TensorChunk | None) -> None:
-        """Carry out one effect; `chunk` just arrived, for Keep."""
-        kept = self._kept
+        """Carry out one effect.
+
+        Args:
+            effect: The effect.
+            chunk: The chunk that just arrived, which a Keep stores.
+        """
+        stored = self._stored
         match effect:
             case Keep():
                 assert chunk is not None
-                kept[effect.chunk, effect.node] = chunk
+                stored[effect.chunk, effect.node] = chunk
             case Merge():
-                left = kept.pop((effect.chunk, effect.left))
-                right = kept.pop((effect.chunk, effect.right))
+                left = stored.pop((effect.chunk, effect.left))
+                right = stored.pop((effect.chunk, effect.right))
                 with timeline.span("reduce", "merge", chunk=effect.chunk):
                     pair = SiblingSum(left, right)
-                    kept[effect.chunk, effect.parent] = pair if pair.in_place else _computed(pair)
+                    stored[effect.chunk, effect.parent] = pair if pair.in_place else _compute(pair)
             case Forward():
                 with timeline.span("reduce", "finish", chunk=effect.header.index):
-                    finished = _computed(kept.pop((effect.header.index, effect.node)))
+                    finished = _compute(stored.pop((effect.header.index, effect.node)))
                     values = finished.values() if isinstance(finished, TensorChunk) else finished
                 self._forward(effect.header, values)
             case Drop():
-                kept.pop((effect.chunk, effect.node))
+                stored.pop((effect.chunk, effect.node))
             case DropAll():
-                kept.clear()
+                stored.clear()
 
 
 class Reduction:
-    """Kept sums with a kernel thread of their own.
+    """Stored sums with a kernel thread of their own.
 
     Args:
-        forward: called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
-        failed: called on the kernel thread with what went wrong there.
+        forward: Called on the kernel thread with the header and the values, [elements] float32, of a finished sum.
+        on_failure: Called on the kernel thread with the error that ended it.
     """
 
     def __init__(
-        self, forward: Callable[[ChunkHeader, Float32Array], None], failed: Callable[[Exception], None]
+        self, forward: Callable[[ChunkHeader, Float32Array], None], on_failure: Callable[[Exception], None]
     ) -> None:
-        self._sums = KeptSums(forward)
-        self._failed = failed
+        self._sums = StoredSums(forward)
+        self._on_failure = on_failure
         self._kernel = ThreadPoolExecutor(1, "reduce")
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[Sequence[SumEffect], TensorChunk | None]] = deque()
         self._backlog = Backlog()
 
     def submit(self, effects: Sequence[SumEffect], chunk: TensorChunk | None) -> None:
-        """Carry out effects in order; `chunk` just arrived, for Keep."""
+        """Queue effects, to be carried out in order; `chunk` just arrived, for a Keep."""
         if not self._waiting:
             self._loop.call_soon(self._start)
         self._waiting.append((effects, chunk))
         if _costs_memory(chunk):
             self._backlog.add()
 
-    async def room(self) -> None:
-        """Wait while too many wait for the kernel thread; whoever hands one in then must do so at once."""
+    async def wait_for_room(self) -> None:
+        """Wait while too many payloads are queued; the caller must then submit its own without another await."""
         await self._backlog.wait_for_room()
 
     def _start(self) -> None:
-        """All that came in one turn of the event loop is one task of the kernel thread."""
+        """Give the kernel thread everything that was queued in this turn of the event loop, as one task."""
         work, self._waiting = self._waiting, deque()
         self._kernel.submit(self._run, work)
 
@@ -124,29 +129,29 @@ class Reduction:
     def _run(self, work: deque[tuple[Sequence[SumEffect], TensorChunk | None]]) -> None:
         try:
             while work:
-                # Taken out of what waits: a payload is not held any longer than its sum needs it.
+                # Popped, so that a payload is freed as soon as its sum does not need it.
                 effects, chunk = work.popleft()
                 for effect in effects:
                     self._sums.carry_out(effect, chunk)
                 if _costs_memory(chunk):
                     self._backlog.remove()
-        except Exception as error:  # must reach the event loop: this thread has nobody to tell
-            self._failed(error)
+        except Exception as error:  # must reach the event loop: nothing awaits this thread
+            self._on_failure(error)
 
 
 def _costs_memory(chunk: TensorChunk | None) -> bool:
-    """Whether a payload takes room here: not if it lies in its worker's memory."""
+    """Return whether a payload takes memory here; one in its worker's shared memory does not."""
     return chunk is not None and chunk.memory is None
 
 
-def _computed(wanted: Sum) -> TensorChunk | Float32Array:
+def _compute(wanted: Sum) -> TensorChunk | Float32Array:
     if isinstance(wanted, SiblingSum):
-        return _sum(_computed(wanted.left), _computed(wanted.right))
+        return _sum(_compute(wanted.left), _compute(wanted.right))
     return wanted
 
 
 def _sum(left: TensorChunk | Float32Array, right: TensorChunk | Float32Array) -> Float32Array:
-    """The sum of two siblings, which may be either's array: a sum made here may be added into, a payload may not."""
+    """Return the sum of two siblings, in the array of one if that is a sum made here; payloads stay unchanged."""
     into, other = (right, left) if isinstance(left, TensorChunk) else (left, right)
     if isinstance(into, TensorChunk):
         assert isinstance(other, TensorChunk)

@@ -1,4 +1,4 @@
-"""The workers' data streams: sums of their leases come up, and the newest weights go down, as the core decides."""
+"""The workers' data streams: they bring the gradients of leases, and take the newest weights to the workers."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
 
-PLACES_AT_ONCE = 16
-"""Chunks of weights in shared memory that a worker is told of at once, few enough for it to begin with them."""
+CHUNKS_PER_MESSAGE = 16
+"""Chunks of weights in shared memory that one message names; few, so that a worker can soon begin with them."""
 GATHER_SECONDS = 0.002
-"""If no more come within this time, it is told of those that there are: they come over a network, not from a kernel."""
+"""Time to wait for more such chunks; if none come, they arrive over a network, and waiting does not pay."""
 
 
 class StreamCore(Protocol):
-    """What a data stream asks; `AggregatorCore` and a shard's core answer."""
+    """What a data stream needs to know; `AggregatorCore` and a shard's core answer."""
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
 
     def expected_elements(self, job: str) -> int | None:
-        """Elements of the job's layout; None: not known here."""
+        """Return the number of elements in the job's layout; None if it is unknown here."""
 
     def wire_type(self, kind: ChunkKind) -> DType:
-        """How chunks of this kind travel."""
+        """Return the type in which chunks of this kind travel."""
 
     def next_weights(self, session: int) -> ChunkHeader | None:
-        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
+        """Return the header of the next chunk of weights for a worker, counted as sent; None if there is none now."""
 
 
 class WorkerDataStreams:
     """Serves `tiermesh.Cluster/Exchange`.
 
     Args:
-        core: says what is stale, and what each worker is to be sent.
-        newest: the weights.
-        sessions: of the workers that attend.
-        metrics: of this aggregator.
-        feed: gives the core an input, with the chunk that came if one did.
-        room: waits until few enough payloads wait for their sums, and sums for the optimizer, to take another.
-        shared_memory: whether payloads may stay in memory shared with a worker.
+        core: Says which chunks are stale, and which each worker is sent next.
+        newest: The newest weights.
+        sessions: The sessions of the connected workers.
+        metrics: The aggregator's metrics.
+        feed: Gives the core an input, with the chunk that arrived if one did.
+        wait_for_room: Waits until few enough payloads and sums are queued to take another one.
+        shared_memory: Whether payloads may stay in memory shared with a worker.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class WorkerDataStreams:
         sessions: WorkerSessions,
         metrics: AggregatorMetrics,
         feed: Callable[[DataStreamOpened | ChunkArrived, TensorChunk | None], None],
-        room: Callable[[], Awaitable[None]],
+        wait_for_room: Callable[[], Awaitable[None]],
         shared_memory: bool,
     ) -> None:
         self._core = core
@@ -75,15 +75,15 @@ class WorkerDataStreams:
         self._sessions = sessions
         self._metrics = metrics
         self._feed = feed
-        self._room = room
+        self._wait_for_room = wait_for_room
         self._shared_memory = shared_memory
 
     async def serve(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """One worker's stream, to its end."""
+        """Serve one worker's data stream until it ends."""
         incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
         session = self._sessions.of_incarnation(str(incarnation))
         if session is None:
-            text = f"worker incarnation {incarnation!r} does not attend; open Attend first"
+            text = f"worker incarnation {incarnation!r} has no control stream; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         reason = "its data stream ended"
@@ -121,7 +121,9 @@ class WorkerDataStreams:
     ) -> None:
         last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            await self._room()  # before the chunk is taken, so that it still counts in its sender's window
+            await (
+                self._wait_for_room()
+            )  # before the chunk is taken, so that it still counts in its sender's window
             refusal = self._chunks_arrived(session, link.deserialize(message))
             if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk: %s", session.name, refusal)
@@ -156,11 +158,11 @@ class WorkerDataStreams:
         headers: list[ChunkHeader] = []
         while True:
             session.wake.clear()
-            self._next_weights(session, headers, PLACES_AT_ONCE if link.shares else 1)
+            self._next_weights(session, headers, CHUNKS_PER_MESSAGE if link.shares else 1)
             if not headers:
                 await session.wake.wait()
                 continue
-            if link.shares and not self._worth_a_message(headers) and await _woken(session):
+            if link.shares and not self._is_worth_a_message(headers) and await _more_may_come(session):
                 continue
             began = timeline.now()
             await self._newest.send(
@@ -174,25 +176,25 @@ class WorkerDataStreams:
             headers.clear()
 
     def _next_weights(self, session: WorkerSession, headers: list[ChunkHeader], most: int) -> None:
-        """Add what a worker is to be sent next."""
+        """Add the headers of the chunks that a worker is sent next, up to `most` in all."""
         while len(headers) < most:
             header = self._core.next_weights(session.number)
             if header is None:
                 return
             headers.append(header)
 
-    def _worth_a_message(self, headers: list[ChunkHeader]) -> bool:
-        """Whether there are many of them, or no more to come: in shared memory a message costs more than a chunk."""
+    def _is_worth_a_message(self, headers: list[ChunkHeader]) -> bool:
+        """Return whether the message is full or the last one: in shared memory a message costs more than a chunk."""
         elements = self._core.expected_elements(headers[-1].job)
         return (
-            len(headers) == PLACES_AT_ONCE
+            len(headers) == CHUNKS_PER_MESSAGE
             or elements is None
             or self._newest.is_last(headers[-1].index, elements)
         )
 
 
-async def _woken(session: WorkerSession) -> bool:
-    """Whether there may be more weights to send, within the time that is waited for them."""
+async def _more_may_come(session: WorkerSession) -> bool:
+    """Wait for more weights to send, and return whether there may be some."""
     try:
         await asyncio.wait_for(session.wake.wait(), GATHER_SECONDS)
     except asyncio.TimeoutError:

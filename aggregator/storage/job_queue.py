@@ -1,8 +1,8 @@
 """The queue on disk: jobs with their complete specs, and the epoch that fences a replaced aggregator.
 
-SQLite with a rollback journal and full synchronisation: what a method has written survives kill -9 and power
-loss when it returns. Calls block for some fsyncs, milliseconds: keep them off an event loop that moves
-tensors. Any thread may call.
+It is an SQLite file with a rollback journal and full synchronisation: what a method has written survives kill -9 and
+power loss when it returns. A write blocks for a few fsyncs, which take milliseconds, so keep writes off an event loop
+that moves tensors. Any thread may call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from services.protocol.versions import LAST_EPOCH
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
 FORMAT = 1
-"""Version of the tables; a file with another is refused."""
+"""Version of the tables; a file with another version is refused."""
 
 _TABLES = """
 CREATE TABLE cluster (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), epoch INTEGER NOT NULL);
@@ -44,20 +44,24 @@ _SUCCESSION_TABLES = (
     " beat INTEGER NOT NULL, takeover_seconds REAL NOT NULL)",
     "CREATE TABLE IF NOT EXISTS standbys (name TEXT PRIMARY KEY, looks INTEGER NOT NULL)",
 )
-"""Made where they are missing: a queue of before there were standbys is as good."""
+"""Tables that are added if they are missing, as in files from before there were standbys."""
 
 
 class JobQueue:
-    """Jobs in order of submission, and the epoch. A write waits `lock_seconds` for another process that writes.
+    """Jobs in order of submission, and the epoch.
+
+    Args:
+        path: The queue's file, which is created if it is missing.
+        lock_seconds: How long a write waits for another process that writes.
 
     Raises:
-        Refused: the file can't be opened, isn't a queue, or is of another version.
+        Refused: The file can't be opened, isn't a queue, or has another version.
     """
 
     def __init__(self, path: Path, lock_seconds: float = STANDARD_TIMEOUTS.lock) -> None:
         self.path = path
         self._lock_seconds = lock_seconds
-        self._epoch: int | None = None  # this aggregator's
+        self._epoch: int | None = None  # this aggregator's, once raised
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,12 +69,12 @@ class JobQueue:
             raise Refused(
                 f"queue {path}: its folder can't be made ({error.strerror}); choose another --state-dir"
             ) from None
-        with self._errors_named():
+        with self._explain_errors():
             self._connection = sqlite3.connect(
                 path, timeout=lock_seconds, isolation_level=None, check_same_thread=False
             )
         try:
-            with self._errors_named():
+            with self._explain_errors():
                 self._open()
         except BaseException:
             self._connection.close()
@@ -85,7 +89,7 @@ class JobQueue:
         self.close()
 
     def close(self) -> None:
-        """Close the file, when no thread is in it any more."""
+        """Close the file once no thread uses it."""
         with self._lock:
             self._connection.close()
 
@@ -93,38 +97,38 @@ class JobQueue:
 
     @property
     def epoch(self) -> int:
-        """This aggregator's, which has been raised."""
+        """This aggregator's epoch, which must have been raised before."""
         assert self._epoch is not None
         return self._epoch
 
     def raise_epoch(self, name: str = "", takeover_seconds: float = STANDARD_TIMEOUTS.takeover) -> int:
-        """Take the cluster over: one more than any epoch before, on disk before this returns.
+        """Take the cluster over with an epoch one higher than any before, which is on disk when this returns.
 
         Args:
-            name: of this aggregator, for its standbys.
-            takeover_seconds: for how long they must see no beat before one of them takes over.
+            name: The aggregator's name, for its standbys.
+            takeover_seconds: Time without a beat after which a standby may take over.
 
         Raises:
-            Failed: the file can't be written.
+            Failed: The file can't be written.
         """
         with self._transaction():
             epoch = self._claim(name, takeover_seconds)
         return self._claimed(epoch)
 
     def take_over(self, seen: LeaderSighting, name: str, takeover_seconds: float) -> int | None:
-        """As a standby raise the epoch; None if things are not as they were seen any more.
+        """Raise the epoch as a standby; return None if the leader has changed since it was seen.
 
         Raises:
-            Failed: the file can't be written.
+            Failed: The file can't be written.
         """
         with self._transaction():
-            if seen != self._sight():
+            if seen != self._sighting():
                 return None
             epoch = self._claim(name, takeover_seconds)
         return self._claimed(epoch)
 
     def _claim(self, name: str, takeover_seconds: float) -> int:
-        """Within a transaction."""
+        """Raise the stored epoch within a transaction, and return it."""
         epoch = self._stored_epoch() + 1
         execute = self._connection.execute
         execute("UPDATE cluster SET epoch = ?", (epoch,))
@@ -140,25 +144,25 @@ class JobQueue:
 
     @contextmanager
     def fenced(self) -> Iterator[None]:
-        """While this is held nobody can take over: for what is written to the same storage, beside this file.
+        """Prevent takeovers while the block runs, for writes to other files on the same storage.
 
         Raises:
-            Deposed: one has.
-            Failed: the file can't be locked.
+            Deposed: A newer aggregator has taken over already.
+            Failed: The file can't be locked.
         """
         with self._transaction():
-            self._fence()
+            self._check_fence()
             yield
 
     def standbys(self) -> dict[str, int]:
-        """How often each standby has looked, by name.
+        """Return how often each standby has looked, by name.
 
         Raises:
-            Deposed: a newer aggregator has taken over.
-            Failed: the file can't be read.
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be read.
         """
-        with self._lock, self._errors_named():
-            self._fence()
+        with self._lock, self._explain_errors():
+            self._check_fence()
             rows = self._connection.execute("SELECT name, looks FROM standbys").fetchall()
             if not all(isinstance(name, str) and isinstance(looks, int) for name, looks in rows):
                 raise ValueError("the standbys' columns are not text and number")
@@ -168,8 +172,8 @@ class JobQueue:
         """Show the standbys that their leader lives, and forget some of them.
 
         Raises:
-            Deposed: a newer aggregator has taken over.
-            Failed: the file can't be written.
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be written.
         """
         with self.fenced():
             self._connection.execute("UPDATE leader SET beat = beat + 1")
@@ -180,38 +184,40 @@ class JobQueue:
         """Let a standby take over at once.
 
         Raises:
-            Deposed: a newer aggregator has taken over.
-            Failed: the file can't be written.
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be written.
         """
         with self.fenced():
             self._connection.execute("UPDATE leader SET takeover_seconds = 0")
 
     def look(self, name: str) -> LeaderSighting:
-        """As a standby of this name be known to the leader, and see how it does.
+        """Count a look of the standby with this name, and return what it sees of the leader.
 
         Raises:
-            Failed: the file can't be read or written.
+            Failed: The file can't be read or written.
         """
         with self._transaction():
             execute = self._connection.execute
             known = execute("UPDATE standbys SET looks = looks + 1 WHERE name = ?", (name,)).rowcount > 0
             if not known:
                 execute("INSERT INTO standbys VALUES (?, 0)", (name,))
-            return self._sight(known)
+            return self._sighting(known)
 
     def leave(self, name: str) -> None:
-        """Stand by no longer.
+        """Remove a standby, which no longer waits to take over.
 
         Raises:
-            Failed: the file can't be written.
+            Failed: The file can't be written.
         """
         with self._transaction():
             self._connection.execute("DELETE FROM standbys WHERE name = ?", (name,))
 
-    def _sight(self, known: bool = True) -> LeaderSighting:
+    def _sighting(self, known: bool = True) -> LeaderSighting:
         epoch = self._stored_epoch()
         row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
-        if row is None:  # nobody led, or an aggregator of before there were standbys, which does not beat
+        if (
+            row is None
+        ):  # there was no leader yet, or one from before there were standbys, which does not beat
             return LeaderSighting(
                 epoch, 0, "an older version", STANDARD_TIMEOUTS.takeover if epoch else 0.0, known
             )
@@ -219,22 +225,24 @@ class JobQueue:
         if not (isinstance(beat, int) and isinstance(name, str) and isinstance(takeover_seconds, float)):
             raise ValueError("the leader's columns are not a number, text and seconds")
         if not 0 <= takeover_seconds < math.inf:
-            raise ValueError(f"the leader is taken over from after {takeover_seconds} s, expected 0 or more")
+            raise ValueError(
+                f"the leader's takeover_seconds is {takeover_seconds}, expected a number of 0 or more"
+            )
         return LeaderSighting(epoch, beat, name, takeover_seconds, known)
 
     # ---- jobs ----
 
     def save(self, job: jobs_pb2.Job, spec_json: str, fingerprint: Mapping[str, str]) -> None:
-        """Store a job, new or changed, on disk before this returns. A new one goes to the end.
+        """Store a job, which is on disk when this returns; a new job goes to the end of the queue.
 
         Args:
-            job: with its id.
-            spec_json: the complete spec, as submitted.
-            fingerprint: of the worker that the job is pinned to; empty before there is one.
+            job: The job's record, with its id.
+            spec_json: The complete job.
+            fingerprint: The fingerprint the job is pinned to; empty before it had a worker.
 
         Raises:
-            Deposed: a newer aggregator has taken over.
-            Failed: the file can't be written.
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be written.
         """
         with self.fenced():
             self._connection.execute(
@@ -247,12 +255,12 @@ class JobQueue:
         hit_failpoint("aggregator.save.after")
 
     def jobs(self) -> list[tuple[jobs_pb2.Job, str, dict[str, str]]]:
-        """Every job with its spec and fingerprint, in order of submission.
+        """Return every job's record, spec and fingerprint, in order of submission.
 
         Raises:
-            Failed: the file can't be read.
+            Failed: The file can't be read.
         """
-        with self._lock, self._errors_named():
+        with self._lock, self._explain_errors():
             rows = self._connection.execute(
                 "SELECT job, spec_json, fingerprint_json FROM jobs ORDER BY place"
             ).fetchall()
@@ -260,8 +268,8 @@ class JobQueue:
 
     def _open(self) -> None:
         execute = self._connection.execute
-        # EXTRA is FULL and an fsync of the folder when the journal is deleted, without which power loss could
-        # bring the journal, and with it the state before the commit, back.
+        # EXTRA is FULL plus an fsync of the folder when the journal is deleted. Without it, power loss could restore
+        # the journal, and with it the state before the commit.
         execute("PRAGMA journal_mode = DELETE")
         execute("PRAGMA synchronous = EXTRA")
         with self._transaction():
@@ -287,8 +295,8 @@ class JobQueue:
             raise ValueError(f"the epoch is {row and row[0]!r:.100}, expected a number below {LAST_EPOCH}")
         return row[0]
 
-    def _fence(self) -> None:
-        """Hold the stored epoch to be ours; to write, within the transaction that does."""
+    def _check_fence(self) -> None:
+        """Check that the stored epoch is ours; a writer calls this within its transaction."""
         stored = self._stored_epoch()
         if stored != self._epoch:
             raise Deposed(
@@ -298,21 +306,21 @@ class JobQueue:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """A write transaction: all of it or nothing. The write lock comes first, so that no read is stale."""
-        with self._lock, self._errors_named():
+        """Run the block as a write transaction, with the write lock taken first so that no read is stale."""
+        with self._lock, self._explain_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                # Some errors, a full disk for one, have rolled back already.
+                # Some errors, such as a full disk, have rolled back already.
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
 
     @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        """Turn errors of SQLite and of decoding into one line with the file and the mend."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn errors of SQLite and of decoding into one line with the file and how to fix it."""
         try:
             yield
         except (sqlite3.Error, DecodeError, ValueError, RecursionError) as error:
@@ -340,14 +348,18 @@ class JobQueue:
 
 
 def open_queue(state_dir: Path, timeouts: Timeouts) -> JobQueue:
-    """The queue of an aggregator's state dir (Refused: it can't be used)."""
+    """Return the queue of an aggregator's state folder.
+
+    Raises:
+        Refused: It can't be used.
+    """
     return JobQueue(state_dir / "queue.sqlite", timeouts.lock)
 
 
 def _row(
     job: object, spec_json: object, fingerprint_json: object
 ) -> tuple[jobs_pb2.Job, str, dict[str, str]]:
-    """A job's row, whose columns SQLite lets be of any type (ValueError if one is of another than was written)."""
+    """Return a row's values after checking their types, since SQLite lets a column have any (ValueError)."""
     if not (isinstance(job, bytes) and isinstance(spec_json, str) and isinstance(fingerprint_json, str)):
         raise ValueError("a job's columns are not bytes, text and text")
     fingerprint = json.loads(fingerprint_json)

@@ -1,4 +1,4 @@
-"""What happened in each job, for people: its log on disk, and live events for those who watch."""
+"""Events of each job, for users: its log on disk, and live events for watchers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from protos.jobs_pb2 import JobEvent, LogLine
 from services.instrumentation.failpoints import hit_failpoint
 
 BACKLOG_EVENTS = 1024
-"""A watcher that lags further behind misses step events, never the job's end."""
+"""Events that wait for a slow watcher; with more, the oldest are dropped, never the job's end."""
 
 
 class Journal:
-    """Job logs under one folder (a JSON line each), and their followers."""
+    """The logs of jobs in one folder, with a JSON line per event, and their watchers."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Journal:
         return self._folder / f"{job}.jsonl"
 
     def publish(self, event: JobEvent) -> None:
-        """Log an event and hand it to the job's watchers."""
+        """Write an event to the job's log and send it to the job's watchers."""
         line = json.dumps({"seconds": round(event.seconds, 3), "kind": event.kind, "text": event.text})
         hit_failpoint("aggregator.journal.before")
         with self._path(event.job.id).open("a") as file:
@@ -39,7 +39,7 @@ class Journal:
             watcher.put_nowait(event)
 
     def close(self) -> None:
-        """Tell all watchers that no event comes any more."""
+        """End the event queues of all watchers."""
         for watchers in self._watchers.values():
             for watcher in watchers:
                 if watcher.full():
@@ -47,7 +47,7 @@ class Journal:
                 watcher.put_nowait(None)
 
     def read(self, job: str) -> list[LogLine]:
-        """The job's log so far."""
+        """Return the job's log so far."""
         path = self._path(job)
         if not path.exists():
             return []
@@ -57,12 +57,12 @@ class Journal:
                 line = json.loads(text)
                 lines.append(LogLine(seconds=line["seconds"], text=line["text"]))
             except (ValueError, TypeError, KeyError, RecursionError):
-                continue  # cut off or overwritten by a power loss; progress events need not survive one
+                continue  # cut off or overwritten by a power loss, which progress events need not survive
         return lines
 
     @contextmanager
     def subscription(self, job: str) -> Iterator[asyncio.Queue[JobEvent | None]]:
-        """The job's events from now on, as a queue that fills while the block runs; None: there are no more."""
+        """Return a queue that receives the job's events while the block runs, and None when no more will come."""
         events: asyncio.Queue[JobEvent | None] = asyncio.Queue(BACKLOG_EVENTS)
         watchers = self._watchers.setdefault(job, set())
         watchers.add(events)

@@ -1,6 +1,6 @@
-"""Keeps an aggregator the one that leads: it beats for its standbys, and stops when it can't tell that it still leads.
+"""Leadership of one epoch: the aggregator beats for its standbys, and stops when it can't be sure that it leads.
 
-The queue's file is read and written on a thread of its own, so that storage that hangs stops no step before it must.
+The queue's file is read and written on a thread of its own, so that slow storage does not delay training steps.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class Leadership:
-    """Of one epoch.
+    """Renews an aggregator's leadership.
 
     Args:
-        queue: whose epoch has been raised.
-        timeouts: how often to beat (`tick`), after how long without to stop (`lapse`), and how long a leader may have
-            been away before it looks first (`takeover`).
+        queue: The queue, whose epoch was raised for this aggregator.
+        timeouts: How often to beat (`tick`), after how long without a beat to stop (`lapse`), and how long a leader may
+            have been stopped before it checks that it still leads (`takeover`).
 
     Attributes:
-        standbys: who is known to stand by.
+        standbys: The known standbys.
     """
 
     def __init__(self, queue: JobQueue, timeouts: Timeouts) -> None:
         self._queue = queue
         self._timeouts = timeouts
         self._thread = ThreadPoolExecutor(1, "lead")
-        self._led_seconds = time.monotonic()  # when the newest renewal that succeeded began
+        self._renewed_seconds = time.monotonic()  # when the last successful renewal began
         self._forgotten: list[str] = []
-        self._why = "the storage does not answer"  # the newest renewal failed
+        self._failure = "the storage does not answer"  # why the last renewal failed
         self.standbys = Standbys(timeouts.comeback)
 
     def close(self) -> None:
-        """Let the standbys take over at once, if this one still leads."""
+        """Stop, and if this aggregator still leads, let a standby take over at once."""
         self._thread.shutdown()
         try:
             self._queue.resign()
@@ -52,8 +52,8 @@ class Leadership:
         """Beat until cancelled.
 
         Raises:
-            Deposed: another aggregator leads, or soon may: there are standbys, and none has seen a beat for long.
-            TiermeshError: the queue can't be read, and there are no standbys.
+            Deposed: Another aggregator leads, or may soon, since no standby has seen a beat for long.
+            TiermeshError: The queue can't be read, and there are no standbys.
         """
         while True:
             await asyncio.sleep(self._timeouts.tick)
@@ -64,8 +64,8 @@ class Leadership:
             except TiermeshError as error:
                 if not self.standbys:
                     raise
-                self._why = str(error)
-                if time.monotonic() - self._led_seconds > self._timeouts.lapse:
+                self._failure = str(error)
+                if time.monotonic() - self._renewed_seconds > self._timeouts.lapse:
                     raise self._lapsed() from None
 
     async def _renew(self) -> None:
@@ -73,18 +73,22 @@ class Leadership:
         loop = asyncio.get_running_loop()
         renewal = loop.run_in_executor(self._thread, self._beat, self._forgotten)
         left_seconds: float | None = None
-        if self.standbys:  # one that was away itself until now has the time for one attempt
-            left_seconds = max(self._led_seconds + self._timeouts.lapse - began, self._timeouts.lock)
+        if self.standbys:  # after a pause of this process, there is still time for one attempt
+            left_seconds = max(self._renewed_seconds + self._timeouts.lapse - began, self._timeouts.lock)
         try:
             looks = await asyncio.wait_for(asyncio.shield(renewal), left_seconds)
         except asyncio.TimeoutError:
-            looks = await self._awaken(renewal, time.monotonic() - began - (left_seconds or 0.0))
+            looks = await self._await_late(renewal, time.monotonic() - began - (left_seconds or 0.0))
         self._renewed(looks, began)
 
-    async def _awaken(
+    async def _await_late(
         self, renewal: asyncio.Future[Mapping[str, int]], late_seconds: float
     ) -> Mapping[str, int]:
-        """What a renewal says that was late; if this process was away, that is no fault of the storage's yet."""
+        """Return the result of a late renewal, and wait longer for it if this process was stopped meanwhile.
+
+        Raises:
+            Deposed: The storage is too slow, so the leadership has lapsed.
+        """
         if late_seconds < self._timeouts.tick:
             raise self._lapsed()
         try:
@@ -92,18 +96,18 @@ class Leadership:
         except asyncio.TimeoutError:
             raise self._lapsed() from None
 
-    def hold(self, now_seconds: float) -> None:
-        """To be called before anything is decided: whoever was away for long looks first whether it still leads.
+    def check_leading(self, now_seconds: float) -> None:
+        """Check, before any decision, that a process that was stopped for long still leads.
 
         Raises:
-            Deposed: it does not.
-            TiermeshError: the queue can't be read.
+            Deposed: Another aggregator leads.
+            TiermeshError: The queue can't be read.
         """
-        if now_seconds - self._led_seconds > self._timeouts.takeover:
+        if now_seconds - self._renewed_seconds > self._timeouts.takeover:
             self._renewed(self._beat(self._forgotten), now_seconds)
 
     def _beat(self, forgotten: list[str]) -> Mapping[str, int]:
-        """How often each standby has looked; with none, nothing is written."""
+        """Beat if there are standbys, and return how often each has looked."""
         looks = self._queue.standbys()
         if looks:
             self._queue.beat(forgotten)
@@ -115,13 +119,15 @@ class Leadership:
         for name in sorted(set(looks) - known):
             log.info("aggregator %s stands by", name)
         for name in sorted(known - set(looks)):
-            log.warning("aggregator %s stands by no longer", name)
-        self._led_seconds = began_seconds
+            log.warning("aggregator %s no longer stands by", name)
+        self._renewed_seconds = began_seconds
 
     def _lapsed(self) -> Deposed:
-        silent = f"not written to for {time.monotonic() - self._led_seconds:.1f} s ({self._why})"
+        silence = f"not written to for {time.monotonic() - self._renewed_seconds:.1f} s ({self._failure})"
         deposed = Deposed(
-            f"queue {self._queue.path}: {silent}, and a standby may take over: this one leads no longer"
+            f"queue {self._queue.path}: {silence}, and a standby may take over: this aggregator no longer leads"
         )
-        log.warning("%s", deposed)  # at once: what is left to be done may wait for the storage too
+        log.warning(
+            "%s", deposed
+        )  # logged at once, since the rest of the shutdown may wait for the storage too
         return deposed

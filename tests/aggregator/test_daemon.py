@@ -13,14 +13,14 @@ from tests.support.cluster.harness import tiermesh
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--shard", "--shards", "a:1"), "--shard and --shards: a shard does what its aggregator says"),
+        (("--shard", "--shards", "a:1"), "--shard and --shards"),
         (("--shard", "--optimizer", "a:1"), "--shard and --optimizer"),
-        (("--shard", "--standby"), "--shard and --standby: a shard does what its aggregator says"),
+        (("--shard", "--standby"), "--shard and --standby"),
         (
             ("--shards", "a:1", "--optimizer", "b:1"),
-            "--shards and --optimizer: the optimizer's tensors are in",
+            "--shards and --optimizer",
         ),
-        (("--shards", "a:1,a:1"), "--shards: a:1 given twice; each shard is a process of its own"),
+        (("--shards", "a:1,a:1"), "--shards: a:1 given twice"),
         (("--shards", "a:1,b"), "--shards 'b'"),
     ],
 )
@@ -36,7 +36,7 @@ def test_shards_that_make_no_sense(tmp_path: Path, arguments: tuple[Any, ...], l
         (("--timeout", "stall"), "--timeout stall: expected NAME=SECONDS, for example stall=900"),
         (("--timeout", "stall=long"), "--timeout stall=long: expected NAME=SECONDS"),
         (("--timeout", "stal=900"), "timeout stal: no such timeout; expected one of tick, beat"),
-        (("--timeout", "kill=50"), "--timeout kill: other processes keep it too"),
+        (("--timeout", "kill=50"), "--timeout kill"),
         (
             ("--timeout", "lock=1", "--timeout", "silent=90"),
             "timeout lock: 1 s, expected more than retry (3.75 s)",

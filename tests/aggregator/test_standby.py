@@ -30,8 +30,8 @@ LIMIT_SECONDS = 30.0
 class Leader:
     """In the place of an aggregator that leads."""
 
-    def __init__(self, queue: JobQueue) -> None:
-        self.tensor_port = 0
+    def __init__(self, queue: JobQueue, tensor_port: int) -> None:
+        self.tensor_port = tensor_port
         self.deposed = asyncio.Event()
         self.exchanged: list[Any] = []
         self._queue = queue
@@ -75,8 +75,8 @@ class Standby:
             name="b", state_dir=state_dir, timeouts=LADDER, metrics=AggregatorMetrics(), make=self._make
         )
 
-    def _make(self, queue: JobQueue) -> Any:
-        self.leaders.append(Leader(queue))
+    def _make(self, queue: JobQueue, tensor_port: int) -> Any:
+        self.leaders.append(Leader(queue, tensor_port))
         return self.leaders[-1]
 
     @asynccontextmanager

@@ -106,7 +106,7 @@ def test_a_hello_that_does_not_fit(rogue: StockWorker, changed: dict[str, Any], 
 
 def test_data_without_control(rogue: StockWorker) -> None:
     line = refusal(rogue.exchange(), PRECONDITION)
-    assert f"worker incarnation '{rogue.incarnation}' does not attend; open Attend first" in line
+    assert f"worker incarnation '{rogue.incarnation}' has no control stream; open Attend first" in line
 
 
 def test_a_newer_connection_of_the_same_process_replaces_the_older(rogue: StockWorker) -> None:

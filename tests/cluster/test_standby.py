@@ -163,7 +163,7 @@ def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path:
         queue = tmp_path / "aggregator-state" / "queue.sqlite"
         with closing(sqlite3.connect(queue, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            pair.first.wait_log("this one leads no longer")
+            pair.first.wait_log("no longer leads")
             eventually(lambda: not leads(pair.first), "it to stand by")
             assert not leads(pair.second)
         one_leader(pair.first, pair.second)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.core.leasing.evaluation import MOST_BATCHES
-from aggregator.daemon import OWN_RUNGS
+from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.shards.server.session import WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
@@ -28,7 +28,7 @@ from worker.core.leases import MOST_LEASES
 ROOT = Path(__file__).parents[2]
 KI, MI = 1 << 10, 1 << 20
 CHUNK_KI, CHUNK_MI = CHUNK_ELEMENTS // KI, 4 * CHUNK_ELEMENTS // MI
-*others, last = (f"`{name}`" for name in OWN_RUNGS)
+*others, last = (f"`{name}`" for name in OWN_TIMEOUTS)
 
 FACTS = {
     "docs/overview.md": (f"{CHUNK_KI} Ki elements",),

@@ -89,20 +89,20 @@ class ShardedDataPlane:
         reason = self._shards.why_not_ready()
         return Refusal(reason) if reason else None
 
-    def attends(self, session: WorkerSession) -> None:
+    def worker_connected(self, session: WorkerSession) -> None:
         """Tell all shards of it, before it comes to them."""
         self._exchanging[session.number] = set()
         self._shards.order_all(
             pb.WorkerAttends(session=session.number, incarnation=session.incarnation, name=session.name)
         )
 
-    def invite(self, session: int, welcome: cluster.Welcome) -> None:
+    def fill_welcome(self, session: int, welcome: cluster.Welcome) -> None:
         """Say where the shards are."""
         welcome.session = session
         welcome.shards.extend(link.address for link in self._shards.links)
         welcome.shard_tensor_ports.extend(link.tensor_port for link in self._shards.links)
 
-    def left(self, session: WorkerSession, reason: str) -> None:
+    def worker_lost(self, session: WorkerSession, reason: str) -> None:
         """Its streams to the shards end too."""
         self._exchanging.pop(session.number, None)
         self._sent.pop(session.number, None)
@@ -164,10 +164,10 @@ class ShardedDataPlane:
 
     # ---- down ----
 
-    def store(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
+    def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """The shard has it already."""
 
-    def wake(self) -> None:
+    def wake_senders(self) -> None:
         """Once in this turn of the event loop."""
         if not self._waking:
             self._waking = True

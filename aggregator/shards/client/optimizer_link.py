@@ -84,7 +84,7 @@ class ShardedOptimizerLink:
                 self._weights(header)
             await self._wake.wait()
 
-    def tell(self, body: OptimizerOrder) -> None:
+    def send_order(self, body: OptimizerOrder) -> None:
         """Send an order."""
         _later(self._loop, self._order, body)
 

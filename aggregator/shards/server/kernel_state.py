@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aggregator.data_plane.reduction import KeptSums
+from aggregator.data_plane.reduction import StoredSums
 from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
@@ -137,7 +137,7 @@ class KernelState:
     def __init__(self) -> None:
         self.part: ShardTensors | None = None
         self.opening = 0
-        self.sums = KeptSums(self._finished)
+        self.sums = StoredSums(self._finished)
         self._waiting: dict[int, Float32Array] = {}  # finished sums, until they are staged
 
     def _finished(self, header: ChunkHeader, values: Float32Array) -> None:

@@ -89,7 +89,7 @@ class ShardSession:
             sessions=self._sessions,
             metrics=metrics,
             feed=self._feed,
-            room=self._backlog.wait_for_room,
+            wait_for_room=self._backlog.wait_for_room,
             shared_memory=shared_memory,
         )
         self._bench = KernelState()

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from aggregator.core.events import Drop, DropAll, Forward, Keep, Merge, SumEffect
-from aggregator.data_plane.reduction import KeptSums, Reduction
+from aggregator.data_plane.reduction import Reduction, StoredSums
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, ChunkHeader, DType
 from services.runtime.backlog import MAX_WAITING_CHUNKS
 from services.tensors.chunk_messages import (
@@ -39,7 +39,7 @@ class Sums:
 
     def __init__(self) -> None:
         self.values: list[NDArray[np.float32]] = []
-        self._sums = KeptSums(lambda header, values: self.values.append(values))
+        self._sums = StoredSums(lambda header, values: self.values.append(values))
 
     def give(self, *effects: SumEffect, chunk: TensorChunk | None = None) -> None:
         for effect in effects:
@@ -152,10 +152,10 @@ def test_no_more_payloads_wait_for_the_thread_than_may() -> None:
         go = threading.Event()
         reduction = Reduction(lambda header, values: assert_soon(go), lambda error: None)
         for seed in range(MAX_WAITING_CHUNKS):
-            await asyncio.wait_for(reduction.room(), LIMIT_SECONDS)
+            await asyncio.wait_for(reduction.wait_for_room(), LIMIT_SECONDS)
             reduction.submit([Keep(0, ROOT), FORWARD], received(FLOAT32, seed))
         reduction.submit([Keep(0, ROOT), Drop(0, ROOT)], in_place(FLOAT32, 0))
-        rooms = [asyncio.ensure_future(reduction.room()) for _ in range(3)]
+        rooms = [asyncio.ensure_future(reduction.wait_for_room()) for _ in range(3)]
         for _ in range(10):
             await asyncio.sleep(0)
         assert not any(room.done() for room in rooms), "the thread has come to none of them"

@@ -79,7 +79,7 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
     with leading(path) as queue, JobQueue(path) as other:
         other.look("b")
         lead = Leadership(queue, LADDER)
-        lead.hold(time.monotonic() + 2 * LADDER.takeover)  # it knows of b
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)  # it knows of b
         lead._led_seconds = time.monotonic()
         began = time.monotonic()
         blocker = sqlite3.connect(path, isolation_level=None)
@@ -88,7 +88,7 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
         assert time.monotonic() - began > LADDER.lapse
         blocker.close()
     assert isinstance(error, Deposed)
-    assert "locked by another process" in str(error) and "this one leads no longer" in str(error)
+    assert "locked by another process" in str(error) and "no longer leads" in str(error)
     assert [record.getMessage() for record in caplog.records if "no longer" in record.getMessage()] == [
         str(error)
     ]
@@ -130,7 +130,7 @@ def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) ->
         queue.raise_epoch("a", LADDER.takeover)
         other.look("b")
         lead = Leadership(queue, LADDER)
-        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
         lead._led_seconds = time.monotonic()
         queue.hang()
         error = asyncio.run(scenario(lead, queue))
@@ -159,7 +159,7 @@ def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_stora
         queue.raise_epoch("a", LADDER.takeover)
         other.look("b")
         lead = Leadership(queue, LADDER)
-        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
         lead._led_seconds = time.monotonic()
         queue.hang()
         error = asyncio.run(scenario(lead, queue, other))
@@ -183,12 +183,12 @@ def test_who_was_away_for_long_looks_before_it_acts(tmp_path: Path) -> None:
     with leading(path) as queue, JobQueue(path) as other:
         lead = Leadership(queue, LADDER)
         other.look("b")
-        lead.hold(time.monotonic() + 2 * LADDER.takeover)
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
         assert other.look("b").beat == 1, "it leads still, and shows it"
         other.raise_epoch("b")
-        lead.hold(time.monotonic() + 2 * LADDER.takeover + 0.01)  # just now it led
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover + 0.01)  # just now it led
         with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
-            lead.hold(time.monotonic() + 4 * LADDER.takeover)
+            lead.check_leading(time.monotonic() + 4 * LADDER.takeover)
 
 
 def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
         other.look("b")
         now = time.monotonic()
         for away in (1, 2, 3, 4):
-            lead.hold(now + away * (LADDER.comeback + 1))
+            lead.check_leading(now + away * (LADDER.comeback + 1))
         assert not lead.standbys
         assert not other.look("b").known
 

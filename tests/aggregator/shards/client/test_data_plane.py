@@ -164,16 +164,16 @@ def test_sums_that_were_lost_with_a_shard_are_not_asked_for() -> None:
 def test_a_worker_exchanges_once_it_does_so_with_all_shards() -> None:
     def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.attends(session)
+        talk.lanes.worker_connected(session)
         assert talk.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
         talk.report(1, pb.WorkerExchanges(session=session.number))
         assert talk.fed == []
         talk.report(0, pb.WorkerExchanges(session=session.number))
         assert talk.fed == [ev.DataStreamOpened(session.number)]
         welcome = cluster.Welcome()
-        talk.lanes.invite(session.number, welcome)
+        talk.lanes.fill_welcome(session.number, welcome)
         assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
-        talk.lanes.left(session, "it stops")
+        talk.lanes.worker_lost(session, "it stops")
         assert talk.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
 
     with_dialogue(scenario)
@@ -182,7 +182,7 @@ def test_a_worker_exchanges_once_it_does_so_with_all_shards() -> None:
 def test_a_worker_that_one_shard_lost_starts_over() -> None:
     async def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.attends(session)
+        talk.lanes.worker_connected(session)
         talk.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
         with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
             await session.mailbox.wait_closed()
@@ -193,14 +193,14 @@ def test_a_worker_that_one_shard_lost_starts_over() -> None:
 def test_weights_are_sent_by_the_shards_that_have_them() -> None:
     async def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.attends(session)
+        talk.lanes.worker_connected(session)
         talk.orders()
 
         def due(step: int, *chunks: int) -> None:
             headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
             talk.core.weights[session.number] = headers
-            talk.lanes.wake()
-            talk.lanes.wake()
+            talk.lanes.wake_senders()
+            talk.lanes.wake_senders()
 
         due(4, 0, 1, 2)
         assert talk.orders() == [], "once in a turn of the event loop"

@@ -1,4 +1,4 @@
-"""The link to an optimizer on another host: a slow one slows the workers, and fills no queue; damage ends the link."""
+"""Tests of the link to an optimizer on another host: back-pressure, damaged messages, reconnecting."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-import pytest
 
-from aggregator.optimizer_link import LocalOptimizerLink, OptimizerLinkEvents, RemoteOptimizerLink
+from aggregator.optimizer_links.link import OptimizerLinkCallbacks
+from aggregator.optimizer_links.remote import RemoteOptimizerLink
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.protocol.envelope import wrap
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 30.0
 
 
 class SlowOptimizer:
-    """Says hello, and reads chunks only once `reads` is set."""
+    """An optimizer that says Hello and reads chunks only while `reads` is set."""
 
     def __init__(self) -> None:
         self.reads = asyncio.Event()
@@ -56,9 +56,7 @@ class SlowOptimizer:
             self.read += 1
 
 
-def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_reconnecting_waits_at_most_the_retry_timeout() -> None:
     waits: list[float] = []
 
     async def scenario() -> None:
@@ -71,7 +69,6 @@ def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
                     enough.set()
                     await asyncio.Event().wait()
 
-        monkeypatch.setattr("aggregator.optimizer_link.Backoff", Hasty)
         server = await start_server("127.0.0.1:0", Security(), [], ())
         link = RemoteOptimizerLink(
             f"127.0.0.1:{server.port}",
@@ -79,7 +76,7 @@ def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
             name="a",
             incarnation="i",
             epoch=1,
-            events=OptimizerLinkEvents(
+            callbacks=OptimizerLinkCallbacks(
                 connected=lambda name: None,
                 lost=lambda reason: None,
                 message=lambda body: None,
@@ -88,6 +85,7 @@ def test_an_optimizer_that_is_away_is_looked_for_at_the_clusters_pace(
             heartbeat_seconds=0.5,
             shared_memory=False,
             count=lambda used: None,
+            make_backoff=Hasty,
         )
         running = asyncio.ensure_future(link.run())
         await enough.wait()
@@ -110,7 +108,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
         name="a",
         incarnation="i",
         epoch=1,
-        events=OptimizerLinkEvents(
+        callbacks=OptimizerLinkCallbacks(
             connected=lambda name: connected(),
             lost=lost,
             message=lambda body: None,
@@ -122,7 +120,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
     )
 
 
-def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
+def test_a_slow_optimizer_makes_workers_wait_after_one_window() -> None:
     async def scenario() -> None:
         optimizer = SlowOptimizer()
         server = await start_server("127.0.0.1:0", Security(), optimizer.handlers(), ())
@@ -130,12 +128,12 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
         link = link_to(f"127.0.0.1:{server.port}", connected.set, lambda reason: lost.set())
         running = asyncio.ensure_future(link.run())
         try:
-            await link.room()  # nothing waits yet
+            await link.wait_for_room()  # returns at once: nothing waits yet
             await connected.wait()
             values = np.zeros(CHUNK_ELEMENTS, np.float32)
             for index in range(SENT):
                 link.send(link.prepare(chunk(index), values, SENT * CHUNK_ELEMENTS))
-            waiting = asyncio.ensure_future(link.room())
+            waiting = asyncio.ensure_future(link.wait_for_room())
             done, _ = await asyncio.wait((waiting,), timeout=0.5)
             assert not done, "a window of sums waits, and no more may come"
             optimizer.reads.set()
@@ -147,7 +145,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
                 link.send(link.prepare(chunk(index), values, SENT * CHUNK_ELEMENTS))
             await server.stop(0)
             await lost.wait()
-            await link.room()  # what is sent while the link is down is dropped: nobody waits for it
+            await link.wait_for_room()  # returns at once: sums are dropped while the link is down
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -156,7 +154,7 @@ def test_workers_wait_while_a_window_of_sums_waits_for_the_optimizer() -> None:
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_an_optimizer_whose_words_are_damaged_is_connected_to_anew_before_a_beat() -> None:
+def test_a_damaged_control_message_ends_the_link_at_once() -> None:
     async def scenario() -> None:
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="optimizer", name="o", shard_count=1)
         peer = DamagingPeer(
@@ -168,29 +166,10 @@ def test_an_optimizer_whose_words_are_damaged_is_connected_to_anew_before_a_beat
             lost: list[str] = []
             running = asyncio.ensure_future(link_to(peer.address, lambda: None, lost.append).run())
             await peer.again.wait()
-            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
-            (told,) = lost
-            assert told.startswith(f"{peer.address}: Attend: message 2, of ")
+            assert peer.heard[0] == 1, "only Hello was sent, no heartbeat"
+            (reason,) = lost
+            assert reason.startswith(f"{peer.address}: Attend: message 2")
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
-
-
-def test_an_optimizer_in_this_process_has_room_when_its_engine_has() -> None:
-    class Engine:
-        roomy = asyncio.Event()
-
-        async def wait_for_room(self) -> None:
-            await self.roomy.wait()
-
-    async def scenario() -> None:
-        engine: Any = Engine()
-        nothing: Any = None
-        room = asyncio.ensure_future(LocalOptimizerLink(engine, name="agg", epoch=1, events=nothing).room())
-        await asyncio.sleep(0)
-        assert not room.done()
-        engine.roomy.set()
-        await room
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

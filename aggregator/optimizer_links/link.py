@@ -1,0 +1,70 @@
+"""What the aggregator's service expects of a link to the optimizer.
+
+Links call back on the event loop, and never from within a call to them, so the aggregator's core is not re-entered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from protos.cluster_pb2 import ReadCheckpointRequest
+from protos.tensors_pb2 import ChunkHeader
+from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.tensors.chunk_messages import Message, TensorChunk
+from services.tensors.kernels.arithmetic import Float32Array
+
+
+@dataclass(frozen=True)
+class OptimizerLinkCallbacks:
+    """Callbacks of a link, called on the event loop.
+
+    Attributes:
+        connected: Called with the optimizer's name when the link is up.
+        lost: Called with the reason when the link is down.
+        message: Called with each control message.
+        weights: Called with the header of each chunk of weights. A chunk from another process comes with its payload
+            and, unless it was in shared memory, its message. Raises Refused if the chunk is damaged.
+    """
+
+    connected: Callable[[str], None]
+    lost: Callable[[str], None]
+    message: Callable[[OptimizerBody], None]
+    weights: Callable[[ChunkHeader, TensorChunk | None, Message | None], None]
+
+
+class OptimizerLink(Protocol):
+    """A link to the optimizer."""
+
+    async def run(self) -> None:
+        """Keep the link up until cancelled.
+
+        Raises:
+            Failed: The optimizer refuses this aggregator for good.
+        """
+
+    def send_order(self, body: OptimizerOrder) -> None:
+        """Send an order."""
+
+    def read_checkpoint(self, request: ReadCheckpointRequest) -> Any:
+        """Return an async iterator over the file parts of a checkpoint."""
+
+
+class GradientLink(OptimizerLink, Protocol):
+    """A link that also carries finished sums from this process."""
+
+    def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Any:
+        """Return a finished sum in the form that `send` takes; called on the kernel thread.
+
+        Args:
+            header: The sum's header.
+            values: The sum, [header.elements] float32.
+            elements: The number of elements in the whole layout.
+        """
+
+    def send(self, prepared: Any) -> None:
+        """Send what `prepare` returned; called on the event loop."""
+
+    async def wait_for_room(self) -> None:
+        """Wait until few enough sums are on their way for workers to send more."""

@@ -1,0 +1,78 @@
+"""What users and tools learn of the aggregator: events of jobs, and waits that take long."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aggregator.core.aggregator import Clock
+from aggregator.core.events import Note
+from aggregator.storage.journal import Journal
+from protos.jobs_pb2 import JobEvent, Wait
+from services.runtime.metrics import AggregatorMetrics
+from services.timeouts import Timeouts
+
+log = logging.getLogger("tiermesh.aggregator")
+
+
+class EventPublisher:
+    """Publishes events of jobs to the journal, the log and the metrics.
+
+    Args:
+        journal: The jobs' logs and their watchers.
+        metrics: The aggregator's metrics.
+    """
+
+    def __init__(self, journal: Journal, metrics: AggregatorMetrics) -> None:
+        self._journal = journal
+        self._metrics = metrics
+        self._last_step_seconds: float | None = None  # when the previous event came, if it was a step
+
+    def publish(self, note: Note, clock: Clock) -> None:
+        """Publish one event."""
+        event = JobEvent(
+            job=note.job,
+            seconds=clock.unix_seconds,
+            kind=note.kind,
+            text=note.text,
+            grad_norm=note.grad_norm,
+            learning_rate=note.learning_rate,
+        )
+        self._journal.publish(event)
+        log.info("%s", note.text, extra={"job": note.job.id, "step": note.job.step})
+        if note.kind == "step" and note.job.HasField("loss"):
+            seconds = clock.monotonic_seconds - self._last_step_seconds if self._last_step_seconds else None
+            self._metrics.record_step(note.job.id, step=note.job.step, loss=note.job.loss, seconds=seconds)
+        self._last_step_seconds = clock.monotonic_seconds if note.kind == "step" else None
+        if note.kind == "evaluation":
+            self._metrics.set_validation_loss(note.job.id, note.job.validation_loss)
+
+
+class WaitReporter:
+    """Shows current waits in the metrics, and logs each one when it passes a timeout.
+
+    Args:
+        metrics: The aggregator's metrics.
+        timeouts: The cluster's timeouts.
+    """
+
+    def __init__(self, metrics: AggregatorMetrics, timeouts: Timeouts) -> None:
+        self._metrics = metrics
+        self._timeouts = timeouts
+        self._passed: dict[
+            tuple[str, int, str], str | None
+        ] = {}  # the longest timeout that each wait has passed
+
+    def report(self, waits: Sequence[Wait]) -> None:
+        """Report the current waits, the longest first."""
+        self._metrics.set_waits({each.peer: each.seconds for each in reversed(waits)})
+        passed_before, self._passed = self._passed, {}
+        for each in waits:
+            key, timeout = (each.peer, each.step, each.what), self._timeouts.longest_exceeded(each.seconds)
+            self._passed[key] = timeout
+            if timeout and passed_before.get(key) != timeout:
+                log.warning(
+                    "waits for %s %s: %s, bucket %d, for %.1f s (longer than `%s`)",
+                    each.role, each.peer, each.what, each.bucket, each.seconds, timeout,
+                    extra={"job": each.job, "step": each.step},
+                )  # fmt: skip
