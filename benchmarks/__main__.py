@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME ...]`: measures the figures of the README and prints each against its bound."""
+"""Measure the figures that benchmarks/README.md lists, and print each against its bound.
+
+python -m benchmarks [NAME ...]
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 from services.errors import TiermeshError
 from services.runtime import process
 
-# As every daemon does: before numpy is imported.
+# Daemons do the same. Both calls must come before the import of numpy.
 process.tune_allocator()
 process.limit_blas_to_one_thread()
 
@@ -58,10 +61,10 @@ FIGURES: dict[str, Callable[[], bool]] = {
 
 
 def main(names: list[str]) -> int:
-    """Print the named figures, or all; 0 if all that could be measured are within their bounds."""
+    """Measure the named figures, or all of them. Return 0 if each measured figure keeps its bound, else 1."""
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
-        print(f"benchmarks: no figure {unknown[0]!r}; choose of {', '.join(FIGURES)}", file=sys.stderr)
+        print(f"benchmarks: no figure {unknown[0]!r}; choose one of {', '.join(FIGURES)}", file=sys.stderr)
         return 2
     reached = True
     for name in names or FIGURES:

@@ -1,7 +1,7 @@
-"""adamw_over_memcpy: an update of 32 Mi parameters, chunk by chunk as both tiers make it, against one copy of them.
+"""adamw_over_memcpy: an AdamW update of 32 Mi parameters, chunk by chunk as the roles do it, over one copy of them.
 
-By turns, so that whatever else the machine does touches all alike. Beside it the other kernels of the data plane, and
-the same by numpy alone, in a process of its own.
+The kernels take turns, so other load on the machine affects them alike. The other kernels of the data plane are printed
+too, as are all of them in pure numpy, measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from services.tensors.layout import Layout, chunk_range
 BOUND = 2.3
 ELEMENTS = 32 * 1024 * 1024
 ROUNDS = 15
-"""By turns; the first, which finds pages fresh and caches cold, isn't counted."""
+"""Number of rounds. One more round, with fresh pages and cold caches, comes first and isn't counted."""
 
 DTYPES: tuple[WireDType, ...] = ("fp32", "bf16", "fp16")
 MEMCPY, ADAMW = "memcpy of 128 MiB", "AdamW"
 
 
 def run() -> bool:
-    """Measure both paths."""
+    """Measure the compiled kernels and numpy."""
     ours, by_numpy = measure(), _measure_numpy()
     copied = median(ours[MEMCPY])
     details = [
@@ -54,7 +54,7 @@ def run() -> bool:
 
 
 def measure() -> dict[str, list[float]]:
-    """Seconds of each kernel over 32 Mi elements, by its name, as this process computes them."""
+    """Return the seconds of each kernel over 32 Mi elements, by kernel name, as this process computes them."""
     tensors = _tensors()
     random = np.random.Generator(np.random.Philox(0))
     values, into = (random.standard_normal(ELEMENTS, np.float32) for _ in range(2))
@@ -91,7 +91,7 @@ def measure() -> dict[str, list[float]]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for counted in range(-1, ROUNDS):
-        stage()  # every round updates by a gradient, as every step does
+        stage()  # Each round needs a staged gradient, as each step does.
         tensors.begin_update(*tensors.measure(1)[::2])
         for name, kernel in work.items():
             started = time.perf_counter()
@@ -102,7 +102,7 @@ def measure() -> dict[str, list[float]]:
 
 
 def _tensors() -> MasterTensors:
-    """An optimizer's, of a layout in which matrices decay and biases don't."""
+    """Return an optimizer's tensors, in a layout whose matrices decay and whose biases don't."""
     rows, columns = 2048, 1023
     shapes = [
         (f"{index}.{name}", shape)
@@ -118,7 +118,7 @@ def _tensors() -> MasterTensors:
 
 
 def _payload(values: Float32Array, dtype: WireDType) -> memoryview:
-    """As a view of a received message, in which it begins anywhere."""
+    """Return a payload as an unaligned view, as in a received message."""
     return memoryview(b"\x0a\x7a\x7a" + to_wire(values, dtype).tobytes())[3:]
 
 

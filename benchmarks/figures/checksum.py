@@ -1,4 +1,4 @@
-"""What checksums cost: CPU seconds for the crc32c of a gigabyte of chunks, beside copying the same chunks."""
+"""checksum: CPU seconds for the CRC-32C of a gigabyte of chunks, beside the cost of copying the same chunks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from services.tensors.layout import CHUNK_ELEMENTS
 
 CHUNK_BYTES = 4 * CHUNK_ELEMENTS
 CHUNKS = 128
-"""Enough that none is still in a cache when its turn comes again, as chunks on their way through a role aren't."""
+"""Enough chunks that none is still cached at its next turn, like chunks that pass through a role."""
 ROUNDS = 9
 
 
 def run() -> bool:
-    """Print `checksum_cpu_seconds_per_gb`, and what a copy takes under it."""
+    """Measure and report `checksum_cpu_seconds_per_gb`."""
     source = np.random.Generator(np.random.Philox(0)).integers(0, 256, (CHUNKS, CHUNK_BYTES), np.uint8)
     target = np.empty_like(source)
 

@@ -1,6 +1,7 @@
-"""emulator_over_torch: forward and backward on the emulator against plain PyTorch, with as many threads each.
+"""emulator_over_torch: a forward and backward pass on the emulator, over plain PyTorch with as many threads.
 
-Ours is the worker's own `TrainingStep.micro_batch`, gradients read back included; its peer is forward, loss, backward.
+The emulator runs the worker's own `TrainingStep.micro_batch`, which includes reading the gradients back. The peer runs
+forward, loss and backward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WARM_UP = 3
 
 
 def nanogpt(threads: int) -> bool:
-    """nanoGPT's setting, a whole step's sequences at once."""
+    """Measure nanoGPT's setting, with all sequences of a step in one pass."""
     name, bound = (
         ("emulator_over_torch", 1.3) if threads == 1 else (f"emulator_over_torch_{threads}_threads", 1.5)
     )
@@ -30,14 +31,14 @@ def nanogpt(threads: int) -> bool:
 
 
 def nanollama(threads: int) -> bool:
-    """nanollama3's setting."""
+    """Measure nanollama3's setting."""
     config = load_nanollama(f"device_config.threads={threads}")
     name = f"nanollama_over_torch_{threads}_threads"
     return _measure(name, 1.5, config, "nanollama.py", rounds=12, passes=1)
 
 
 def _measure(name: str, bound: float, config: JobConfig, script: str, *, rounds: int, passes: int) -> bool:
-    """Measure in rounds, ours and the peer's by turns: a round's figure is the fastest of its passes on a side."""
+    """Measure both sides in turns. A round's time is the fastest of its passes."""
     with mesh_of(config) as mesh:
         step = TrainingStep(config, mesh)
         weights = step.initial_weights()

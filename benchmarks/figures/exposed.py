@@ -1,10 +1,12 @@
-"""exposed: what a step of two workers on a real model takes beyond their computing, as a share of it.
+"""exposed: share of a step that computing doesn't hide: (step - computing) / computing, for two workers.
 
-A GPT of 10.7 M parameters (stepped_cluster.py), 4 sequences of 256 tokens a worker, bfloat16 on the wire both ways,
-gradients clipped, 2 tiers on loopback: over gRPC (`exposed`), and through shared memory as roles on one host do by
-themselves (`exposed_same_host`). Computing is forward and backward passes that the same workers make side by side
-while nothing is exchanged, by turns with steps; so two workers compute on two cores all the time, and whatever CPU time
-the exchange takes counts as exposed, too, though on hosts of their own the aggregator's would not.
+The model is a GPT of 10.7 M parameters (stepped_cluster.py) with 4 sequences of 256 tokens per worker. Gradients are
+clipped, and bfloat16 on the wire in both directions. The cluster has 2 tiers on loopback. `exposed` sends tensors over
+gRPC, `exposed_same_host` through shared memory, which is the default on one host.
+
+Computing is measured in turns with the steps: the same workers make passes side by side while nothing is exchanged. On
+two cores both workers compute all the time, so CPU time of the exchange counts as exposed. On separate hosts the
+aggregator's share of it would not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from benchmarks.harness.stepped_cluster import SteppedCluster
 WORKERS = 2
 BLOCKS = 9
 PASSES, STEPS = 3, 3
-"""In a block, of each cluster by turns: so many passes of each worker, then so many steps."""
+"""Passes and steps of each worker in a block. The clusters take turns, one block at a time."""
 WARM_UP_STEPS = 3
 BOUND = 0.15
 SETTINGS = ("batch_size=4",)
@@ -28,7 +30,14 @@ CLUSTERS = {"exposed": ("--no-shared-memory",), "exposed_same_host": ()}
 
 @dataclass
 class Measured:
-    """Of a cluster: seconds of a pass and of a step, block by block; CPU seconds of a step, all daemons, likewise."""
+    """Measurements of one cluster, one entry per block.
+
+    Attributes:
+        passes: Median seconds of a pass.
+        steps: Seconds of a step.
+        cores: Cores that a worker had during its passes.
+        cpu: CPU seconds of a step, by daemon.
+    """
 
     passes: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -36,7 +45,7 @@ class Measured:
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
     def block(self, cluster: SteppedCluster) -> None:
-        """Measure one."""
+        """Measure one block."""
         before = cluster.cpu_seconds()
         passes = [each.seconds for worker in cluster.gate.compute_passes(PASSES) for each in worker]
         between = cluster.cpu_seconds()
@@ -50,12 +59,12 @@ class Measured:
 
     @property
     def exposed(self) -> list[float]:
-        """The share, block by block."""
+        """Exposed share of each block."""
         return [step / computing - 1 for step, computing in zip(self.steps, self.passes, strict=True)]
 
 
 def run() -> bool:
-    """Measure both clusters by turns."""
+    """Measure both clusters in turns."""
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         clusters = {

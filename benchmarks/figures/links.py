@@ -1,4 +1,4 @@
-"""links: figures on a real bottleneck, hosts of their own (benchmarks/harness/hosts.py) on links of 1 Gbit/s."""
+"""links: figures on links of 1 Gbit/s between hosts that are emulated by namespaces (harness/hosts.py)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LEAST_SHARE = 0.92
 
 
 def run() -> bool:
-    """Report all of them."""
+    """Measure and report all three groups of figures."""
     return aggregator_link() & links_sharded.run() & links_step.run()
 
 
 def aggregator_link() -> bool:
-    """How full the aggregator's link is: with gradients that come in, with weights that go out.
+    """Measure how full the aggregator's link is while gradients come in and while weights go out.
 
-    Four idle workers on hosts of their own have all gradients ready when they are let go at once. Time of the gradients
-    is from the first of their bytes on the aggregator's interface to the last, that of the weights likewise, as its
-    counters say (harness/link_meter.py); what is between the two, the rest of the sums, the COMMIT and the first
-    chunk's update, stands under the figures. A share is payload over what the link can carry in that time: headers
-    of Ethernet, IP and TCP leave 95.6 % at most.
+    Four workers on hosts of their own, which compute nothing, have all gradients ready and start at once. The time of
+    the gradients lasts from their first byte on the aggregator's interface to their last, by its counters
+    (harness/link_meter.py); the time of the weights likewise. The time between the two (last sums, COMMIT, update of
+    the first chunk) is printed below the figures. A share is the payload over what the link can carry in that time.
+    Headers of Ethernet, IP and TCP leave at most 95.6 %.
     """
     names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
     with ExitStack() as stack:

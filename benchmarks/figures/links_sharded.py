@@ -1,4 +1,4 @@
-"""The exchange of 4 workers through shards on their own hosts, over the least that their links allow."""
+"""links_sharded_over_least: an exchange of 4 workers through shards on their hosts, over the links' least time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROUNDS, WARM_UP_STEPS = 9, 3
 
 
 def run() -> bool:
-    """Measure it: every worker's host has a shard too, the first the aggregator besides.
+    """Measure with a shard on each worker's host; the aggregator runs on the first.
 
-    An exchange is from the moment at which all gradients are ready to that at which the last worker has its last new
-    weights in its own array. Of N workers each sends all but its own shard's part, (N - 1)/N of the gradients, and gets
-    as much of the weights; its link carries no more, either way: its shard gets and sends (N - 1) parts of 1/N. So the
-    least is 2 (N - 1)/N x bytes / bandwidth, of which headers alone make 1.046 times as much.
+    An exchange starts when all gradients are ready. It ends when the last worker has its last new weights in its own
+    array. Each of N workers sends all gradients but its own shard's, which are (N - 1)/N of them, and receives as much
+    of the weights. Its shard receives and sends (N - 1) parts of 1/N, so its link carries 2 (N - 1)/N x bytes each way.
+    The least time is that over the bandwidth. Headers alone make it 1.046 times as long.
     """
     load = os.getloadavg()[0]
     names = [f"worker-{number}" for number in range(1, WORKERS + 1)]

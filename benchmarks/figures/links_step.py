@@ -1,4 +1,4 @@
-"""A step of two workers on a real model whose computing and transfer are alike, over the least that it can take."""
+"""links_step_over_critical_path: a step whose computing takes as long as its transfers, over its critical path."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ BOUND = 1.15
 WORKERS = 2
 WIRE_BITS = 16
 SETTINGS = ("batch_size=3",)
-"""With so many sequences of 256 tokens, computing takes about what transfer does at 1 Gbit/s on a core of ours."""
+"""Batch size at which computing takes about as long as the transfers at 1 Gbit/s, on one core."""
 LEAST_COMPUTING, MOST_COMPUTING = 0.8, 1.2
-"""Of what the link needs for a step's weights and gradients."""
+"""Bounds of computing time, as multiples of the time the link needs for a step's weights and gradients."""
 BLOCKS, PASSES, STEPS = 9, 3, 3
 WARM_UP_STEPS = 3
 
 
 def run() -> bool:
-    """Measure steps, by turns with passes of the same workers that nothing is exchanged in, and compare.
+    """Measure steps in turns with passes of the same workers, and compare a step with its critical path.
 
-    Each worker computes a micro-batch of a GPT of 10.7 M parameters a step, and both exchange it in bfloat16 with the
-    aggregator, all on hosts of their own. The least is worked out of the parts, as critical_path.py says: lone passes
-    of both workers at once, what plain sockets get of the link, the kernels of sums and update. Where computing is not
-    within 0.8 to 1.2 of what the link needs at 1 Gbit/s, the link is shaped so that it takes as long.
+    In a step each worker computes one micro-batch of a GPT of 10.7 M parameters and exchanges it in bfloat16 with the
+    aggregator. All roles run on hosts of their own. critical_path.py computes the least time from the parts: passes of
+    both workers at once without exchange, the throughput of plain sockets, and the kernels for sums and update. If
+    computing takes less than 0.8 or more than 1.2 times the transfers at 1 Gbit/s, the link's rate is changed so that
+    both take equally long.
     """
     load = os.getloadavg()[0]
     names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
@@ -87,5 +88,5 @@ def run() -> bool:
 
 
 def _lone_pass(cluster: SteppedCluster) -> ComputePass:
-    """What a pass is like, of all workers side by side."""
+    """Return the median pass of all workers, which run side by side."""
     return median_pass([each for worker in cluster.gate.compute_passes(PASSES) for each in worker])

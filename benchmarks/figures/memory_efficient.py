@@ -1,7 +1,7 @@
-"""memory_efficient: what recomputing the blocks saves of memory, and what it costs in time, on 12 blocks.
+"""memory_efficient: memory that recomputing blocks saves, and the time it costs, with 12 blocks.
 
-Both are of the worker's own `TrainingStep.micro_batch` on the emulator. Activation memory is what a pass holds at its
-peak beyond what was there before, by a count of all that numpy allocates, in a pass of its own; times without.
+Both come from the worker's own `TrainingStep.micro_batch` on the emulator. Activation memory is the peak of numpy's
+allocations during a pass, counted from the pass's start. Times come from other passes, without that counting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNNERS = ("memory_efficient", "default")
 
 
 def run() -> bool:
-    """Measure peaks, then times by turns."""
+    """Measure peaks, then times in turns."""
     configs = [_config(runner) for runner in RUNNERS]
     with mesh_of(configs[0]) as mesh:
         steps = []
@@ -77,7 +77,7 @@ def run() -> bool:
 
 
 def _config(runner: str) -> JobConfig:
-    """The setting's job with the widths of nanoGPT's larger Shakespeare model and 12 blocks."""
+    """Return the setting's job with 12 blocks of the width of nanoGPT's larger Shakespeare model."""
     return load_setting(
         "model_config=model_configs/nanogpt_char.yaml",
         "transformer_config.num_blocks=12",

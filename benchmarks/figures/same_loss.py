@@ -1,4 +1,4 @@
-"""same_loss_as_peer: the first steps' losses, against plain PyTorch from the same weights on the same batches."""
+"""same_loss_as_peer: losses of the first steps, against plain PyTorch from the same weights on the same batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 50
 
 
 def run() -> bool:
-    """Train through a cluster, then let the peer repeat it from step-00000000."""
+    """Train in a cluster, let the peer repeat it from step-00000000, and compare."""
     peer_python()
     state = state_dir(NAME)
     limit = f"training_config.max_steps={STEPS}"
@@ -32,7 +32,7 @@ def run() -> bool:
     ours = step_losses(state, result["job"])
     peers = _peer_losses(config, Path(result["checkpoint"]).with_name("step-00000000"))
     if len(ours) != STEPS or len(peers) != STEPS:
-        raise Failed(f"{len(ours)} losses of ours, {len(peers)} of the peer, expected {STEPS} each")
+        raise Failed(f"losses: {len(ours)} of the cluster, {len(peers)} of the peer, expected {STEPS} each")
     differences = [abs(a - b) for a, b in zip(ours, peers, strict=True)]
     return report(
         NAME,
@@ -71,7 +71,7 @@ def _peer_losses(config: JobConfig, checkpoint: Path) -> list[float]:
 
 
 def _export_batches(config: JobConfig, ids: npt.NDArray[np.uint32], path: Path) -> None:
-    """The batches that our workers train on: int64 [steps, micro-batches, sequences, tokens]."""
+    """Write the batches that the workers train on: int64 [steps, micro-batches, sequences, tokens]."""
     data = TokenDataset(
         ids,
         seed=config.seed,

@@ -1,7 +1,7 @@
-"""shared_memory: the exchange of 2 workers and an aggregator on one host, through shared memory and over gRPC.
+"""shared_memory_over_grpc: an exchange of 2 workers on one host through shared memory, over the same through gRPC.
 
-Real daemons whose workers' meshes cost nothing, 32 Mi parameters, the two clusters by turns; then the same bytes over
-plain sockets.
+The daemons are real, their workers compute nothing, and the model has 32 Mi parameters. The two clusters take turns.
+The same bytes over plain sockets are measured after them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FLOOR_SECONDS = 120.0
 
 
 def run() -> bool:
-    """Measure both in turns, then the floor."""
+    """Measure both clusters in turns, then plain sockets."""
     seconds: dict[str, list[float]] = {"shared memory": [], "gRPC": []}
     with ExitStack() as stack:
         clusters = {

@@ -1,8 +1,8 @@
-"""Hours of steps while workers die and come back: does any role's memory grow?
+"""soak: growth of each role's memory while workers are killed and restarted for an hour.
 
-`tiermesh local --supervise` in 3 tiers runs a job that never ends; each while one of the workers, by a seed, is killed
-with SIGKILL. What is compared is the most resident memory that each role had in the second half with the first.
-TIERMESH_BENCH_SOAK_SECONDS: how long, an hour if it is not set.
+`tiermesh local --supervise` with 3 tiers runs an endless job. At regular intervals SIGKILL ends one of the workers,
+which a seed chooses. The figure compares each role's peak resident memory in the second half with that in the first.
+TIERMESH_BENCH_SOAK_SECONDS sets the duration; the default is an hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORKERS = 3
 HOUR_SECONDS = 3600.0
 BOUND_MEGABYTES = 2.0
 KILLS = 60
-"""That are tried over the whole run; a worker that is being started again is spared."""
+"""Number of kills over the whole run. A kill is skipped while its worker is being restarted."""
 LOOK_SECONDS = 1.0
 READY_SECONDS = 120.0
 _CONFIG = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
@@ -36,7 +36,7 @@ Samples = Mapping[str, Sequence[tuple[float, int]]]
 
 
 def run() -> bool:
-    """Soak, and report the role that grew most."""
+    """Run the cluster, and report the role whose memory grew most."""
     seconds = float(os.environ.get("TIERMESH_BENCH_SOAK_SECONDS", HOUR_SECONDS))
     log = BUILD / "soak" / "local.log"
     with _cluster(log) as cluster:
@@ -59,13 +59,13 @@ def run() -> bool:
 
 
 def grown(samples: Samples) -> dict[str, tuple[int, int]]:
-    """The most bytes that each role had in the first and in the second half of the time that was looked at.
+    """Return each role's peak bytes in the first and in the second half of the measured time.
 
     Args:
-        samples: seconds and bytes, by role.
+        samples: (seconds, bytes) of each role, by name.
 
     Raises:
-        Failed: a role was not there in one of the halves.
+        Failed: A role has no sample in one of the halves.
     """
     times = [at for looked in samples.values() for at, _ in looked]
     middle = (min(times) + max(times)) / 2
@@ -74,7 +74,7 @@ def grown(samples: Samples) -> dict[str, tuple[int, int]]:
         first = [size for at, size in looked if at <= middle]
         second = [size for at, size in looked if at > middle]
         if not first or not second:
-            raise Failed(f"{role} was not there in {'the first' if not first else 'the second'} half")
+            raise Failed(f"{role}: no sample in {'the first' if not first else 'the second'} half")
         found[role] = (max(first), max(second))
     return found
 
@@ -102,7 +102,7 @@ def _cluster(log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _soak(cluster: subprocess.Popen[bytes], log: Path, seconds: float) -> tuple[Samples, int]:
-    """What was seen, and how many workers were killed."""
+    """Sample memory and kill workers for this long. Return the samples and the number of kills."""
     names = ["optimizer", "aggregator", *(f"worker-{number + 1}" for number in range(WORKERS))]
     samples: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     draw = random.Random(5)
@@ -123,19 +123,19 @@ def _soak(cluster: subprocess.Popen[bytes], log: Path, seconds: float) -> tuple[
 
 
 def _await_job(cluster: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the job is submitted: from then on daemons that die are started again."""
+    """Wait until the job is submitted. From then on, daemons that die are restarted."""
     deadline = time.monotonic() + READY_SECONDS
     while b"; logs: " not in log.read_bytes():
         if time.monotonic() > deadline:
-            raise Failed(f"no job is submitted after {READY_SECONDS:g} s; see {log}")
+            raise Failed(f"no job was submitted within {READY_SECONDS:g} s; see {log}")
         _look_again(cluster, log)
 
 
 def _look_again(cluster: subprocess.Popen[bytes], log: Path) -> None:
-    """Return when it is time for another look.
+    """Wait until the next sample is due.
 
     Raises:
-        Failed: the cluster has ended.
+        Failed: The cluster has ended.
     """
     with suppress(subprocess.TimeoutExpired):
         cluster.wait(LOOK_SECONDS)
@@ -143,10 +143,10 @@ def _look_again(cluster: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _daemons(parent: int) -> dict[str, int]:
-    """Process ids of a process's daemons, by their names."""
+    """Return the process ids of a process's daemons, by name."""
     found = {}
     for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        with suppress(OSError, ValueError):  # it has just ended
+        with suppress(OSError, ValueError):  # The process has just ended.
             words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
             found[words[words.index("--name") + 1]] = int(child)
     return found
@@ -155,6 +155,6 @@ def _daemons(parent: int) -> dict[str, int]:
 def _resident_bytes(process: int) -> int:
     try:
         pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-    except OSError:  # it has just ended
+    except OSError:  # The process has just ended.
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

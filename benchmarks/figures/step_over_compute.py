@@ -1,6 +1,6 @@
-"""step_over_compute: a whole step of a 1-worker 2-tier cluster, against the worker's forward and backward inside it.
+"""step_over_compute: a whole step of a 2-tier cluster with 1 worker, over its forward and backward pass.
 
-Both as the daemons themselves count them for Prometheus, read at the start and end of windows of the run.
+Both come from the daemons' own metrics, read at the start and end of windows of the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WINDOW_STEPS = 25
 
 @dataclass(frozen=True)
 class Reading:
-    """What the daemons have counted so far: steps and their seconds, seconds of forward and backward, of updates."""
+    """Totals of the daemons' metrics at one moment."""
 
     steps: float
     step_seconds: float
@@ -36,7 +36,7 @@ class Reading:
 
 
 def run() -> bool:
-    """Follow the metrics of a run; the median over its windows."""
+    """Follow the metrics of a run, and report the median over its windows."""
     state = state_dir(NAME)
     process = start_local(
         state, 2, 1, f"training_config.max_steps={STEPS}", "eval_every=0", "model_save_interval=0"
@@ -68,7 +68,7 @@ def run() -> bool:
 
 
 def _windows(process: subprocess.Popen[str], state: Path) -> list[tuple[Reading, Reading]]:
-    """Pairs of readings, WINDOW_STEPS apart, from after the warm-up until the run ends."""
+    """Return pairs of readings, WINDOW_STEPS apart, from the end of the warm-up to the end of the run."""
     windows: list[tuple[Reading, Reading]] = []
     start: Reading | None = None
     while process.poll() is None:
@@ -76,14 +76,14 @@ def _windows(process: subprocess.Popen[str], state: Path) -> list[tuple[Reading,
             now = _read(state)
         except (OSError, ValueError, KeyError):
             if start is not None:
-                break  # the daemons are stopping
+                break  # The daemons are stopping.
             now = Reading(0, 0, 0, 0)
         if start is None:
             start = now if now.steps >= WARM_UP_STEPS else None
         elif now.steps >= start.steps + WINDOW_STEPS:
             windows.append((start, now))
             start = now
-        time.sleep(0.2)  # how often Prometheus, so to speak, looks: nothing waits for it
+        time.sleep(0.2)  # Interval between two readings, like Prometheus' scrapes; it synchronises nothing.
     return windows
 
 

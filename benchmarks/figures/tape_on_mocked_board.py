@@ -1,9 +1,9 @@
-"""Times the tape beside the bare calls that it makes, on a mocked board. Run by tape_overhead.py, in its own process.
+"""Time the tape against direct calls of ttnn on a mocked board. tape_overhead.py runs this in a process of its own.
 
     python -m benchmarks.figures.tape_on_mocked_board DEVICES ROUNDS
 
-DEVICES are a row of the board's, over which the batch is split. Prints a JSON object: how many calls of ttnn a pass
-makes, and the seconds of each round's passes.
+DEVICES is the number of chips in a row, over which the batch is split. It prints a JSON object: the number of ttnn
+calls in a pass, and the seconds of each round.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 class OpRecorder:
-    """A module whose calls are written down: of functions and of Tensor; what other classes make are options."""
+    """A proxy of a module that records calls of functions and of Tensor. Other classes only make options."""
 
     def __init__(self, module: Any, calls: list[Call]) -> None:
         self._module = module

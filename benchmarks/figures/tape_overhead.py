@@ -1,7 +1,7 @@
-"""tape_overhead: host time of a training pass on the real ttnn, against that of the bare calls which it makes.
+"""tape_overhead: host time of a training pass through the tape on the real ttnn, over the same calls made directly.
 
-On a mocked board (tests/support/contract/mocked_board.py), whose chips compute nothing: what is left is the host's
-work.
+The board is mocked (tests/support/contract/mocked_board.py) and its chips compute nothing, so only the host's work is
+measured.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.support.contract import mocked_board
 BOUND = 1.5
 ROUNDS = 25
 DEVICES = {"n150": 1, "loudbox": 8}
-"""Of each board: on one chip calls are cheapest, so the tape shows most."""
+"""Chips of each board. With one chip a call is cheapest, so the tape's share is largest."""
 
 
 def run() -> bool:
-    """Measure on a single chip, and data parallel over a LoudBox's eight."""
+    """Measure on one chip, and data parallel on the eight of a LoudBox."""
     if (why := mocked_board.missing_requirement()) is not None:
         raise Skipped(why)
     reached = [_measure(name, devices) for name, devices in DEVICES.items()]

@@ -1,8 +1,8 @@
-"""timeline: steps of a real job as its daemons recorded them, drawn; how much of the exchange computing hides.
+"""timeline: share of the exchange that computing hides, from a timeline recorded by the daemons; also draws a step.
 
-Two workers on a GPT of 10.7 M parameters (stepped_cluster.py), 3 sequences of 256 tokens each a step, bfloat16 on the
-wire, 2 tiers, every role on a host of its own on links of 1 Gbit/s (hosts.py), where that can be had, else on loopback.
-From their `--timeline` files come `build/bench/timeline/timeline.json`, for a trace viewer, and `step.svg`.
+Two workers train a GPT of 10.7 M parameters (stepped_cluster.py) with 3 sequences of 256 tokens each, bfloat16 on the
+wire and 2 tiers. Each role runs on a host of its own on links of 1 Gbit/s (hosts.py), or all run on loopback where that
+is not possible. The result is `build/bench/timeline/timeline.json`, for a trace viewer, and `step.svg`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ WARM_UP_STEPS, STEPS = 3, 12
 FIRST_STEP, LAST_STEP = 5, 12
 WRITTEN_SECONDS = 10.0
 LEAST_UP, LEAST_DOWN = 0.75, 0.75
-"""Hidden of the gradients by the backward pass, and of the weights by the next forward pass."""
+"""Bounds: share of the gradients hidden by the backward pass, and of the weights by the next forward pass."""
 
 
 def run() -> bool:
-    """Record a run, draw a step, and report what is hidden."""
+    """Record a run, draw a step, and report the hidden shares."""
     folder = BUILD / NAME / "daemons"
     flags = ("--timeline", str(folder), "--timeline-steps", f"{FIRST_STEP}-{LAST_STEP}")
     with ExitStack() as stack:
@@ -39,7 +39,7 @@ def run() -> bool:
         )
         cluster.gate.warm_up(WARM_UP_STEPS)
         seconds = cluster.gate.step_seconds(STEPS)
-        for name in cluster.processes:  # what is in its file is over
+        for name in cluster.processes:  # The timeline files are complete.
             cluster.wait_written(name, folder / f"{name}.json", WRITTEN_SECONDS)
     trace = write(folder, BUILD / NAME)
     up, down = trace.overlap(Payload.GRADIENTS), trace.overlap(Payload.WEIGHTS)
@@ -60,7 +60,7 @@ def run() -> bool:
 
 
 def _hosts(stack: ExitStack) -> tuple[dict[str, Host], str]:
-    """Where the roles run, and what the links between them are, for people."""
+    """Return the hosts of the roles, and a description of the links between them."""
     names = ["aggregator", *(f"worker-{number}" for number in range(1, WORKERS + 1))]
     try:
         network = stack.enter_context(Hosts(names, GIGABIT))

@@ -1,4 +1,4 @@
-"""nanogpt_validation_loss_N_tier: the setting trained through a whole cluster; loss over all of the held-out split."""
+"""nanogpt_validation_loss_N_tier: loss over the whole held-out split after training the setting in a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORKERS = 2
 
 
 def run(tiers: int) -> bool:
-    """Train for all 2,000 steps."""
+    """Train for all 2,000 steps and report the loss."""
     name = f"nanogpt_validation_loss_{tiers}_tier"
     state = state_dir(name)
     result = result_of(start_local(state, tiers, WORKERS), state)

@@ -1,20 +1,19 @@
-"""How long a step takes at least, of which the parts are known: the protocol's critical path. Pure arithmetic.
+"""Compute the least time of a step from its parts: the critical path of the protocol. No I/O.
 
-A step here is a period of training as it goes on and on. It begins when all gradients of the step before are summed up
-and decided on, and what can happen when is settled by DESIGN.md's step protocol:
+A step here is one period of steady training. It starts when all gradients of the step before are summed and its COMMIT
+is decided. DESIGN.md's step protocol sets what may happen when:
 
-* Weights. The optimizer updates the chunks in the order of the layout, one after the other; each goes out as soon as it
-  is updated and the one before has left the aggregator's link, to all workers.
-* Forward pass. It goes on until it needs a parameter that has not arrived yet, and waits for it. So all of the pass is
-  as late as the parameter that holds it up most: it is as if the pass had begun at once, but no earlier than each
-  parameter's arrival less the time into the pass at which it is used.
-* Backward pass, right after it. It has the last chunks' gradients first.
-* Gradients. A chunk goes out as soon as it is in place and the one after it in the layout has gone, of all workers
-  through the aggregator's link. It is added while the next one comes: only the last chunk's addition takes time.
+* Weights. The optimizer updates the chunks one after the other, in layout order. A chunk goes out to all workers as
+  soon as it is updated and its predecessor has left the aggregator's link.
+* Forward pass. It waits for each parameter that has not arrived. So the pass is as late as its latest parameter makes
+  it: each parameter's arrival, minus the time into the pass at which it is used.
+* Backward pass. It follows the forward pass, and produces the gradients of the last chunks first.
+* Gradients. A chunk goes out as soon as it is complete and its successor in the layout has left. All workers share the
+  aggregator's link. A chunk is added while the next one arrives, so only the addition of the last one takes time.
 
-Nothing of it can begin earlier, so the period is a bound for these parts; a step that takes no longer hides all that
-may be hidden. Parts are measured apart from each other and from any such step: a pass with nothing exchanged (every
-worker's at the same time, as they share the cores), what plain sockets get of the link, kernels over the same chunks.
+Nothing can start earlier, so the period is a lower bound for these parts. A step that takes no longer hides everything
+that can be hidden. The parts are measured separately: passes of all workers side by side without exchange (they share
+the cores), the throughput of plain sockets on the link, and the kernels over the same chunks.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from services.tensors.layout import CHUNK_ELEMENTS, chunk_count, chunk_range
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step is made of.
+    """Durations of the parts of a step.
 
     Attributes:
-        elements: of the layout.
-        pass_seconds: a forward and backward pass.
-        uses: (stop, seconds): how far into the pass the parameter that ends at an element is first used.
-        ready: (offset, seconds): how far into it the gradients of all elements from an offset on are in place; in
-            order, last with offset 0.
-        link_seconds: that the aggregator's link needs for an element, of all workers, in one direction.
-        sum_seconds: to add and stage an element of the gradients.
-        update_seconds: to update an element and round it.
+        elements: Elements of the layout.
+        pass_seconds: Duration of a forward and backward pass.
+        uses: Pairs (stop, seconds): time into the pass of the first use of the parameter that ends at element `stop`.
+        ready: Pairs (offset, seconds): time into the pass at which the gradients of all elements from `offset` on are
+            complete. They are in order of time, and the last one has offset 0.
+        link_seconds: Time on the aggregator's link for one element of all workers, in one direction.
+        sum_seconds: Time to add and stage one element of the gradients.
+        update_seconds: Time to update one element and to round it.
     """
 
     elements: int
@@ -50,19 +49,19 @@ class Parts:
 
     @property
     def transfer_seconds(self) -> float:
-        """What the link needs for a step's weights and gradients."""
+        """Time that the link needs for a step's weights and gradients."""
         return 2 * self.elements * self.link_seconds
 
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """Moments of a step, in seconds from its begin.
+    """Moments of a step, in seconds from its start.
 
     Attributes:
-        weights_end: the last weights have arrived.
-        pass_delay: the pass is so much later than one that begins with the step.
-        pass_end: it ends.
-        step_seconds: the last gradients are summed up: the end.
+        weights_end: Arrival of the last weights.
+        pass_delay: Delay of the pass, compared with one that starts with the step.
+        pass_end: End of the pass.
+        step_seconds: End of the step, when the last gradients are summed.
     """
 
     weights_end: float
@@ -72,7 +71,7 @@ class CriticalPath:
 
 
 def critical_path(parts: Parts) -> CriticalPath:
-    """The least time of a step; the module says why."""
+    """Return the least time of a step, as the module describes it."""
     chunks = chunk_count(parts.elements)
     sizes = [stop - start for start, stop in (chunk_range(parts.elements, chunk) for chunk in range(chunks))]
     arrivals = []

@@ -1,4 +1,4 @@
-"""A cluster of real daemons whose workers wait at a gate, and one job on it, stepped from here."""
+"""A cluster of real daemons with one job. The benchmark controls the steps of its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from services.errors import Failed
 from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
 
 LIMIT_SECONDS = 60.0
-"""Of waits for a daemon."""
+"""Longest wait for a daemon."""
 _LOOK_SECONDS = 0.01
 
 Self = TypeVar("Self", bound="Daemons")
@@ -35,13 +35,13 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Job:
-    """What the daemons are given to do.
+    """Job of the daemons, and script of their workers.
 
     Attributes:
-        config: file of its training config.
-        worker: script that the workers are: `tiermesh` as it is, but for a gate that it waits at.
-        settings: `key=value` on top of the config.
-        environment: that the script wants.
+        config: File of the training config.
+        worker: Script that runs as a worker. It is `tiermesh worker` with a training step that the benchmark controls.
+        settings: Overrides of the config, as `key=value`.
+        environment: Variables for the script.
     """
 
     config: Path
@@ -51,21 +51,21 @@ class Job:
 
 
 class Daemons(ABC):
-    """A context manager; leaves no process behind.
+    """Base class of the benchmarks' clusters: a context manager that leaves no process behind.
 
     Args:
-        name: of its folder under build/, which is made anew.
-        job: that they do.
-        workers: of the cluster, and of the job.
+        name: Name of its folder under build/, which is created afresh.
+        job: Job that the cluster runs.
+        workers: Number of workers, of the cluster and of the job.
         tiers: 2 or 3.
-        options: of every daemon.
-        aggregator_options: of the aggregator alone.
-        hosts: where each daemon runs, by its name; those that it leaves out run here.
-        shards: of the aggregator, `shard-1` and on; 0: it holds the tensors itself.
+        options: Options of every daemon.
+        aggregator_options: Options of the aggregator alone.
+        hosts: Hosts of the daemons, by name. Daemons that are not in it run here.
+        shards: Number of shards, named `shard-1` and so on. With 0 the aggregator stores the tensors.
 
     Attributes:
-        idle_bytes: of memory that the aggregator had with all workers there and no job yet.
-        processes: the daemons by name; on a host of its own, what entered there (`inner_process`).
+        idle_bytes: Memory of the aggregator with all workers connected and no job yet.
+        processes: Daemons by name. On another host it is the process that entered there (`inner_process`).
     """
 
     idle_bytes: int
@@ -102,7 +102,7 @@ class Daemons(ABC):
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         with ExitStack() as stack:
-            # The path of a Unix socket must be short.
+            # Paths of Unix sockets have a short maximum length (108 bytes).
             short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tiermesh-bench-")))
             self._open_gate(short / "gate", stack)
             stack.callback(lambda: kill_all(self.processes.values()))
@@ -143,16 +143,16 @@ class Daemons(ABC):
         return daemon.address
 
     def wait_written(self, name: str, path: Path, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """Wait for a file that a daemon writes; raises as `until` does."""
+        """Wait for a file that a daemon writes. Raises what `until` raises."""
         self.until(lambda: path.exists() or None, f"{path} of {name}", limit_seconds)
 
     def until(
         self, look: Callable[[], Found | None], what: str, limit_seconds: float = LIMIT_SECONDS
     ) -> Found:
-        """What `look` returns as soon as that is something: what is in files, which tell nobody of themselves.
+        """Poll `look` until it returns something other than None, and return that. Files send no notification.
 
         Raises:
-            Failed: a daemon that nobody has killed ended before, or it takes longer.
+            Failed: A daemon ended that the benchmark didn't kill, or the limit was reached.
         """
         deadline = time.monotonic() + limit_seconds
         while (found := look()) is None:
@@ -164,16 +164,16 @@ class Daemons(ABC):
         return found
 
     def until_moment(self, seconds: float, what: str) -> None:
-        """Wait for a moment, in Unix time, that is described so.
+        """Wait for a moment in Unix time. `what` describes it in errors.
 
         Raises:
-            Failed: a daemon that nobody has killed ended before.
+            Failed: A daemon ended that the benchmark didn't kill.
         """
         if ended := self._rest(max(0.0, seconds - time.time())):
             raise _ended(ended, what, self.folder)
 
     def _rest(self, seconds: float) -> str:
-        """Let so much time go by, or less: until a daemon ends that nobody has killed, whose name it returns."""
+        """Wait for this long, or until a daemon ends that was not killed. Return that daemon's name, else ""."""
         with ExitStack() as stack:
             ends = {}
             for name, daemon in self.processes.items():
@@ -185,14 +185,14 @@ class Daemons(ABC):
             return ends[readable[0]] if readable else ""
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time that each daemon has used, in user code and in the kernel, by its own clock of nanoseconds."""
+        """Return the CPU time that each daemon has used, user and kernel, from its own clock in nanoseconds."""
         return {
             name: time.clock_gettime(_cpu_clock(inner_process(process.pid)))
             for name, process in self.processes.items()
         }
 
     def metric(self, name: str, metric: str) -> float:
-        """The sum of a daemon's samples of a metric; its `/metrics` must be on this machine."""
+        """Return the sum of all samples of a daemon's metric. Its `/metrics` must be on this machine."""
         port = self.processes[name].metrics_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_SECONDS) as answer:
             text = answer.read().decode()
@@ -200,17 +200,17 @@ class Daemons(ABC):
         return sum(sample.value for family in families for sample in family.samples if sample.name == metric)
 
     def kill(self, name: str) -> float:
-        """kill -9 a daemon; returns when that was, in Unix time."""
+        """Kill a daemon with SIGKILL, and return the Unix time of the kill."""
         seconds = time.time()
         self.processes[name].kill()
         return seconds
 
     def restart(self, name: str) -> None:
-        """Start a daemon that was killed again, on the port that its peers know."""
+        """Restart a killed daemon on the port that its peers know."""
         self.processes[name].start()
 
     def memory_bytes(self, field: str) -> int:
-        """Memory of the aggregator: VmRSS, what it has now, or VmHWM, the most that it had."""
+        """Return a field of the aggregator's memory: VmRSS is its memory now, VmHWM its peak."""
         process = inner_process(self.processes["aggregator"].pid)
         status = Path(f"/proc/{process}/status").read_text()
         return 1024 * next(
@@ -254,9 +254,9 @@ class Daemons(ABC):
 
 
 def _ended(name: str, what: str, folder: Path) -> Failed:
-    return Failed(f"{name} has ended, and {what} was waited for; see {folder / name}.log")
+    return Failed(f"{name} ended during the wait for {what}; see {folder / name}.log")
 
 
 def _cpu_clock(process: int) -> int:
-    """The id of a process's CPU clock, as clock_getcpuclockid(3) makes it on Linux."""
+    """Return the id of a process's CPU clock, as clock_getcpuclockid(3) computes it on Linux."""
     return (~process << 3) | 2

@@ -1,11 +1,11 @@
-"""Hosts of their own on one machine: namespaces of network and processes, a cable from each to a switch, shaped.
+"""Emulate hosts on one machine: network and process namespaces, each with a shaped link to a switch.
 
-Of two hosts neither sees the other's processes, so tensors stay in memory on a host, and take the wire between hosts.
+Hosts don't see each other's processes. So tensors use shared memory within a host, and the wire between hosts.
 
-A cable is a veth pair between the host's namespace and the switch's, a bridge; each end's queue (tc's tbf) lets out
-what the link carries and no more, so both directions are shaped, and several senders to one host meet at its port, as
-at a real switch. Offloads stay on: tbf counts a packet that is to be segmented with the headers of all its segments, so
-what it lets out is what would be on the wire (Ethernet's 14-byte header included; preamble, checksum and gap are not).
+A link is a veth pair between the host's namespace and the bridge in the switch's namespace. The queue at each end (tc's
+tbf) limits the rate. So both directions are shaped, and several senders to one host compete at its port, as at a real
+switch. Offloads stay on: tbf counts an unsegmented packet with the headers of all its segments. So its rate is that of
+the wire, including Ethernet's 14-byte header, but not preamble, checksum and gap.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ GIGABIT = 1e9
 _PREFIX = "tiermesh-bench"
 _NETWORK = "10.77.0"
 _BURST_SECONDS = 0.004
-"""How much of the link's time a pause may save up for later; 500 KB at 1 Gbit/s."""
+"""Time of the link that an idle queue may save up for a burst: 500 KB at 1 Gbit/s."""
 _LEAST_BURST_BYTES = 128 * 1024
-"""The longest packet before it is segmented must pass."""
+"""Smallest burst, so that the longest unsegmented packet passes."""
 _QUEUE_SECONDS = 0.05
-"""What a port's queue holds before it drops: a switch's buffer, 6 MB at 1 Gbit/s."""
+"""Time of the link that a port's queue buffers before it drops packets, like a switch: 6 MB at 1 Gbit/s."""
 _COMMAND_SECONDS = 20.0
 _TCP = "/proc/sys/net/ipv4/tcp_congestion_control"
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _FIRST_PROGRAM = "import sys; print(flush=True); sys.stdin.read()"
 _ENTERING = ("nsenter", "unshare")
 _NOBODY = "02:00:00:00:00:01"
-"""An address that no port of the switch has."""
+"""A MAC address that no port of the switch has."""
 
 Direction: TypeAlias = Literal["both", "from", "to"]
-"""What of a host's link is down: all, what the host sends, or what it is sent."""
+"""Blocked direction of a host's link: both, packets from the host, or packets to it."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a process runs.
+    """Place where a process runs.
 
     Attributes:
-        address: that others reach it at.
-        first_process: id of that which its namespaces are of, and end with; 0: the host is this machine itself.
+        address: Address at which others reach it.
+        first_process: Id of the process that owns its namespaces, which end with it. 0 means this machine itself.
     """
 
     address: str = "127.0.0.1"
@@ -62,11 +62,11 @@ class Host:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What a daemon there must be told besides."""
+        """Additional flags for a daemon on this host."""
         return ("--insecure",) if self.first_process else ()
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The command that runs it there; elsewhere than here, as the only child of the process that it starts."""
+        """Wrap a command so that it runs on this host: on an emulated host, as the only child of `nsenter`."""
         if not self.first_process:
             return list(command)
         return [
@@ -81,7 +81,7 @@ class Host:
         ]
 
     def spawner(self, environment: Mapping[str, str]) -> Spawn:
-        """Return what starts a daemon's process there, for `DaemonProcess`."""
+        """Return the function that starts a daemon's process on this host, for `DaemonProcess`."""
 
         def spawn(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
             kind: type[subprocess.Popen[bytes]] = NamespaceProcess if self.first_process else subprocess.Popen
@@ -93,10 +93,10 @@ class Host:
 
 
 class NamespaceProcess(subprocess.Popen[bytes]):
-    """A process in a host's namespaces; signals go past the `nsenter` that started it."""
+    """A process in a host's namespaces. Signals bypass the `nsenter` that started it."""
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to the process inside; do nothing if it has ended."""
+        """Send a signal to the process inside, unless it has ended."""
         if self.poll() is None:
             with suppress(ProcessLookupError, FileNotFoundError):
                 os.kill(inner_process(self.pid), sig)
@@ -106,18 +106,18 @@ LOOPBACK = Host()
 
 
 class Hosts:
-    """A context manager; leaves nothing behind, and removes what a former, killed run has left.
+    """A context manager that creates emulated hosts and removes them, also those of an earlier run that was killed.
 
     Args:
-        names: of the hosts.
-        bits_per_second: of each link, both ways.
+        names: Names of the hosts.
+        bits_per_second: Rate of each link, in both directions.
 
     Raises:
-        Skipped: this machine, or this user, can't have network namespaces with shaped links.
+        Skipped: This machine or this user can't have network namespaces with shaped links.
 
     Attributes:
-        by_name: the hosts.
-        bits_per_second: of each link.
+        by_name: Hosts by name.
+        bits_per_second: Current rate of each link.
     """
 
     def __init__(self, names: Sequence[str], bits_per_second: float) -> None:
@@ -151,10 +151,10 @@ class Hosts:
         self._remove()
 
     def shape(self, bits_per_second: float) -> None:
-        """Give every link another rate.
+        """Change the rate of every link.
 
         Raises:
-            Failed: tc did not.
+            Failed: tc failed.
         """
         self.bits_per_second = bits_per_second
         for number, space in enumerate(self._spaces.values(), 1):
@@ -162,10 +162,10 @@ class Hosts:
             _tc("replace", self._switch, f"port{number}", bits_per_second)
 
     def cut(self, name: str, direction: Direction) -> None:
-        """Take a host's link down: packets are lost, and nobody is told.
+        """Block a host's link. Packets are lost, and no end is notified.
 
         Raises:
-            Failed: ip did not.
+            Failed: ip failed.
         """
         if direction == "both":
             _run("ip", "-n", self._switch, "link", "set", self._port(name), "down")
@@ -173,10 +173,10 @@ class Hosts:
             _run(*_neighbour("replace", sender, receiver), "lladdr", _NOBODY, "nud", "permanent")
 
     def mend(self, name: str, direction: Direction) -> None:
-        """Bring a host's link up again, which was cut so.
+        """Unblock a host's link that was cut in this direction.
 
         Raises:
-            Failed: ip did not.
+            Failed: ip failed.
         """
         if direction == "both":
             _run("ip", "-n", self._switch, "link", "set", self._port(name), "up")
@@ -184,7 +184,7 @@ class Hosts:
             _run(*_neighbour("delete", sender, receiver))
 
     def _ways(self, name: str, direction: Direction) -> list[tuple[str, str]]:
-        """Namespaces of senders, and addresses that they are to lose, for a link that is cut one way."""
+        """Return the sending namespaces and the addresses they lose, for a link that is cut in one direction."""
         others = [other for other in self._spaces if other != name]
         if direction == "from":
             return [(self._spaces[name], self.by_name[other].address) for other in others]
@@ -196,7 +196,7 @@ class Hosts:
         return f"port{list(self._spaces).index(name) + 1}"
 
     def dropped_packets(self) -> int:
-        """How many packets the ports' queues have dropped so far."""
+        """Return how many packets the ports' queues have dropped so far."""
         count = 0
         for namespace in (self._switch, *self._spaces.values()):
             shown = _run("ip", "netns", "exec", namespace, "tc", "-s", "qdisc", "show")
@@ -223,7 +223,7 @@ class Hosts:
             self.by_name[name] = Host(address, self._start_first(space))
 
     def _start_first(self, space: str) -> int:
-        """Start a process namespace in a network's; the id of its first process, which ends with this one."""
+        """Start a process namespace. Return the id of its first process, which ends when this process ends."""
         command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         process = subprocess.Popen(
             ["ip", "netns", "exec", space, *command, sys.executable, "-c", _FIRST_PROGRAM],
@@ -232,7 +232,7 @@ class Hosts:
             stderr=subprocess.PIPE,
             text=True,
             cwd=ROOT,
-            start_new_session=True,  # Ctrl-C is for those who clean up
+            start_new_session=True,  # Ctrl-C reaches only the process that cleans up
         )
         self._first.append(process)
         assert process.stdout is not None and process.stderr is not None
@@ -246,20 +246,20 @@ class Hosts:
             with suppress(subprocess.TimeoutExpired):
                 process.communicate(
                     timeout=_COMMAND_SECONDS
-                )  # its input ends, so it does, and all others with it
+                )  # The end of its input ends it and all others in the namespace.
             process.kill()
         for namespace in (*self._spaces.values(), self._switch):
-            with suppress(Failed):  # it was not made
+            with suppress(Failed):  # it may not exist
                 _run("ip", "netns", "delete", namespace)
 
 
 def congestion_control() -> str:
-    """How TCP shares links between the connections of these hosts; without a word Linux's default, whatever is ours."""
+    """Return the congestion control of these hosts: TIERMESH_BENCH_TCP, or Linux's default (not this machine's)."""
     return os.environ.get("TIERMESH_BENCH_TCP", "cubic")
 
 
 def inner_process(process: int) -> int:
-    """The id of what runs in a process started by `Host.command`: its own, or its child's if it only entered there."""
+    """Return the id of the process that `Host.command` runs: its own, or that of its child behind `nsenter`."""
     folder = Path(f"/proc/{process}")
     if (folder / "comm").read_text().strip() not in _ENTERING:
         return process
@@ -268,16 +268,16 @@ def inner_process(process: int) -> int:
 
 
 def remove_stale() -> None:
-    """Remove the namespaces of runs that were killed: those whose process is no more."""
+    """Remove namespaces of killed runs, which are those whose process has ended."""
     for name in _run("ip", "netns", "list").split():
         found = re.match(rf"{_PREFIX}-(\d+)-(\d+)-", name)
         if found and started_ticks(int(found[1])) != int(found[2]):
-            with suppress(Failed):  # another run was faster
+            with suppress(Failed):  # Another run may have removed it.
                 _run("ip", "netns", "delete", name)
 
 
 def started_ticks(process: int) -> int:
-    """When a process was started, in clock ticks since boot: unique with its id; 0: there is none."""
+    """Return a process's start in clock ticks since boot, which is unique with its id. 0 means no such process."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -298,10 +298,10 @@ def _tc(verb: str, namespace: str, device: str, bits_per_second: float) -> None:
 
 
 def _run(*command: str) -> str:
-    """The command's output.
+    """Run a command and return its output.
 
     Raises:
-        Failed: it failed; with its last words.
+        Failed: The command failed. The text has its last line of output.
     """
     try:
         done = subprocess.run(

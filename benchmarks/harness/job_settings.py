@@ -1,4 +1,4 @@
-"""The setting that figures share: nanoGPT's for a CPU, on Shakespeare's characters; and nanollama3's beside it."""
+"""Jobs that figures share: nanoGPT's CPU setting on Shakespeare's characters, and nanollama3."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CORPUS = "shakespeare.txt"
 
 
 def data_dir() -> Path:
-    """The folder that has the corpus.
+    """Return the folder that has the corpus.
 
     Raises:
-        Skipped: it is in none of the places.
+        Skipped: No folder has it.
     """
     given = os.environ.get("TIERMESH_DATA")
     places = [Path(given)] if given else []
@@ -31,17 +31,17 @@ def data_dir() -> Path:
     for place in places:
         if (place / CORPUS).is_file():
             return place.resolve()
-    raise Skipped(f"no {CORPUS}: put it into data/, or name its folder by TIERMESH_DATA")
+    raise Skipped(f"no {CORPUS}: put it into data/, or set TIERMESH_DATA to its folder")
 
 
 def load_setting(*overrides: str) -> JobConfig:
-    """The setting's job."""
+    """Return the job of nanoGPT's setting."""
     os.environ["TIERMESH_DATA"] = str(data_dir())
     return load_job(CONFIG, overrides)[0]
 
 
 def load_nanollama(*overrides: str) -> JobConfig:
-    """nanollama3 with a vocabulary of 32,000, of which the corpus has but its characters; 4 sequences of 256."""
+    """Return the job of nanollama3 with a vocabulary of 32,000 (the corpus uses few of it) and 4 x 256 tokens."""
     config = load_setting(
         "model_config=model_configs/nanollama3.yaml", "batch_size=4", "validation_batch_size=4", *overrides
     )
@@ -49,13 +49,13 @@ def load_nanollama(*overrides: str) -> JobConfig:
 
 
 def language_model(config: JobConfig) -> GPT2Config:
-    """The job's model."""
+    """Return the job's model."""
     assert isinstance(config.model, GPT2Config)
     return config.model
 
 
 def mesh_of(config: JobConfig) -> Mesh:
-    """The job's mesh, opened; to be closed by the caller."""
+    """Open the job's mesh. The caller closes it."""
     device = config.device
     return open_mesh(
         device.mesh_shape,
@@ -67,7 +67,7 @@ def mesh_of(config: JobConfig) -> Mesh:
 
 
 def peer_model(config: JobConfig, vocabulary: int) -> dict[str, Any]:
-    """The model's sizes as its peer is told them."""
+    """Return the model's sizes in the form that peers read."""
     if isinstance(config.model, LlamaConfig):
         llama = config.model
         return {

@@ -1,4 +1,4 @@
-"""What goes through a host's link: what plain sockets get of it, and when a phase's payload does, by its counters."""
+"""Measure a host's link: the throughput of plain sockets, and the time of a phase's payload, by interface counters."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from services.errors import Failed
 
 INTERVAL_SECONDS = 0.004
 PACKET_HEADER_BYTES = 14 + 20 + 32
-"""Ethernet, IPv4, TCP with its time stamps. An interface counts a packet that is still to be segmented as one."""
+"""Bytes of the headers of Ethernet, IPv4, and TCP with time stamps. An unsegmented packet counts as one packet."""
 FIRST_BYTES = 64 * 1024
-"""A phase has begun when so much has come: more than acknowledgements and orders bring."""
+"""A phase has started when this much has arrived, which is more than acknowledgements and control messages."""
 RAW_LINK = Path(__file__).parents[1] / "peers" / "raw_link.py"
 RAW_BYTES = 64 * 1024 * 1024
-"""That plain sockets send, each."""
+"""Bytes that each plain socket sends."""
 RAW_TRIES = 3
-"""The best of them counts: a sender that starts late leaves the link idle."""
+"""Number of tries. The best one counts, since a sender that starts late leaves the link idle."""
 _RAW_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Counters:
-    """An interface's at a moment.
+    """Counters of an interface at one moment.
 
     Attributes:
-        seconds: on `time.perf_counter`'s clock.
-        received: bytes in TCP's streams that have come in so far.
-        sent: and gone out.
+        seconds: Moment on the clock of `time.perf_counter`.
+        received: Bytes of TCP streams received so far.
+        sent: Bytes of TCP streams sent so far.
     """
 
     seconds: float
@@ -45,10 +45,10 @@ class Counters:
 
 
 def parse(seconds: float, text: str, device: str) -> Counters:
-    """The counters of one device in the text of /proc/net/dev.
+    """Return the counters of one device from the text of /proc/net/dev.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: The text has no such device.
     """
     for line in text.splitlines():
         name, colon, numbers = line.partition(":")
@@ -60,14 +60,14 @@ def parse(seconds: float, text: str, device: str) -> Counters:
 
 
 class LinkMeter:
-    """A context manager that reads the counters of a process's network every few milliseconds.
+    """A context manager that reads the network counters of a process every few milliseconds.
 
     Args:
-        process: id of a process in that network.
-        device: its interface there.
+        process: Id of a process in that network namespace.
+        device: Name of the interface there.
 
     Attributes:
-        readings: so far, in order.
+        readings: Readings so far, in order of time.
     """
 
     def __init__(self, process: int, device: str = "eth0") -> None:
@@ -90,7 +90,7 @@ class LinkMeter:
         self.readings.append(self.read())
 
     def read(self) -> Counters:
-        """The counters now."""
+        """Read the counters now."""
         return parse(time.perf_counter(), self._file.read_text(), self._device)
 
     def _run(self) -> None:
@@ -100,29 +100,29 @@ class LinkMeter:
 
 @dataclass(frozen=True)
 class Phase:
-    """When a phase's payload went through the link: from its first bytes to its last."""
+    """Time in which a phase's payload passed the link, from its first bytes to its last."""
 
     first_seconds: float
     last_seconds: float
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration of the phase."""
         return self.last_seconds - self.first_seconds
 
 
 def phase_of(moments: Iterable[tuple[float, int]], size_bytes: int) -> Phase:
-    """The phase in which `size_bytes` go through.
+    """Return the phase in which `size_bytes` pass.
 
     Args:
-        moments: seconds, and bytes of one direction by then, in order; the first is from before the phase.
-        size_bytes: of its payload.
+        moments: Pairs of seconds and bytes of one direction so far, in order. The first precedes the phase.
+        size_bytes: Bytes of the phase's payload.
 
     Returns:
-        From the last moment before `FIRST_BYTES` of it have come to the first at which all have.
+        The phase from the last moment before `FIRST_BYTES` have passed to the first one after all have.
 
     Raises:
-        ValueError: not all did.
+        ValueError: Fewer bytes passed.
     """
     start: int | None = None
     first = before = 0.0
@@ -138,17 +138,17 @@ def phase_of(moments: Iterable[tuple[float, int]], size_bytes: int) -> Phase:
 
 
 def raw_share(flows: Sequence[tuple[Host, Host]], bits_per_second: float) -> float:
-    """The share of a receiver's link that plain sockets fill, all flows at once: what the links' shape lets through.
+    """Return the share of a receiver's link that plain sockets fill, with all flows at once.
 
     Args:
-        flows: sender and receiver of each.
-        bits_per_second: of each link.
+        flows: Sender and receiver of each flow.
+        bits_per_second: Rate of each link.
 
     Returns:
-        That of the receiver that got the least, at the best of a few tries.
+        The share of the receiver that got least, in the best of a few tries.
 
     Raises:
-        Failed: a transfer did.
+        Failed: A transfer failed.
     """
     return max(_raw_share(flows, bits_per_second) for _ in range(RAW_TRIES))
 

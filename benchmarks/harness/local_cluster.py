@@ -1,4 +1,4 @@
-"""Runs jobs by `tiermesh local`, as people do."""
+"""Run jobs with `tiermesh local`, as users do."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from services.errors import Failed
 
 
 def state_dir(name: str) -> Path:
-    """A new state folder for the run of that name."""
+    """Return a new state folder for the run of that name."""
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
 def start_local(state: Path, tiers: int, workers: int, *overrides: str) -> subprocess.Popen[str]:
-    """Start the setting's job on a cluster of this machine."""
+    """Start the setting's job on a cluster on this machine."""
     state.mkdir(parents=True)
     command = [
         sys.executable, "-m", "cli.main", "local", str(CONFIG), "--tiers", str(tiers), "--workers", str(workers),
@@ -36,10 +36,10 @@ def start_local(state: Path, tiers: int, workers: int, *overrides: str) -> subpr
 
 
 def result_of(process: subprocess.Popen[str], state: Path) -> dict[str, Any]:
-    """Wait for a run's end; what it printed as its result.
+    """Wait for a run's end, and return its JSON result.
 
     Raises:
-        Failed: the run did.
+        Failed: The run failed.
     """
     output, _ = process.communicate()
     if process.returncode != 0:
@@ -51,7 +51,7 @@ def result_of(process: subprocess.Popen[str], state: Path) -> dict[str, Any]:
 
 
 def step_losses(state: Path, job: str) -> list[float]:
-    """The loss of each step of a job, from its log."""
+    """Return the loss of each step of a job, from its log."""
     losses = []
     for line in (state / "logs" / f"{job}.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -1,4 +1,4 @@
-"""A cluster of real daemons whose workers' meshes cost nothing, one job on it, stepped from here."""
+"""A cluster of real daemons whose workers compute nothing, with one job that the benchmark steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CONFIG = ROOT / "configs" / "training_configs" / "linear_regression.yaml"
 
 
 class NoComputeCluster(Daemons):
-    """See `Daemons`.
+    """A cluster for figures of pure communication; the arguments below extend those of `Daemons`.
 
     Args:
-        elements: parameters of the model.
-        tensors: that they are.
-        settings: of the job, as `--set` takes them.
+        elements: Number of parameters of the model.
+        tensors: Number of tensors that hold them.
+        settings: Overrides of the job, in the form of `--set`.
 
     Attributes:
-        gate: that all workers wait at, each step.
+        gate: Gate at which all workers wait in each step.
     """
 
     gate: StepGate

@@ -1,4 +1,4 @@
-"""The peer's interpreter: an environment of its own with PyTorch, which Tiermesh itself never needs."""
+"""The peer's Python environment. It has PyTorch, which Tiermesh itself never needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _INSTALL_SECONDS = 900
 
 @cache
 def peer_python() -> str:
-    """The interpreter: `TIERMESH_PEER_PYTHON`, or of a virtual environment that is made under build/ once.
+    """Return the interpreter `TIERMESH_PEER_PYTHON`, else that of an environment under build/, created on first use.
 
     Raises:
-        Skipped: there is none, and none can be made here.
+        Skipped: There is no interpreter with PyTorch, and none can be created here.
     """
     given = os.environ.get("TIERMESH_PEER_PYTHON")
     python = Path(given) if given else BUILD / "torch" / "bin" / "python"
@@ -59,7 +59,7 @@ def _install(python: Path) -> None:
 
 
 def peer_command(mode: str, setting: dict[str, Any], script: str = "nanogpt.py") -> list[str]:
-    """The command that runs a script of peers/ in a mode (the scripts tell of them)."""
+    """Return the command that runs a script of peers/ in one of the modes that the script documents."""
     BUILD.mkdir(parents=True, exist_ok=True)
     path = BUILD / f"peer-{mode}.json"
     path.write_text(json.dumps(setting))

@@ -1,4 +1,4 @@
-"""How figures are printed."""
+"""Print figures."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 
 class Skipped(Exception):
-    """A figure that can't be measured here; the text says why."""
+    """Reason why a figure can't be measured here."""
 
 
 def report(
     name: str, value: float, bound: float, *details: str, decimals: int = 3, at_least: bool = False
 ) -> bool:
-    """Print a figure with its bound, and under it what it comes from.
+    """Print a figure with its bound, and the values behind it.
 
     Args:
-        name: of the figure.
-        value: measured.
-        bound: to stay at or below.
-        details: absolute values beside a ratio, a line each.
-        decimals: of value and bound.
-        at_least: the bound is to be reached or passed instead.
+        name: Name of the figure.
+        value: Measured value.
+        bound: Largest value that keeps the bound, or the smallest one with `at_least`.
+        details: Lines with absolute values, printed below.
+        decimals: Decimals of value and bound.
+        at_least: Whether the bound is a minimum.
 
     Returns:
         Whether the bound is kept.
@@ -35,13 +35,13 @@ def report(
 
 
 def milliseconds(values: Sequence[float]) -> str:
-    """Median and range of seconds, for people."""
+    """Format the median and the range of seconds in milliseconds."""
     ordered = sorted(values)
     return f"{1e3 * median(ordered):.1f} ms [{1e3 * ordered[0]:.1f} - {1e3 * ordered[-1]:.1f}], n = {len(ordered)}"
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two in the middle."""
+    """Return the middle value, or the mean of the two in the middle."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -1,4 +1,4 @@
-"""Lets the idle workers (peers/no_compute_worker.py) begin a step together, and sees when each has its new weights."""
+"""A gate that starts a step of all no-compute workers at once, and sees when each has its new weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from types import TracebackType
 from services.errors import Failed
 
 LIMIT_SECONDS = 120.0
-"""Longest wait for the workers; building the job is part of the first."""
+"""Longest wait for the workers. The first wait includes building the job."""
 
 
 class StepGate:
-    """A Unix socket that all workers connect to.
+    """A Unix socket that all workers (peers/no_compute_worker.py) connect to.
 
     Args:
-        path: of the socket.
-        workers: how many there are.
+        path: Path of the socket.
+        workers: Number of workers.
     """
 
     def __init__(self, path: Path, workers: int) -> None:
@@ -29,7 +29,7 @@ class StepGate:
         self._listener.listen(workers)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._loaded: dict[socket.socket, int] = {}  # how often each has had new weights
+        self._loaded: dict[socket.socket, int] = {}  # how often each worker has received new weights
         self._free_steps = 0
         self._ready = 0
 
@@ -44,9 +44,9 @@ class StepGate:
         self._selector.close()
 
     def warm_up(self, steps: int) -> None:
-        """Let every worker go as soon as it is ready, until it had new weights that often.
+        """Let every worker pass as soon as it is ready, until each has received new weights this many times.
 
-        The first step may be one worker's alone: it is planned before the others hold any weights.
+        The first step may have a lease for one worker only: it is planned before the others have any weights.
         """
         self._free_steps = steps
         self._await(b"l", steps * self._workers)
@@ -57,24 +57,26 @@ class StepGate:
         self._ready = 0
 
     def go(self) -> None:
-        """Let the workers go, which all are ready."""
+        """Let all workers pass. They must be ready."""
         for connection in self._loaded:
             connection.sendall(b"g")
 
     def exchange(self) -> float:
-        """Let the workers go, which all are ready; the seconds until all have new weights."""
+        """Let all workers pass, and return the seconds until all have new weights. They must be ready."""
         started = time.perf_counter()
         self.go()
         self._await(b"l", self._workers)
         return time.perf_counter() - started
 
     def _await(self, word: bytes, count: int) -> None:
-        """Wait for a word of the workers, said that often."""
+        """Wait until the workers have sent this byte that many times."""
         deadline = time.monotonic() + LIMIT_SECONDS
         while count > 0:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                raise Failed(f"idle workers: {count} did not say {word!r} within {LIMIT_SECONDS:g} s")
+                raise Failed(
+                    f"workers: {count} of their messages {word!r} are missing after {LIMIT_SECONDS:g} s; see their logs"
+                )
             for key, _ in events:
                 if key.fileobj is self._listener:
                     connection = self._listener.accept()[0]
@@ -82,13 +84,15 @@ class StepGate:
                     self._selector.register(connection, selectors.EVENT_READ)
                     continue
                 assert isinstance(key.fileobj, socket.socket)
-                said = key.fileobj.recv(1)
-                if not said:
-                    raise Failed("idle workers: one has ended; see its log")
-                self._loaded[key.fileobj] += said == b"l"
-                if said == word:
+                received = key.fileobj.recv(1)
+                if not received:
+                    raise Failed(
+                        "workers: one closed its connection to the gate; see the logs of the workers"
+                    )
+                self._loaded[key.fileobj] += received == b"l"
+                if received == word:
                     count -= 1
-                elif said == b"r":
+                elif received == b"r":
                     if self._loaded[key.fileobj] < self._free_steps:
                         key.fileobj.sendall(b"g")
                     else:

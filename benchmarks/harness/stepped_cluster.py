@@ -1,4 +1,4 @@
-"""A cluster of real daemons, training a real model, whose workers can be held between steps and measured alone."""
+"""A cluster of real daemons with a real model, whose workers can be paused between steps and measured alone."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ GPT_SETTINGS = (
     "wire_dtype.gradients=bf16",
     "wire_dtype.weights=bf16",
 )
-"""nanoGPT's setting for a GPU on Shakespeare's characters: 10.7 M parameters, blocks of 256 tokens, dropout 0.2."""
+"""nanoGPT's GPU setting on Shakespeare's characters: 10.7 M parameters, 256 tokens, dropout 0.2."""
 
 
 @dataclass(frozen=True)
 class ComputePass:
-    """A forward and backward pass that nothing was exchanged in; seconds count from its begin.
+    """A forward and backward pass during which nothing was exchanged. Seconds count from its start.
 
     Attributes:
-        seconds: that it took.
-        uses: (stop, seconds): when it first used the parameter that ends at an element of the layout.
-        ready: (offset, seconds): when the gradients of all elements from an offset on were in place.
+        seconds: Duration of the pass.
+        uses: Pairs (stop, seconds): first use of the parameter that ends at element `stop` of the layout.
+        ready: Pairs (offset, seconds): when the gradients of all elements from `offset` on were complete.
     """
 
     seconds: float
@@ -46,7 +46,7 @@ class ComputePass:
 
 
 def median_pass(passes: Sequence[ComputePass]) -> ComputePass:
-    """The pass whose every moment is the median of these passes', all of one model."""
+    """Return a pass whose moments are the medians of those of the given passes, which are of one model."""
 
     def medians(of: Sequence[tuple[tuple[int, float], ...]]) -> tuple[tuple[int, float], ...]:
         return tuple(
@@ -61,20 +61,20 @@ def median_pass(passes: Sequence[ComputePass]) -> ComputePass:
 
 
 class StepController:
-    """A Unix socket that all workers connect to, and say what peers/stepped_worker.py says.
+    """A Unix socket that all workers (peers/stepped_worker.py) connect to and that decides when they go on.
 
     Args:
-        path: of the socket.
-        workers: how many there are.
+        path: Path of the socket.
+        workers: Number of workers.
 
     Attributes:
-        elements: of the layout, once the workers are held.
+        elements: Elements of the layout, known once the workers have paused.
     """
 
     def __init__(self, path: Path, workers: int) -> None:
         self.elements = 0
         self._workers = workers
-        self._step = 0  # that the workers are held at
+        self._step = 0  # step at which the workers pause
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen(workers)
@@ -93,41 +93,42 @@ class StepController:
         self._selector.close()
 
     def warm_up(self, steps: int) -> None:
-        """Let the job take its first steps; afterwards all workers are held.
+        """Let the job take its first steps. All workers pause after them.
 
-        The first step may be one worker's alone: it is planned before the others hold any weights.
+        The first step may have a lease for one worker only: it is planned before the others have any weights.
         """
         self._step = steps
         self._await()
 
     def compute_passes(self, count: int) -> list[list[ComputePass]]:
-        """Have all workers, which are held, make so many passes side by side; those of each."""
+        """Let all paused workers make this many passes side by side, and return the passes of each."""
         return [
             [
                 ComputePass(
                     each["seconds"], tuple(map(tuple, each["uses"])), tuple(map(tuple, each["ready"]))
                 )
-                for each in said["passes"]
+                for each in message["passes"]
             ]
-            for said in self._order({"passes": count})
+            for message in self._order({"passes": count})
         ]
 
     def steps(self, count: int) -> None:
-        """Let the workers, which are held, take so many steps; afterwards they are held again."""
+        """Let the paused workers take this many steps. They pause again after them."""
         self._step += count
         self._order({"until": self._step})
 
     def step_seconds(self, steps: int) -> float:
-        """Let the workers, which are held, take one step more than so many, each a micro-batch; the seconds of a step.
+        """Let the paused workers take `steps` + 1 steps of one micro-batch each, and return the seconds of a step.
 
-        From the moment at which the last worker has computed its part of the first step to that at which the last has
-        computed its part of the last step. So each step is counted whole, its exchange within it, in the order:
-        what is exchanged of one step, what is computed of the next.
+        The time lasts from the moment at which the last worker has computed its first micro-batch to the moment at
+        which the last one has computed its last. So it contains each step's exchange and the computing of the next.
         """
         self._step += steps + 1
-        ends: list[list[float]] = [said["ends"] for said in self._order({"until": self._step})]
+        ends: list[list[float]] = [message["ends"] for message in self._order({"until": self._step})]
         if any(len(each) != steps + 1 for each in ends):
-            raise Failed(f"held workers: {[len(each) for each in ends]} micro-batches for {steps + 1} steps")
+            raise Failed(
+                f"stepped workers: computed {[len(each) for each in ends]} micro-batches, expected {steps + 1} each"
+            )
         return (max(each[-1] for each in ends) - max(each[0] for each in ends)) / steps
 
     def _order(self, order: dict[str, int]) -> list[dict[str, Any]]:
@@ -136,13 +137,16 @@ class StepController:
         return self._await()
 
     def _await(self) -> list[dict[str, Any]]:
-        """What all workers say when they are held at the step that is due."""
+        """Return the messages of all workers when they pause at the step that is due."""
         deadline = time.monotonic() + LIMIT_SECONDS
-        said: list[dict[str, Any]] = []
-        while len(said) < self._workers:
+        messages: list[dict[str, Any]] = []
+        while len(messages) < self._workers:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
-                raise Failed(f"held workers: not all of {self._workers} were held within {LIMIT_SECONDS:g} s")
+                raise Failed(
+                    f"stepped workers: {len(messages)} of {self._workers} paused within {LIMIT_SECONDS:g} s; "
+                    "see the logs of the others"
+                )
             for key, _ in events:
                 if key.fileobj is self._listener:
                     connection = self._listener.accept()[0]
@@ -152,28 +156,28 @@ class StepController:
                 assert isinstance(key.fileobj, socket.socket)
                 text = key.fileobj.recv(65536)
                 if not text:
-                    raise Failed("held workers: one has ended; see its log")
+                    raise Failed("stepped workers: one closed its connection; see the logs of the workers")
                 self._heard[key.fileobj] += text
                 if not text.endswith(b"\n"):
                     continue
-                held = json.loads(self._heard[key.fileobj])
+                message = json.loads(self._heard[key.fileobj])
                 self._heard[key.fileobj] = b""
-                if held["step"] < self._step:  # before its first micro-batch
+                if message["step"] < self._step:  # It has paused before its first micro-batch.
                     key.fileobj.sendall(json.dumps({"until": self._step}).encode() + b"\n")
                 else:
-                    said.append(held)
-        self.elements = said[0]["elements"]
-        return said
+                    messages.append(message)
+        self.elements = messages[0]["elements"]
+        return messages
 
 
 class SteppedCluster(Daemons):
-    """See `Daemons`; a GPT of 10.7 M parameters, every worker a micro-batch a step.
+    """A cluster with a GPT of 10.7 M parameters. Each worker computes one micro-batch in a step.
 
     Args:
-        settings: of the job, as `--set` takes them.
+        settings: Overrides of the job, in the form of `--set`.
 
     Attributes:
-        gate: that holds the workers.
+        gate: Controller that pauses the workers.
     """
 
     gate: StepController

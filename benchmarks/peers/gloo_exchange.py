@@ -1,6 +1,6 @@
-"""torch.distributed's all_reduce over gloo, between the workers alone.
+"""Time all_reduce of torch.distributed over gloo, between the workers alone.
 
-`gloo_exchange.py WORKERS BYTES ROUNDS` prints the seconds of each round, after one to warm up, as a JSON list.
+`gloo_exchange.py WORKERS BYTES ROUNDS` prints the seconds of each round as a JSON list. One more round warms up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.multiprocessing as multiprocessing
 
 
 def rank_main(rank: int, workers: int, port: int, size_bytes: int, rounds: int) -> None:
-    """One rank; the first one prints."""
+    """Run one rank. The first rank prints."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
     dist.init_process_group("gloo", rank=rank, world_size=workers)

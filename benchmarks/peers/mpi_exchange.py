@@ -1,7 +1,7 @@
-"""What tt-train's example does with MPI: rank 0 receives each tensor from each worker in turn, averages, sends it back.
+"""Time the scheme of tt-train's MPI example: rank 0 receives each tensor from each worker, averages it, sends it back.
 
-`mpirun -n WORKERS+1 python mpi_exchange.py BYTES TENSORS ROUNDS`: rank 0 prints the seconds of each round, after one to
-warm up, as a JSON list.
+`mpirun -n WORKERS+1 python mpi_exchange.py BYTES TENSORS ROUNDS` prints, on rank 0, the seconds of each round as a JSON
+list. One more round warms up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 
 def main(size_bytes: int, tensors: int, rounds: int) -> None:
-    """One rank."""
+    """Run one rank."""
     world = MPI.COMM_WORLD
     size = size_bytes // 4 // tensors
     values = np.full((tensors, size), 1e-3, np.float32)

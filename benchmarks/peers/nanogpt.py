@@ -1,9 +1,12 @@
-"""The same GPT in plain PyTorch, as its users write it; knows nothing of Tiermesh but its files.
+"""A GPT in plain PyTorch, written as its users write it. It shares only files with Tiermesh.
 
-Runs under an interpreter of its own that has torch, numpy and safetensors: `python nanogpt.py MODE SETTING`, SETTING
-being a JSON file of the numbers of model and optimizer; MODE is
-    time     for each line on standard input one forward and backward pass; its seconds as a line on standard output
-    losses   trains on the batches of an .npz file from the weights of a checkpoint; the losses as one JSON list
+    python nanogpt.py MODE SETTING
+
+It runs in an interpreter of its own with torch, numpy and safetensors. SETTING is a JSON file with the numbers of model
+and optimizer. The modes are:
+
+    time     one forward and backward pass for each line on standard input; prints its seconds
+    losses   train on the batches of an .npz file from the weights of a checkpoint; print the losses as a JSON list
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward."""
+    """A transformer block: attention and feed-forward, each after a norm."""
 
     def __init__(self, width: int, heads: int, bias: bool) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ class Block(nn.Module):
         self.c_out = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, width] to the same."""
+        """Map [sequences, tokens, width] to the same shape."""
         sequences, tokens, width = x.shape
         query, key, value = (
             part.view(sequences, tokens, self.heads, width // self.heads).transpose(1, 2)
@@ -48,7 +51,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 without dropout; the projection to the vocabulary is the token embedding where `tied`."""
+    """GPT-2 without dropout. With `tied` the projection to the vocabulary is the token embedding."""
 
     def __init__(
         self, vocabulary: int, tokens: int, width: int, heads: int, blocks: int, bias: bool, tied: bool
@@ -63,7 +66,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss of [sequences, tokens] ids and what follows each."""
+        """Return the mean loss of [sequences, tokens] ids against the tokens that follow them."""
         x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1]))
         for block in self.h:
             x = block(x)
@@ -71,7 +74,7 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def take_weights(self, checkpoint: Path) -> None:
-        """Those of a checkpoint in Hugging Face's form, whose GPT-2 has its matrices transposed."""
+        """Load the weights of a checkpoint in Hugging Face's format, whose GPT-2 has transposed matrices."""
         places = {"c_attn": "attn.c_attn", "c_proj": "attn.c_proj", "c_fc": "mlp.c_fc", "c_out": "mlp.c_proj"}
         stored = load_file(checkpoint / "model.safetensors")
         with torch.no_grad():
@@ -83,13 +86,13 @@ class GPT(nn.Module):
 
 
 def build(setting: dict[str, Any]) -> GPT:
-    """The model of a setting."""
+    """Build the model of a setting."""
     torch.manual_seed(0)
     return GPT(**setting["model"])
 
 
 def time_passes(setting: dict[str, Any]) -> None:
-    """Time a forward and backward pass for each line that is read."""
+    """Time a forward and backward pass for each line of standard input."""
     torch.set_num_threads(setting["threads"])
     model = build(setting)
     shape = (setting["sequences"], setting["model"]["tokens"])
@@ -102,7 +105,7 @@ def time_passes(setting: dict[str, Any]) -> None:
 
 
 def learning_rate(setting: dict[str, Any], step: int) -> float:
-    """Linear warm-up, then a cosine down to the least."""
+    """Return the learning rate of a step: linear warm-up, then a cosine down to the minimum."""
     highest, lowest, warmup = setting["lr"], setting["min_lr"], setting["warmup_steps"]
     if step < warmup:
         return float(highest * (step + 1) / (warmup + 1))

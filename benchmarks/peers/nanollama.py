@@ -1,8 +1,9 @@
-"""A Llama in plain PyTorch, as its users write it; knows nothing of Tiermesh.
+"""A Llama in plain PyTorch, written as its users write it. It shares only files with Tiermesh.
 
-Runs under an interpreter of its own that has torch: `python nanollama.py time SETTING`, SETTING being a JSON file of
-the model's numbers. For each line on standard input it does one forward and backward pass, and writes its seconds as a
-line on standard output.
+    python nanollama.py time SETTING
+
+It runs in an interpreter of its own with torch. SETTING is a JSON file with the model's numbers. For each line on
+standard input it does one forward and backward pass and prints its seconds.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch.nn import functional
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """x [sequences, heads, tokens, width] with its halves turned by each position's angles [tokens, width]."""
+    """Rotate the halves of x [sequences, heads, tokens, width] by each position's angles [tokens, width]."""
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
 class Block(nn.Module):
-    """Pre-norm attention with fewer key-value heads than queries, and a gated feed-forward."""
+    """A transformer block: attention with grouped key-value heads, and a gated feed-forward, each after a norm."""
 
     def __init__(self, width: int, heads: int, groups: int, hidden: int) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Block(nn.Module):
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """[sequences, tokens, width] to the same."""
+        """Map [sequences, tokens, width] to the same shape."""
         sequences, tokens, width = x.shape
         normal = self.input_layernorm(x)
         query, key, value = (
@@ -61,7 +62,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Llama; the projection to the vocabulary has weights of its own unless `tied`."""
+    """Llama. Unless `tied`, the projection to the vocabulary has weights of its own."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Llama(nn.Module):
         self.register_buffer("sines", angles.sin())
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean loss of [sequences, tokens] ids and what follows each."""
+        """Return the mean loss of [sequences, tokens] ids against the tokens that follow them."""
         x = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, self.cosines, self.sines)
@@ -98,7 +99,7 @@ class Llama(nn.Module):
 
 
 def time_passes(setting: dict[str, Any]) -> None:
-    """Time a forward and backward pass for each line that is read."""
+    """Time a forward and backward pass for each line of standard input."""
     torch.set_num_threads(setting["threads"])
     torch.manual_seed(0)
     model = Llama(**setting["model"])

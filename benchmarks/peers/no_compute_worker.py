@@ -1,10 +1,9 @@
-"""A worker daemon whose mesh costs nothing: `tiermesh worker` as it is, but for the training step on its mesh.
+"""A worker daemon that computes nothing: `tiermesh worker` with another training step.
 
-The gradient is a constant, made before all workers are let go at once, and weights that arrive are loaded nowhere. So
-what is left of a step is its exchange, and whoever starts the workers sees by their words when it begins and ends: each
-connects to the Unix socket that TIERMESH_BENCH_GATE names, says `r` when its gradient is ready, waits for a byte, and
-says `l` when the last parameter of new weights has arrived. TIERMESH_BENCH_ELEMENTS: parameters of the model;
-TIERMESH_BENCH_TENSORS: tensors that they are.
+The gradient is a constant, and weights are not loaded anywhere, so only the exchange remains of a step. Each worker
+connects to the Unix socket that TIERMESH_BENCH_GATE names. It sends `r` when its gradient is ready, waits for a byte,
+and sends `l` when the last parameter of the new weights has arrived. TIERMESH_BENCH_ELEMENTS is the number of
+parameters of the model, TIERMESH_BENCH_TENSORS the number of tensors.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class NoComputeStep:
-    """Stands in for `training.step.TrainingStep`; see there."""
+    """Replacement of `training.step.TrainingStep` that computes nothing."""
 
     evaluation_batches = 1
     tokens_per_micro_batch = 1
@@ -58,23 +57,23 @@ class NoComputeStep:
         self._gate.connect(os.environ["TIERMESH_BENCH_GATE"])
 
     def initial_weights(self) -> Float32Array:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(self.layout.elements, np.float32)
 
     def expect(self, fetch: Callable[[int], None]) -> None:
-        """Newer weights are on their way; a micro-batch waits for all of them."""
+        """Note that newer weights are on their way. A micro-batch waits for all of them."""
         self._fetch = fetch
 
     def load(self, entry_index: int, values: Float32Array) -> None:
-        """Have the values in an array of this process, as a mesh has; say so when it is the last one."""
-        if not values.flags.writeable:  # they lie in the aggregator's memory
+        """Copy the values into an array of this process, as a mesh would. Report the last parameter."""
+        if not values.flags.writeable:  # The values lie in the aggregator's shared memory.
             entry = self.layout.entries[entry_index]
             self._weights[entry.offset : entry.stop] = values
         if entry_index == len(self.layout.entries) - 1:
             self._gate.sendall(b"l")
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Fill `out` once all weights are there, then wait for the others."""
+        """Fill `out` once all weights have arrived, then wait for the gate."""
         del step
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
@@ -86,26 +85,26 @@ class NoComputeStep:
         return 0.0
 
     def evaluate(self, index: int) -> tuple[float, int]:
-        """No loss."""
+        """Return a loss of 0."""
         del index
         return 0.0, 1
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """A config that says nothing."""
+        """Return an empty model config."""
         return {"config.json": b"{}\n"}
 
     def fingerprint(self) -> dict[str, str]:
-        """The emulator's."""
+        """Return the emulator's fingerprint."""
         return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
-        """Leave the gate."""
+        """Close the connection to the gate."""
         self._gate.close()
 
 
 if __name__ == "__main__":
     process.tune_allocator()
     process.limit_blas_to_one_thread()
-    # By this clock every worker is as fast as the others, wherever it waits.
+    # This clock makes all workers look equally fast, wherever they wait.
     no_compute_worker = make_worker_command(NoComputeStep, clock=lambda: float(NoComputeStep.micro_batches))
     sys.exit(main(worker_command=no_compute_worker))

@@ -1,6 +1,6 @@
 """The floor of an exchange: the same bytes between the same processes over plain TCP sockets, all up, then all down.
 
-`raw_exchange.py WORKERS BYTES ROUNDS` prints the seconds of each round, after one to warm up, as a JSON list.
+`raw_exchange.py WORKERS BYTES ROUNDS` prints the seconds of each round as a JSON list. One more round warms up.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def receive(connection: socket.socket, into: memoryview) -> None:
 
 
 def send(connection: socket.socket, payload: memoryview) -> None:
-    """Send all of it, a piece a call."""
+    """Send the whole payload, in pieces."""
     for start in range(0, len(payload), PIECE_BYTES):
         connection.sendall(payload[start : start + PIECE_BYTES])
 
 
 def worker(port: int, size_bytes: int, rounds: int) -> None:
-    """Each round: wait for a byte, send the gradient, receive the weights, say so."""
+    """In each round, wait for a byte, send the gradient, receive the weights, and confirm."""
     gradient, weights = memoryview(bytearray(b"g" * size_bytes)), memoryview(bytearray(b"w" * size_bytes))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for _ in range(rounds):
@@ -41,7 +41,7 @@ def worker(port: int, size_bytes: int, rounds: int) -> None:
 
 
 def together(call: Callable[..., None], arguments: list[tuple[object, ...]]) -> None:
-    """Run a call a thread each."""
+    """Run a call in one thread for each tuple of arguments."""
     threads = [threading.Thread(target=call, args=each) for each in arguments]
     for thread in threads:
         thread.start()
@@ -50,7 +50,7 @@ def together(call: Callable[..., None], arguments: list[tuple[object, ...]]) -> 
 
 
 def main(workers: int, size_bytes: int, rounds: int) -> list[float]:
-    """The aggregator's side, and the clock."""
+    """Run the aggregator's side, and return the seconds of each round."""
     listener = socket.create_server(("127.0.0.1", 0))
     context = multiprocessing.get_context("spawn")
     port = listener.getsockname()[1]

@@ -1,7 +1,7 @@
-"""What plain sockets get through a link.
+"""Measure the throughput of plain sockets through a link.
 
-`raw_link.py receive SENDERS BYTES` prints the port it listens on, then as JSON the seconds from its first byte to its
-last; `raw_link.py send HOST PORT BYTES` is one of its senders.
+`raw_link.py receive SENDERS BYTES` prints the port it listens on. After the transfer it prints, as JSON, the seconds
+from the first byte to the last. `raw_link.py send HOST PORT BYTES` is one of its senders.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BUFFER_BYTES = 1024 * 1024
 
 
 def receive(senders: int, size_bytes: int) -> float:
-    """Seconds from the first byte of all senders together to the last."""
+    """Receive from all senders, and return the seconds from the first byte to the last."""
     selector = selectors.DefaultSelector()
     with socket.create_server(("0.0.0.0", 0)) as listener:
         listener.settimeout(LIMIT_SECONDS)
@@ -40,7 +40,7 @@ def receive(senders: int, size_bytes: int) -> float:
 
 
 def send(host: str, port: int, size_bytes: int) -> None:
-    """Send so many bytes."""
+    """Send this many bytes."""
     block = memoryview(bytes(BUFFER_BYTES))
     with socket.create_connection((host, port), LIMIT_SECONDS) as connection:
         while size_bytes:

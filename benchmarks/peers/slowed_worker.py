@@ -1,7 +1,7 @@
-"""A worker whose micro-batches take time: `tiermesh worker` as it is, but for a pause before each forward pass.
+"""A slow worker: `tiermesh worker` with a pause before each forward pass.
 
-It writes down when it begins each: a line `STEP INDEX SECONDS`, in Unix time, at the end of the file `NAME-PROCESS` in
-the folder that TIERMESH_BENCH_RECORDS names. TIERMESH_BENCH_PAUSE_SECONDS: the pause.
+It appends a line `STEP INDEX SECONDS` (Unix time) at the start of each micro-batch, to the file `NAME-PROCESS` in the
+folder that TIERMESH_BENCH_RECORDS names. TIERMESH_BENCH_PAUSE_SECONDS is the length of the pause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class SlowedStep(TrainingStep):
-    """See `TrainingStep`."""
+    """A training step that pauses before each micro-batch."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class SlowedStep(TrainingStep):
         self._pause_seconds = float(os.environ["TIERMESH_BENCH_PAUSE_SECONDS"])
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """The micro-batch, after the pause."""
+        """Record the start, pause, and compute the micro-batch."""
         with self._record.open("a") as file:
             file.write(f"{step} {index} {time.time():.6f}\n")
-        # Not a wait for anything: it is the load, a larger model's time on a device of its own. To compute so long
-        # would take CPU time from the other daemons, which share this machine's cores.
+        # The sleep is the load: the time a larger model takes on a device. Computing for so long would take CPU time
+        # from the other daemons, which share this machine's cores.
         time.sleep(self._pause_seconds)
         return super().micro_batch(step, index, out, ready)
 

@@ -1,12 +1,11 @@
-"""A worker that can be held before a micro-batch: `tiermesh worker` as it is, but for a gate that its passes begin at.
+"""A worker that can be paused before a micro-batch: `tiermesh worker` with a gate before its passes.
 
-It connects to the Unix socket that TIERMESH_BENCH_GATE names and says a line of JSON whenever it is held, first before
-its first micro-batch, with all weights on its mesh: the step, the moments at which its micro-batches since the last
-time have ended, and what the passes that it was asked for were like. It is answered `{"passes": n}`, to make so many
-forward and backward passes that it sends nothing of, after which it is held again, or `{"until": step}`, to go on until
-that step.
+It connects to the Unix socket that TIERMESH_BENCH_GATE names. Whenever it pauses it sends a line of JSON: the step, the
+ends of its micro-batches since the last pause, and the passes that it was asked for. It pauses first before its first
+micro-batch, with all weights on its mesh. The answer is `{"passes": n}`, for n passes whose gradients are not sent and
+another pause, or `{"until": step}`, to go on until that step.
 
-Moments are seconds on the clock that all processes of a machine share; of a pass they count from its begin.
+Moments are seconds on the clock that all processes of a machine share. Moments of a pass count from its start.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class SteppedStep(TrainingStep):
-    """See `TrainingStep`."""
+    """A training step that pauses at the gate."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class SteppedStep(TrainingStep):
         self._ends: list[float] = []
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """The micro-batch, when it is let go."""
+        """Wait at the gate, then compute the micro-batch."""
         if step >= self._until:
             self._until = self._hold(step, index)
         loss = super().micro_batch(step, index, out, ready)
@@ -61,7 +60,7 @@ class SteppedStep(TrainingStep):
         return loss
 
     def _hold(self, step: int, index: int) -> int:
-        """The step to be held at next."""
+        """Pause at the gate, and return the step of the next pause."""
         for parameter in self._parameters:
             _ = parameter.value
         passes: list[dict[str, Any]] = []
@@ -95,7 +94,7 @@ class SteppedStep(TrainingStep):
         return {"seconds": time.perf_counter() - started, "uses": uses, "ready": ready}
 
     def close(self) -> None:
-        """Leave the gate."""
+        """Close the connection to the gate."""
         self._gate.close()
         super().close()
 

@@ -1,4 +1,4 @@
-"""The cost of minding faults: its interval; and a short measurement, of real clusters."""
+"""The fault_cost figure: its interval, and a short measurement of real clusters."""
 
 from __future__ import annotations
 

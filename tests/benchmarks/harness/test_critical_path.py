@@ -1,4 +1,4 @@
-"""The critical path of a step, where it can be worked out by hand: chunks of a second each on the link."""
+"""The critical path of small steps that can be computed by hand. Each chunk takes a second on the link."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PARTS = Parts(
 
 
 def test_a_pass_is_as_late_as_the_parameter_that_holds_it_up_most() -> None:
-    # They arrive after 1, 2 and 3 s, and are used after 0, 1 and 1.5 s of the pass: the third holds it up by 1.5 s.
-    # Its gradients are gone by 1.5 + 6 + 1: the last of them waits for the pass alone.
+    # Weights arrive after 1, 2 and 3 s and are used 0, 1 and 1.5 s into the pass. The third delays it by 1.5 s.
+    # Its gradients have left after 1.5 + 6 + 1 s: the last chunk waits only for the pass.
     assert critical_path(PARTS) == CriticalPath(
         weights_end=3.0, pass_delay=1.5, pass_end=7.5, step_seconds=8.5
     )
@@ -50,7 +50,7 @@ def test_without_a_pass_a_step_is_its_transfers() -> None:
 
 
 def test_updates_go_on_while_the_link_is_busy() -> None:
-    # The first chunk's update is waited for, that of the others only where it is slower than the link.
+    # The first chunk waits for its update, the others only if updates are slower than the link.
     quick = replace(PARTS, update_seconds=0.25 / CHUNK, sum_seconds=0.125 / CHUNK)
     assert critical_path(quick).weights_end == pytest.approx(3.25)
     assert critical_path(quick).step_seconds == pytest.approx(8.5 + 0.25 + 0.125)

@@ -1,4 +1,4 @@
-"""Waiting for what daemons do: no longer than they live, and not for those that were killed."""
+"""Waits of the benchmarks end when a daemon dies, unless the benchmark killed it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNTIL_INPUT_ENDS = "import sys; sys.stdin.read()"
 
 
 class Processes(Daemons):
-    """Some that are up until their input ends, in the place of daemons."""
+    """Daemons replaced by processes that run until their input ends."""
 
     def __init__(self, folder: Path, *names: str) -> None:
         super().__init__("none", Job(Path("none"), Path("none")), workers=0)
@@ -28,10 +28,10 @@ class Processes(Daemons):
             ).start()
 
     def _open_gate(self, path: Path, stack: ExitStack) -> None:
-        """There is none."""
+        pass
 
     def end(self, name: str) -> None:
-        """Have one end by itself."""
+        """Let one process end by itself."""
         pipe = self.processes[name].process.stdin
         assert pipe is not None
         pipe.close()
@@ -58,11 +58,11 @@ def test_a_wait_has_a_limit(daemons: Processes) -> None:
 
 def test_a_daemon_that_ends_ends_each_wait(daemons: Processes, tmp_path: Path) -> None:
     daemons.end("b")
-    with pytest.raises(Failed, match=r"b has ended, and it was waited for; see .*b\.log"):
+    with pytest.raises(Failed, match=r"b ended during the wait for it; see .*b\.log"):
         daemons.until(lambda: None, "it", LONG_SECONDS)
-    with pytest.raises(Failed, match=r"b has ended, and .*gone of a was waited for"):
+    with pytest.raises(Failed, match=r"b ended during the wait for .*gone of a"):
         daemons.wait_written("a", tmp_path / "gone", LONG_SECONDS)
-    with pytest.raises(Failed, match="b has ended, and noon was waited for"):
+    with pytest.raises(Failed, match="b ended during the wait for noon"):
         daemons.until_moment(time.time() + LONG_SECONDS, "noon")
 
 

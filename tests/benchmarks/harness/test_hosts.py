@@ -1,4 +1,4 @@
-"""Hosts in namespaces: who they belong to, and that nothing of them stays behind."""
+"""Emulated hosts: their ownership and their removal."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def output_of(host: Host, *command: str) -> str:
 
 @contextmanager
 def cat_on(host: Host) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is up there until its input ends."""
+    """A process on a host that runs until its input ends."""
     command = host.command(["cat"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -117,4 +117,4 @@ def test_what_a_killed_run_has_left_is_removed(network: Hosts) -> None:
     subprocess.run(["ip", "netns", "add", left], check=True)
     hosts.remove_stale()
     assert left not in namespaces()
-    assert f"-{os.getpid()}-" in namespaces()  # of a run that goes on
+    assert f"-{os.getpid()}-" in namespaces()  # namespace of a run that is still alive

@@ -1,4 +1,4 @@
-"""What is read off an interface's counters is TCP's bytes, and a phase is from its first payload to its last."""
+"""The link meter counts bytes of TCP streams, and a phase lasts from its first payload to its last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_phase_leaves_out_what_is_before_its_first_bytes_and_after_its_last() 
     base, size = 5_000, 10 * FIRST_BYTES
     moments = [
         (0.0, base),
-        (1.0, base + 2_000),  # orders, acknowledgements
+        (1.0, base + 2_000),  # control messages and acknowledgements
         (2.0, base + 2 * FIRST_BYTES),
         (3.0, base + size - 1),
         (4.0, base + size),

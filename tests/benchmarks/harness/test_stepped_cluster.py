@@ -1,4 +1,4 @@
-"""Workers are held together, at the step that is due, and steps are counted whole."""
+"""Stepped workers pause together at the step that is due, and steps are counted whole."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PASS = {"seconds": 2.0, "uses": [[4, 0.5], [8, 1.0]], "ready": [[4, 1.5], [0, 2.
 
 
 class Worker:
-    """As a held worker speaks, from a thread of its own.
+    """Simulated stepped worker that answers from a thread of its own.
 
     Attributes:
-        orders: that it was given.
+        orders: Orders it has received.
     """
 
     def __init__(self, path: Path, says: list[dict[str, Any]]) -> None:
@@ -40,7 +40,7 @@ class Worker:
                     self.orders.append(json.loads(line))
 
     def join(self) -> None:
-        """Wait for its end."""
+        """Wait for the thread's end."""
         self._thread.join()
 
 
@@ -82,7 +82,7 @@ def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, 
     ]
     workers = [Worker(tmp_path / "gate", each) for each in says]
     gate.warm_up(1)
-    with pytest.raises(Failed, match="micro-batches for 3 steps"):
+    with pytest.raises(Failed, match="expected 3 each"):
         gate.step_seconds(2)
     gate.__exit__(None, None, None)
     for worker in workers:
