@@ -1,11 +1,11 @@
-"""Arithmetic on flat float32 arrays that gives the same bits on every host, for every cut of the array.
+"""Arithmetic on flat float32 arrays that gives the same bits on every host, however the array is cut into ranges.
 
-Everything here is element-wise, or a sum whose order is fixed by the code: single IEEE operations only, never
-a library's own reduction or a BLAS call, whose order of additions changes with version, CPU and thread count.
+Everything here is element-wise, or a sum whose order the code fixes. It uses single IEEE 754 operations only: never a
+library's own reduction or a BLAS call, whose order of additions changes with version, CPU and thread count.
 
-Each function has a compiled path (compiled.py) and a numpy path with the same bits; compiler.py chooses, for the
-process. Of a NaN neither sign nor payload is promised, except in what goes on the wire in 16 bits. All release the
-GIL; arrays are contiguous.
+Each function has a compiled path (compiled_arithmetic.py) and a numpy path with the same bits. compiler.py chooses one
+for the whole process. Sign and payload of a NaN are unspecified, except in 16-bit wire types. All functions release
+the GIL and take contiguous arrays.
 """
 
 from __future__ import annotations
@@ -24,61 +24,60 @@ Float32Array: TypeAlias = NDArray[np.float32]
 Float64Array: TypeAlias = NDArray[np.float64]
 
 BLOCK_ELEMENTS = 64 * 1024
-"""Elements of one block of the global norm; a chunk of the layout is a whole number of blocks."""
+"""Number of elements of a block of the global norm. A chunk of the layout is a whole number of blocks."""
 
-
-COMPILED = "services.tensors.kernels.compiled_arithmetic"
-"""The module of the compiled paths of these functions."""
+COMPILED_MODULE = "services.tensors.kernels.compiled_arithmetic"
+"""Name of the module with the compiled paths of these functions."""
 
 
 def load_kernels() -> None:
-    """Have compiled kernels ready, and say in the log which path computes; the first kernel called does it otherwise.
+    """Load or compile the kernels, and log which path computes. Otherwise the first kernel call does so.
 
     Raises:
-        Refused: the environment asks for kernels that can't be had.
+        Refused: the environment asks for compiled kernels that are not available.
     """
-    for module in (COMPILED, crc32c.COMPILED):
+    for module in (COMPILED_MODULE, crc32c.COMPILED_MODULE):
         compiler.load(module)
 
 
 def accumulate(into: Float32Array, other: Float32Array) -> None:
-    """Add `other` to `into` in place; both [n] float32, `other` the right operand."""
-    compiled = compiler.load(COMPILED)
+    """Add `other` to `into` in place. Both are [n] float32; `into` is the left operand."""
+    compiled = compiler.load(COMPILED_MODULE)
     if compiled is None:
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(into, other, out=into)
     else:
-        compiled.accumulate(into, _of_size(other, into))
+        compiled.accumulate(into, _check_size(other, into))
 
 
 def add(left: Float32Array, right: Float32Array, out: Float32Array) -> None:
-    """Write the sum of two sibling nodes, [n] float32 each, into `out`, which may be either of them."""
-    compiled = compiler.load(COMPILED)
+    """Write `left + right` into `out`. All are [n] float32; `out` may be either operand."""
+    compiled = compiler.load(COMPILED_MODULE)
     if compiled is None:
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(left, right, out=out)
-    elif _is(out, left):
-        compiled.accumulate(out, _of_size(right, out))
-    elif _is(out, right):
-        compiled.accumulate(out, _of_size(left, out))
+    elif _same_memory(out, left):
+        compiled.accumulate(out, _check_size(right, out))
+    elif _same_memory(out, right):
+        compiled.accumulate(out, _check_size(left, out))
     else:
-        compiled.add(_of_size(left, out), _of_size(right, out), out)
+        compiled.add(_check_size(left, out), _check_size(right, out), out)
 
 
 def scale(values: Float32Array, factor: float, out: Float32Array) -> None:
-    """Write `values` times float32(`factor`) into `out`, which may be `values`; [n] float32."""
-    compiled = compiler.load(COMPILED)
-    if compiled is None or _is(out, values):
+    """Write `values * float32(factor)` into `out`. Both arrays are [n] float32; `out` may be `values`."""
+    compiled = compiler.load(COMPILED_MODULE)
+    if compiled is None or _same_memory(out, values):
         with np.errstate(over="ignore", invalid="ignore"):
             np.multiply(values, np.float32(factor), out=out)
     else:
-        compiled.scale(_of_size(values, out), np.float32(factor), out)
+        compiled.scale(_check_size(values, out), np.float32(factor), out)
 
 
 def all_finite(values: Float32Array) -> bool:
-    """Whether none of [n] float32 is a NaN or an infinity."""
+    """Return whether no element of `values`, [n] float32, is a NaN or an infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
-        # One pass without a copy; beyond 1e19 finite values overflow it too.
+        # One pass without a copy. Finite values above 1e19 overflow it too, hence the second look.
         screened = np.dot(values, values)
     return bool(np.isfinite(screened)) or bool(np.isfinite(values).all())
 
@@ -86,23 +85,32 @@ def all_finite(values: Float32Array) -> bool:
 def to_wire(
     values: Float32Array, dtype: WireDType, place: NDArray[np.uint8] | None = None
 ) -> NDArray[np.float32] | NDArray[np.uint16]:
-    """The payload of `values`, [n] float32: [n] float32 for fp32, else the bits of 16-bit floats, [n] uint16.
+    """Convert values to a wire type.
 
-    Rounded to nearest, ties to even; every NaN becomes one NaN. For fp32 it is `values` itself where that is
-    contiguous, so it must not change until sent. With a `place`, bytes as many as the payload has, it is written there
-    (but for values that lie there already).
+    Values are rounded to nearest, ties to even (IEEE 754). Every NaN becomes the same NaN.
+
+    Args:
+        values: [n] float32.
+        dtype: wire type.
+        place: [payload bytes] uint8 to write the payload to; None for an array of its own.
+
+    Returns:
+        The payload: [n] float32 for fp32, else the bits of 16-bit floats, [n] uint16. For fp32 without a place it is
+        `values` itself if that is contiguous, which then must not change until it is sent.
     """
     if dtype == "fp32":
         if place is None:
             return np.ascontiguousarray(values, STORED["fp32"])
-        stored = _of_size(place.view(STORED["fp32"]), values)
-        if not _is(stored, values):
+        stored = _check_size(place.view(STORED["fp32"]), values)
+        if not _same_memory(stored, values):
             np.copyto(stored, values)
         return stored
     out: NDArray[np.uint16] = (
-        np.empty(values.size, STORED[dtype]) if place is None else _of_size(place.view(STORED[dtype]), values)
+        np.empty(values.size, STORED[dtype])
+        if place is None
+        else _check_size(place.view(STORED[dtype]), values)
     )
-    compiled = compiler.load(COMPILED)
+    compiled = compiler.load(COMPILED_MODULE)
     if compiled is None:
         wire_types.narrow(values, out, dtype)
     elif dtype == "bf16":
@@ -113,10 +121,10 @@ def to_wire(
 
 
 def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
-    """The elements of a payload as [n] float32: for fp32 a view, read-only if the payload is; else a new array.
+    """Return the elements of a payload, [n] float32: for fp32 a view of it, else a new array. Nothing is rounded.
 
     Raises:
-        ValueError: the payload is no whole number of elements.
+        ValueError: the payload is not a whole number of elements.
     """
     stored = np.frombuffer(payload, STORED[dtype])
     if dtype == "fp32":
@@ -127,13 +135,13 @@ def from_wire(payload: Payload, dtype: WireDType) -> Float32Array:
 
 
 def copy_from_wire(payload: Payload, dtype: WireDType, out: Float32Array) -> None:
-    """Write the elements of a payload into `out`, [n] float32.
+    """Write the elements of a payload into `out`, [n] float32. The bits are those of `from_wire`.
 
     Raises:
-        ValueError: the payload has not n elements.
+        ValueError: the payload does not have n elements.
     """
-    stored = _of_size(np.frombuffer(payload, STORED[dtype]), out)
-    compiled = compiler.load(COMPILED)
+    stored = _check_size(np.frombuffer(payload, STORED[dtype]), out)
+    compiled = compiler.load(COMPILED_MODULE)
     if dtype == "fp32":
         np.copyto(out, stored)
     elif compiled is None:
@@ -145,13 +153,15 @@ def copy_from_wire(payload: Payload, dtype: WireDType, out: Float32Array) -> Non
 
 
 def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> None:
-    """Add the elements of a payload to `into`, [n] float32, in place; the sum is rounded once, to float32.
+    """Add the elements of a payload to `into`, [n] float32, in place.
+
+    The bits are those of `accumulate` after `from_wire`, without the array between them.
 
     Raises:
-        ValueError: the payload has not n elements.
+        ValueError: the payload does not have n elements.
     """
-    stored = _of_size(np.frombuffer(payload, STORED[dtype]), into)
-    compiled = compiler.load(COMPILED)
+    stored = _check_size(np.frombuffer(payload, STORED[dtype]), into)
+    compiled = compiler.load(COMPILED_MODULE)
     if dtype == "fp32":
         accumulate(into, stored)
     elif compiled is None:
@@ -163,15 +173,22 @@ def accumulate_wire(into: Float32Array, payload: Payload, dtype: WireDType) -> N
 
 
 def norm_squared_blocks(values: Float32Array) -> Float64Array:
-    """The sum of squares of each block of 64 Ki elements: [n] float32 to [ceil(n / 64 Ki)] float64.
+    """Return the sum of squares of each block of 64 Ki elements.
 
-    Within a block, padded with zeros, the upper half is added to the lower half until one element is left. A
-    block's sum is finite if and only if all its elements are: squares of float32 can't overflow float64.
+    A block is padded with zeros. Then its upper half is added to its lower half until one element is left. This fixes
+    the order of additions. A block's sum is finite if and only if all its elements are, since squares of float32
+    can't overflow float64.
+
+    Args:
+        values: [n] float32.
+
+    Returns:
+        [ceil(n / 65536)] float64.
     """
     blocks = -(-values.size // BLOCK_ELEMENTS)
     sums = np.empty(blocks, np.float64)
     squares = np.empty(BLOCK_ELEMENTS, np.float64)
-    compiled = compiler.load(COMPILED)
+    compiled = compiler.load(COMPILED_MODULE)
     if compiled is not None:
         compiled.norm_squared_blocks(values, squares, sums)
         return sums
@@ -191,21 +208,21 @@ def norm_squared_blocks(values: Float32Array) -> Float64Array:
 
 
 def norm(block_sums: Sequence[float] | Float64Array) -> float:
-    """The global norm from the block sums of the whole layout; infinite or NaN if an element is not finite.
+    """Return the global norm from the block sums of the whole layout; infinite or NaN if an element is not finite.
 
-    The block sums are added without intermediate rounding: the built-in `sum` would give other bits in Python
-    3.11 and 3.12.
+    `math.fsum` adds without intermediate rounding, so the order of block sums does not matter. The built-in `sum` gives
+    different bits in Python 3.11 and 3.12.
     """
     return math.sqrt(math.fsum(block_sums))
 
 
-def _is(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    """Whether two arrays of one size are the same memory."""
+def _same_memory(left: NDArray[Any], right: NDArray[Any]) -> bool:
+    """Return whether two arrays of the same size begin at the same address."""
     return left is right or left.ctypes.data == right.ctypes.data
 
 
-def _of_size(values: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """`values`, if it has as many elements as `other`: compiled loops don't look."""
+def _check_size(values: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """Return `values` if its shape is that of `other`; compiled loops do not check bounds."""
     if values.shape != other.shape:
         raise ValueError(f"{values.size} elements, expected {other.size}")
     return values

@@ -1,7 +1,7 @@
-"""The kernels of arithmetic.py, compiled: one pass over memory each. Import through `compiler.load`.
+"""Compiled kernels of arithmetic.py, each one pass over memory. Import this module through `compiler.load` only.
 
-Arrays of these signatures may be read-only, as payloads are, and need not be aligned: a payload begins anywhere in its
-message.
+Each function gives the same bits as the numpy path in arithmetic.py and wire_types.py. Input arrays may be read-only,
+as received payloads are. Arrays need not be aligned, since a payload begins anywhere in its message.
 """
 
 from __future__ import annotations
@@ -39,34 +39,37 @@ def _as_float32(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.uint32), generate
 
 
-_bits: Any = intrinsic(_as_uint32)  # the bits of a float32, a uint32
-_float: Any = intrinsic(_as_float32)  # the float32 of such bits
+_bits: Any = intrinsic(_as_uint32)  # float32 to its bits, uint32
+_float: Any = intrinsic(_as_float32)  # bits, uint32, to float32
 
 
 @jit(types.void(_float32_in, _float32_in, _float32_out))
 def add(left: Any, right: Any, out: Any) -> None:
-    """`out = left + right`; `out` is neither: the loop would be compiled for arrays that may overlap."""
+    """Compute `out = left + right`, [n] float32 each. `out` must be neither operand, or the loop is not vectorised."""
     for i in range(out.size):
         out[i] = left[i] + right[i]
 
 
 @jit(types.void(_float32_out, _float32_in))
 def accumulate(into: Any, other: Any) -> None:
-    """`into += other`."""
+    """Compute `into += other`, [n] float32 each."""
     for i in range(into.size):
         into[i] += other[i]
 
 
 @jit(types.void(_float32_in, types.float32, _float32_out))
 def scale(values: Any, factor: Any, out: Any) -> None:
-    """`out = values * factor`; `out` is another array."""
+    """Compute `out = values * factor`, [n] float32 each. `out` must not be `values`."""
     for i in range(out.size):
         out[i] = values[i] * factor
 
 
 @jit(types.void(_float32_in, _bits16_out))
 def narrow_bf16(values: Any, out: Any) -> None:
-    """Round to nearest even by adding just below half of the lowest bit kept, and that bit itself."""
+    """Round `values`, [n] float32, to bfloat16 bits in `out`, [n] uint16: to nearest, ties to even.
+
+    The addend is just below half of the lowest kept bit, plus that bit itself. NaNs become 0x7fc0.
+    """
     for i in range(out.size):
         bits = _bits(values[i])
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -75,16 +78,19 @@ def narrow_bf16(values: Any, out: Any) -> None:
 
 @jit(types.void(_float32_in, _bits16_out))
 def narrow_fp16(values: Any, out: Any) -> None:
-    """Round to nearest even; a float32 addition rounds what becomes subnormal."""
+    """Round `values`, [n] float32, to IEEE 754 binary16 bits in `out`, [n] uint16: to nearest, ties to even.
+
+    Values that become subnormal are rounded by a float32 addition. NaNs become 0x7e00 with the sign of the value.
+    """
     for i in range(out.size):
         bits = _bits(values[i])
         sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
         size = bits & np.uint32(0x7FFF_FFFF)
-        # Exponents are rebased from 127 to 15; 0xFFF is just below half of the lowest bit kept.
+        # Exponents are rebased from 127 to 15. 0xFFF is just below half of the lowest kept bit.
         normal = (
             size - np.uint32(112 << 23) + np.uint32(0xFFF) + ((size >> np.uint32(13)) & np.uint32(1))
         ) >> np.uint32(13)
-        # 0.5's lowest bit is worth the smallest subnormal: after this addition it counts subnormals.
+        # The lowest bit of 0.5 equals the smallest subnormal, so the sum's lowest bits count subnormals.
         subnormal = _bits(_float(size) + np.float32(0.5)) - np.uint32(126 << 23)
         kept = normal if size >= np.uint32(113 << 23) else subnormal
         kept = np.uint32(0x7C00) if size >= np.uint32(143 << 23) else kept
@@ -101,7 +107,7 @@ def _widened_fp16(stored: Any) -> Any:
     sign = (np.uint32(stored) & np.uint32(0x8000)) << np.uint32(16)
     size = (np.uint32(stored) & np.uint32(0x7FFF)) << np.uint32(13)
     normal = size + np.uint32(112 << 23)
-    # An exponent of 0 counts subnormals: put them behind the leading one of 2**-14 and take that away again.
+    # With exponent 0 the bits count subnormals: set them behind the leading one of 2**-14, then subtract 2**-14.
     subnormal = _bits(_float(size + np.uint32(113 << 23)) - _float(np.uint32(113 << 23)))
     bits = normal if size >= np.uint32(1 << 23) else subnormal
     bits = size | np.uint32(0x7F80_0000) if size >= np.uint32(31 << 23) else bits
@@ -111,35 +117,41 @@ def _widened_fp16(stored: Any) -> Any:
 
 @jit(types.void(_bits16_in, _float32_out))
 def widen_bf16(stored: Any, out: Any) -> None:
-    """`out = float32(stored)`."""
+    """Write bfloat16 bits, [n] uint16, as [n] float32 to `out`. The conversion is exact."""
     for i in range(out.size):
         out[i] = _widened_bf16(stored[i])
 
 
 @jit(types.void(_bits16_in, _float32_out))
 def widen_fp16(stored: Any, out: Any) -> None:
-    """`out = float32(stored)`."""
+    """Write binary16 bits, [n] uint16, as [n] float32 to `out`. The conversion is exact; NaNs become quiet."""
     for i in range(out.size):
         out[i] = _widened_fp16(stored[i])
 
 
 @jit(types.void(_float32_out, _bits16_in))
 def accumulate_bf16(into: Any, stored: Any) -> None:
-    """`into += float32(stored)`."""
+    """Add bfloat16 bits, [n] uint16, to `into`, [n] float32, in place."""
     for i in range(into.size):
         into[i] += _widened_bf16(stored[i])
 
 
 @jit(types.void(_float32_out, _bits16_in))
 def accumulate_fp16(into: Any, stored: Any) -> None:
-    """`into += float32(stored)`."""
+    """Add binary16 bits, [n] uint16, to `into`, [n] float32, in place."""
     for i in range(into.size):
         into[i] += _widened_fp16(stored[i])
 
 
 @jit(types.void(_float32_in, _float64_out, _float64_out))
 def norm_squared_blocks(values: Any, squares: Any, sums: Any) -> None:
-    """Block sums by the tree of kernels.py, two of its levels at a time; `squares` is scratch of a block's size."""
+    """Compute the block sums of `arithmetic.norm_squared_blocks`, with two levels of its tree per pass.
+
+    Args:
+        values: [n] float32.
+        squares: [65536] float64, scratch memory.
+        sums: [ceil(n / 65536)] float64, the result.
+    """
     elements = squares.size
     quarter = elements // 4
     for block in range(sums.size):

@@ -1,9 +1,10 @@
-"""The compiled path of crc32c.py, for CPUs that multiply polynomials in wide registers. Import through `compiler.load`.
+"""Compiled path of crc32c.py, for CPUs that multiply polynomials in vector registers.
 
-Bytes are a polynomial over bits, and their CRC is its remainder by a fixed one, P. So whatever lies n bits before the
-end may be replaced by its product with x^n mod P, there: registers full of bytes are folded onto those that follow,
-until one is left, which has the CRC of all. (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-PCLMULQDQ Instruction", Intel 2009.)
+Import this module through `compiler.load` only. The bytes form a polynomial over bits, and their CRC is its remainder
+modulo a fixed polynomial P. A term n bits before the end can therefore be replaced by its product with x^n mod P. So
+each register full of bytes is folded onto a later one, until one register is left that has the CRC of all bytes.
+Sources: RFC 3720 (P of CRC-32C); Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+Instruction", Intel 2009.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ cgutils: Any = numba_cgutils
 
 _POLYNOMIAL = 0x1EDC6F41  # P without its highest bit
 _INSTRUCTIONS = {2: "llvm.x86.pclmulqdq.256", 4: "llvm.x86.pclmulqdq.512"}
-_REGISTERS = 4  # so many products are under way at once
+_REGISTERS = 4  # number of independent products in the CPU's pipeline
 
 
-def _lanes() -> int:
-    """How many pairs of 64 bits are multiplied at once; 0: too few to be worth it."""
+def _count_lanes() -> int:
+    """Return the number of 128-bit lanes of a vector register; 0 if `fold` is not available or not worth it."""
     if config.CPU_NAME or config.CPU_FEATURES is not None or not config.ENABLE_AVX:
-        return 0  # numba is to compile for another CPU than this
+        return 0  # numba is set to compile for another CPU
     try:
         features: dict[str, bool] = binding.get_host_cpu_features()
     except RuntimeError:
@@ -39,16 +40,16 @@ def _lanes() -> int:
     return 4 if features.get("avx512f") else 2
 
 
-LANES = _lanes()
-"""0: there is no `fold` for this CPU."""
+LANES = _count_lanes()
+"""Number of 128-bit lanes per register; 0 means that this CPU has no `fold`."""
 REMAINDER_BYTES = 16 * LANES
-"""What `fold` leaves."""
+"""Number of bytes that `fold` leaves."""
 BLOCK_BYTES = REMAINDER_BYTES * _REGISTERS
-"""What it takes at a time."""
+"""Number of bytes that `fold` takes at a time."""
 
 
 def _power(exponent: int) -> int:
-    """x^exponent mod P, its bits in the order of CRC-32C's bytes, as a factor of 64 bits."""
+    """Return x^exponent mod P as a 64-bit factor, with bits in the reflected order of CRC-32C."""
     bits = 1
     for _ in range(exponent):
         bits <<= 1
@@ -58,7 +59,7 @@ def _power(exponent: int) -> int:
 
 
 def _fold(typing_context: Any, content: Any, remainder: Any) -> Any:
-    """The code of `fold`: numba has no types for these registers."""
+    """Generate the LLVM code of `fold`; numba has no types for vector registers."""
     number, register = ir.IntType(64), ir.VectorType(ir.IntType(64), 2 * LANES)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -74,7 +75,7 @@ def _fold(typing_context: Any, content: Any, remainder: Any) -> Any:
             return builder.load(builder.gep(source, [index]), align=1)
 
         def onto(folded: Any, registers: int, other: Any) -> Any:
-            """A register, folded onto another one, which comes so many registers after it."""
+            """Fold a register onto another that comes `registers` registers after it."""
             bits = 128 * LANES * registers
             factors = ir.Constant(register, [_power(bits + 32), _power(bits - 32)] * LANES)
             low, high = (
@@ -82,20 +83,20 @@ def _fold(typing_context: Any, content: Any, remainder: Any) -> Any:
             )
             return builder.xor(builder.xor(low, high), other)
 
-        held = [cgutils.alloca_once(builder, register) for _ in range(_REGISTERS)]
-        inverted = ir.Constant(register, [0xFFFFFFFF] + [0] * (2 * LANES - 1))  # as a CRC-32C begins
-        for index, place in enumerate(held):
+        accumulators = [cgutils.alloca_once(builder, register) for _ in range(_REGISTERS)]
+        inverted = ir.Constant(register, [0xFFFFFFFF] + [0] * (2 * LANES - 1))  # the initial value of CRC-32C
+        for index, place in enumerate(accumulators):
             first = load(number(index))
             builder.store(builder.xor(first, inverted) if index == 0 else first, place)
         size = cgutils.unpack_tuple(builder, arrays[0].shape)[0]
         blocks = builder.udiv(size, number(BLOCK_BYTES))
         with cgutils.for_range(builder, blocks, start=number(1)) as loop:
             start = builder.mul(loop.index, number(_REGISTERS))
-            for index, place in enumerate(held):
+            for index, place in enumerate(accumulators):
                 following = load(builder.add(start, number(index)))
                 builder.store(onto(builder.load(place), _REGISTERS, following), place)
-        left = builder.load(held[0])
-        for place in held[1:]:
+        left = builder.load(accumulators[0])
+        for place in accumulators[1:]:
             left = onto(left, 1, builder.load(place))
         builder.store(left, target, align=1)
         return context.get_dummy_value()
@@ -110,5 +111,10 @@ if LANES:
 
     @jit(types.void(_bytes_in, _bytes_out))
     def fold(content: Any, remainder: Any) -> None:
-        """Write bytes to `remainder` that have the CRC of `content`, whole blocks, one at least; from a CRC of 0 on."""
+        """Write to `remainder` bytes whose CRC, from an initial value of 0, is the CRC-32C of `content`.
+
+        Args:
+            content: [n] uint8, n a positive multiple of `BLOCK_BYTES`.
+            remainder: [REMAINDER_BYTES] uint8.
+        """
         _folded(content, remainder)

@@ -1,9 +1,9 @@
-"""Compiled kernels: whether there are any in this process, and how they are made.
+"""Compiler of the kernels: decides whether this process uses compiled ones, and compiles them with numba.
 
-Numba compiles them when their module is imported, for explicit types, without fast-math: single IEEE operations in
-the order written, so that the numpy path beside each has the same bits. The machine code is cached in a folder of the
-user's (`tiermesh/kernels` under `XDG_CACHE_HOME`, else under `~/.cache`), keyed by source and CPU.
-`TIERMESH_KERNELS=numpy`, or numba's absence, leaves all to numpy.
+Numba compiles a module's kernels on import, for explicit types and without fast-math. So they do single IEEE 754
+operations in the order written, and the numpy paths give the same bits. The machine code is cached by source and CPU in
+the user's folder `tiermesh/kernels`, under `XDG_CACHE_HOME` or `~/.cache`. With `TIERMESH_KERNELS=numpy`, or without
+numba, numpy computes everything.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from services.errors import Refused
 log = logging.getLogger("tiermesh.kernels")
 
 VARIABLE = "TIERMESH_KERNELS"
-"""The environment variable that chooses: `auto` (the default), `numba` or `numpy`."""
+"""Environment variable that chooses the path: `auto` (the default), `numba` or `numpy`."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _lock = threading.Lock()
 _loaded: dict[str, ModuleType | None] = {}
-_cached = True  # whether numba has a folder that it may write to
+_cached = True  # whether numba has a cache folder that it can write to
 
 
 def load(module: str) -> ModuleType | None:
-    """The module of compiled kernels of this name, compiled or read from the cache; None: numpy is to compute.
+    """Return a module of compiled kernels, compiled or read from the cache; None if numpy is to compute.
 
-    What it came to is logged once for each module. May take seconds the first time on a host: daemons load at start.
+    The choice is logged once per module. Compiling takes seconds the first time on a host, so daemons load at start.
+
+    Args:
+        module: full name of the module.
 
     Raises:
-        Refused: the environment variable is none of its values, or asks for numba where it can't be imported.
+        Refused: the environment variable has an unknown value, or asks for numba, which can't be imported.
     """
     if module not in _loaded:
         with _lock:
@@ -48,7 +51,7 @@ def load(module: str) -> ModuleType | None:
 
 
 def jit(signature: object) -> Callable[[F], F]:
-    """A decorator that compiles a function for one signature: no GIL, no fast-math, cached."""
+    """Return a decorator that compiles a function for one signature, without GIL and fast-math, and caches it."""
     numba: Any = importlib.import_module("numba")
     decorator: Callable[[F], F] = numba.njit(signature, nogil=True, error_model="numpy", cache=_cached)
     return decorator
@@ -57,7 +60,7 @@ def jit(signature: object) -> Callable[[F], F]:
 def _load(module: str) -> ModuleType | None:
     wanted = os.environ.get(VARIABLE) or "auto"
     if wanted not in ("auto", "numba", "numpy"):
-        raise Refused(f"{VARIABLE} {wanted}: expected auto, numba or numpy; auto is usual")
+        raise Refused(f"{VARIABLE} {wanted}: expected auto, numba or numpy; auto is the default")
     if wanted == "numpy":
         log.info("%s: numpy computes, as %s says", module, VARIABLE)
         return None
@@ -68,7 +71,7 @@ def _load(module: str) -> ModuleType | None:
     except ImportError as error:
         if wanted == "numba":
             raise Refused(
-                f"{VARIABLE} numba: it can't be imported ({error}); install it, or set auto"
+                f"{VARIABLE} numba: numba can't be imported ({error}); install it, or set auto"
             ) from None
         log.info(
             "%s: numpy computes, with the same bits but slower; numba can't be imported: %s", module, error
@@ -80,17 +83,17 @@ def _load(module: str) -> ModuleType | None:
 
 
 def _set_up() -> str:
-    """Import numba and choose its cache folder; returns the folder for people."""
+    """Import numba and set its cache folder; return text for people that names the folder."""
     global _cached
     numba: Any = importlib.import_module("numba")
-    if numba.config.CACHE_DIR:  # the user's NUMBA_CACHE_DIR, or chosen before
+    if numba.config.CACHE_DIR:  # set by the user's NUMBA_CACHE_DIR, or by an earlier call
         return str(numba.config.CACHE_DIR)
     folder = _cache_folder()
     if folder is None:
         _cached = False
-        return "no folder, as this user has no home; XDG_CACHE_HOME names one"
+        return "no folder, as this user has no home; set XDG_CACHE_HOME to name one"
     try:
-        # Machine code is run as it is found: the folder must be nobody else's to write.
+        # Cached machine code is run unchecked, so no other user may write to the folder.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid()
     except OSError:
@@ -106,6 +109,6 @@ def _cache_folder() -> Path | None:
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         caches = given if given.is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # neither HOME nor an entry of the user
+    except RuntimeError:  # no HOME, and no entry in the password database
         return None
     return caches / "tiermesh" / "kernels"

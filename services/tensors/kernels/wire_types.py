@@ -1,8 +1,9 @@
-"""The types that elements have on the wire, and how float32 becomes each: the numpy path of the kernels.
+"""Element types on the wire, and the numpy path of converting float32 to and from them.
 
-To 16 bits values are rounded to nearest, ties to even; what is too large becomes infinite, and every NaN one NaN
-(0x7fc0 in bf16, 0x7e00 in fp16), so that the bits don't hang on the CPU's idea of a NaN. From 16 bits nothing is
-rounded; a NaN stays one, in fp16 made quiet.
+fp32 and fp16 are IEEE 754 binary32 and binary16; bf16 is bfloat16, the upper half of a binary32. To 16 bits, values are
+rounded to nearest, ties to even. Values that are too large become infinite. Every NaN becomes the same NaN (0x7fc0 in
+bf16, 0x7e00 in fp16), because the bits would otherwise depend on the CPU. The conversion from 16 bits is exact; NaNs
+of fp16 become quiet.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ STORED: dict[WireDType, np.dtype[Any]] = {
     "bf16": np.dtype("<u2"),
     "fp16": np.dtype("<u2"),
 }
-"""What the elements of a payload are to numpy: float32, or the bits of 16-bit floats; little-endian."""
+"""Numpy dtype of a payload's elements: float32, or the bits of 16-bit floats; little-endian."""
 
 _BLOCK_ELEMENTS = 32 * 1024
-"""Elements converted at a time, so that the passes over a block find it in the cache."""
+"""Number of elements converted at a time, so that a block stays in the cache between passes."""
 
 
 def narrow(values: NDArray[np.float32], out: NDArray[np.uint16], dtype: WireDType) -> None:
-    """Write `values`, [n] float32, as 16-bit floats into `out`, [n] uint16."""
+    """Write `values`, [n] float32, as bits of 16-bit floats to `out`, [n] uint16: to nearest, ties to even."""
     if dtype == "bf16":
         target, infinite, nan = np.dtype(ml_dtypes.bfloat16), 0x7F80, 0x7FC0
     else:
@@ -44,9 +45,9 @@ def narrow(values: NDArray[np.float32], out: NDArray[np.uint16], dtype: WireDTyp
 
 
 def widen(stored: NDArray[np.uint16], out: NDArray[np.float32], dtype: WireDType) -> None:
-    """Write 16-bit floats, [n] uint16, into `out`, [n] float32."""
+    """Write bits of 16-bit floats, [n] uint16, as [n] float32 to `out`. The conversion is exact."""
     if dtype == "fp16":
-        # "clip" can't find anything to clip here; "raise" would go through a buffer.
+        # All indices are in range, so "clip" changes nothing; "raise" would use a buffer.
         np.take(_widened_fp16(), stored, out=out, mode="clip")
         return
     bits = out.view(np.uint32)
@@ -57,7 +58,7 @@ def widen(stored: NDArray[np.uint16], out: NDArray[np.float32], dtype: WireDType
 
 
 def accumulate_narrow(into: NDArray[np.float32], stored: NDArray[np.uint16], dtype: WireDType) -> None:
-    """Add 16-bit floats, [n] uint16, to `into`, [n] float32, in place."""
+    """Add bits of 16-bit floats, [n] uint16, to `into`, [n] float32, in place. Each sum is rounded once."""
     widened = np.empty(min(_BLOCK_ELEMENTS, into.size), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, into.size, _BLOCK_ELEMENTS):
@@ -68,8 +69,8 @@ def accumulate_narrow(into: NDArray[np.float32], stored: NDArray[np.uint16], dty
 
 @cache
 def _widened_fp16() -> NDArray[np.float32]:
-    """The float32 of each of the 65,536 values of float16, by its bits."""
+    """Return the float32 of each of the 65,536 bit patterns of float16, [65536] float32."""
     widened = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     nans = np.isnan(widened)
-    widened.view(np.uint32)[nans] |= 0x0040_0000  # quiet, on every CPU
+    widened.view(np.uint32)[nans] |= 0x0040_0000  # quiet NaNs, which not every CPU makes
     return widened

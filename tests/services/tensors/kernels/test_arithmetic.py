@@ -1,4 +1,4 @@
-"""Sums and norms have the bits that the definition gives, however the array is cut."""
+"""Tests that sums and norms have the bits of their definition, however the array is cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random_values(count: int, seed: int = 0, exponent: int = 0) -> Float32Array:
 
 
 def folded_sum(squares: Float64Array) -> np.float64:
-    """The definition of a block's sum, recursively and without blocking or buffers."""
+    """Return a block's sum by definition: recursive, without buffers."""
     if squares.size == 1:
         return squares[0]
     half = squares.size // 2
@@ -60,7 +60,7 @@ def test_block_sums_are_the_folded_sums_of_float64_squares(count: int) -> None:
     assert arithmetic.norm_squared_blocks(values).tolist() == expected
 
 
-def test_block_sums_of_chunks_are_those_of_the_whole() -> None:
+def test_block_sums_of_chunks_equal_those_of_the_whole_array() -> None:
     values = random_values(2 * CHUNK_ELEMENTS + 12345)
     whole = arithmetic.norm_squared_blocks(values)
     chunks = [values[start : start + CHUNK_ELEMENTS] for start in range(0, values.size, CHUNK_ELEMENTS)]
@@ -69,7 +69,7 @@ def test_block_sums_of_chunks_are_those_of_the_whole() -> None:
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
-def test_block_sums_hang_on_no_thread_and_no_alignment() -> None:
+def test_block_sums_do_not_depend_on_alignment() -> None:
     values = random_values(3 * BLOCK_ELEMENTS)
     expected = arithmetic.norm_squared_blocks(values)
     shifted = np.empty(values.size + 3, np.float32)
@@ -80,7 +80,7 @@ def test_block_sums_hang_on_no_thread_and_no_alignment() -> None:
 
 
 def test_golden_bits_of_the_norm() -> None:
-    # A job that resumes under a newer release keeps its bits; they change only with an issue that asks.
+    # A job that resumes under a newer release keeps its bits. Change this value only if an issue asks for it.
     values = np.arange(-100_000, 100_000, dtype=np.float32) / np.float32(7)
     assert arithmetic.norm(arithmetic.norm_squared_blocks(values)).hex() == "0x1.c2435c8b135d0p+21"
 
@@ -90,7 +90,7 @@ def test_norm_is_the_root_of_the_exact_sum(sums: list[float]) -> None:
     assert arithmetic.norm(sums) == math.sqrt(math.fsum(reversed(sums)))
 
 
-def test_norm_of_large_arrays_is_right_where_float32_sums_are_not() -> None:
+def test_norm_of_large_arrays_has_no_float32_rounding_error() -> None:
     values = np.full(40 * BLOCK_ELEMENTS, 0.1, np.float32)
     expected = float(np.float32(0.1)) * math.sqrt(values.size)
     assert arithmetic.norm(arithmetic.norm_squared_blocks(values)) == pytest.approx(expected, rel=1e-14)
@@ -98,7 +98,7 @@ def test_norm_of_large_arrays_is_right_where_float32_sums_are_not() -> None:
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("where", [0, 7, BLOCK_ELEMENTS, BLOCK_ELEMENTS + 99])
-def test_one_element_that_is_not_finite_shows_in_its_block_and_in_the_norm(bad: float, where: int) -> None:
+def test_non_finite_element_shows_in_its_block_sum_and_the_norm(bad: float, where: int) -> None:
     values = random_values(BLOCK_ELEMENTS + 100)
     values[where] = bad
     sums = arithmetic.norm_squared_blocks(values)
@@ -106,25 +106,25 @@ def test_one_element_that_is_not_finite_shows_in_its_block_and_in_the_norm(bad: 
     assert not math.isfinite(arithmetic.norm(sums))
 
 
-def test_the_largest_float32_values_are_finite_in_the_norm() -> None:
+def test_norm_of_the_largest_float32_values_is_finite() -> None:
     values = np.full(BLOCK_ELEMENTS, np.finfo(np.float32).max)
     assert math.isfinite(arithmetic.norm(arithmetic.norm_squared_blocks(values)))
 
 
-def test_block_sums_of_nothing_are_none() -> None:
+def test_empty_array_has_no_block_sums() -> None:
     assert arithmetic.norm_squared_blocks(np.empty(0, np.float32)).size == 0
     assert arithmetic.norm([]) == 0.0
 
 
 @pytest.mark.parametrize("where", [0, 7, 99])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_one_element_that_is_not_finite_is_found(bad: float, where: int) -> None:
+def test_all_finite_finds_one_non_finite_element(bad: float, where: int) -> None:
     values = np.ones(100, np.float32)
     assert arithmetic.all_finite(values)
     values[where] = bad
     assert not arithmetic.all_finite(values)
 
 
-def test_the_largest_float32_values_are_finite() -> None:
+def test_all_finite_accepts_the_largest_float32_values() -> None:
     assert arithmetic.all_finite(np.full(100, np.finfo(np.float32).max, np.float32))
     assert arithmetic.all_finite(np.empty(0, np.float32))

@@ -1,4 +1,4 @@
-"""Compiled kernels have the bits of the numpy path, for every value, length, alignment and operand."""
+"""Tests that compiled kernels give the bits of the numpy path, for any value, length, alignment and operand."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ SPECIAL = np.array(
 )
 
 pytestmark = pytest.mark.skipif(
-    compiler.load(arithmetic.COMPILED) is None, reason="no compiled kernels here: numpy computes"
+    compiler.load(arithmetic.COMPILED_MODULE) is None, reason="no compiled kernels here: numpy computes"
 )
 
 
 @contextmanager
-def by_numpy() -> Iterator[None]:
-    with mock.patch.dict(compiler._loaded, {arithmetic.COMPILED: None}):
+def numpy_path() -> Iterator[None]:
+    with mock.patch.dict(compiler._loaded, {arithmetic.COMPILED_MODULE: None}):
         yield
 
 
-def both(compute: Callable[[], Float32Array | NDArray[np.uint16]]) -> None:
+def check_both_paths(compute: Callable[[], Float32Array | NDArray[np.uint16]]) -> None:
     compiled = compute()
-    with by_numpy():
+    with numpy_path():
         expected = compute()
     assert_same(compiled, expected)
 
 
 def assert_same(left: NDArray[np.generic], right: NDArray[np.generic]) -> None:
-    """The same bits; of a float32 NaN only that it is one."""
+    """Check that two arrays have the same bits, except that all NaNs of float32 are equal."""
     assert left.dtype == right.dtype
     if left.dtype.kind == "f":
         nans = np.isnan(left)
@@ -67,7 +67,7 @@ def assert_same(left: NDArray[np.generic], right: NDArray[np.generic]) -> None:
 
 
 def any_bits(seed: int, count: int) -> Float32Array:
-    """All exponents alike, denormals, infinities and NaNs among them."""
+    """Return [count] float32 of random bits: all exponents equally likely, with denormals, infinities and NaNs."""
     random = np.random.Generator(np.random.Philox(seed))
     values = random.integers(0, 1 << 32, count, np.uint32).view(np.float32)
     where = random.integers(0, max(count, 1), min(count, 40))
@@ -76,7 +76,7 @@ def any_bits(seed: int, count: int) -> Float32Array:
 
 
 def as_received(payload: bytes, shift: int) -> memoryview:
-    """Read-only, and beginning anywhere in its message."""
+    """Return a read-only view that begins `shift` bytes into a message, as received payloads do."""
     return memoryview(b"\x00" * shift + payload)[shift:]
 
 
@@ -88,7 +88,7 @@ SHIFTS = st.integers(0, 7)
 @EVERY
 @settings(deadline=None, max_examples=60)
 @given(count=COUNTS, seed=SEEDS, shift=SHIFTS)
-def test_wire_types(dtype: WireDType, count: int, seed: int, shift: int) -> None:
+def test_wire_conversions_agree(dtype: WireDType, count: int, seed: int, shift: int) -> None:
     values, into = any_bits(seed, count), any_bits(seed + 1, count)
     payload = as_received(arithmetic.to_wire(values, dtype).tobytes(), shift)
 
@@ -97,15 +97,15 @@ def test_wire_types(dtype: WireDType, count: int, seed: int, shift: int) -> None
         arithmetic.accumulate_wire(sums, payload, dtype)
         return sums
 
-    both(lambda: arithmetic.to_wire(values, dtype))
-    both(lambda: arithmetic.from_wire(payload, dtype))
-    both(accumulated)
+    check_both_paths(lambda: arithmetic.to_wire(values, dtype))
+    check_both_paths(lambda: arithmetic.from_wire(payload, dtype))
+    check_both_paths(accumulated)
 
 
 @NARROW
-def test_every_16_bit_value_is_widened_alike_and_comes_back(dtype: WireDType) -> None:
+def test_every_16_bit_value_survives_the_round_trip(dtype: WireDType) -> None:
     stored = np.arange(1 << 16, dtype=np.uint16)
-    both(lambda: arithmetic.from_wire(stored, dtype).view(np.uint32).view(np.int32))
+    check_both_paths(lambda: arithmetic.from_wire(stored, dtype).view(np.uint32).view(np.int32))
     returned = arithmetic.to_wire(arithmetic.from_wire(stored, dtype), dtype)
     nan, infinite = (0x7FC0, 0x7F80) if dtype == "bf16" else (0x7E00, 0x7C00)
     np.testing.assert_array_equal(returned, np.where(stored & 0x7FFF > infinite, nan, stored))
@@ -113,7 +113,7 @@ def test_every_16_bit_value_is_widened_alike_and_comes_back(dtype: WireDType) ->
 
 @NARROW
 def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType) -> None:
-    # The values halfway to the next one, and their neighbours on both sides.
+    # The midpoints between adjacent values, and the neighbours of each midpoint.
     stored = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore", over="ignore"):
         widened = arithmetic.from_wire(stored, dtype).astype(np.float64)
@@ -121,7 +121,7 @@ def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType)
     values = np.concatenate(
         [halves, np.nextafter(halves, np.float32(np.inf)), np.nextafter(halves, np.float32(-np.inf))]
     )
-    both(lambda: arithmetic.to_wire(values, dtype))
+    check_both_paths(lambda: arithmetic.to_wire(values, dtype))
     reference = np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(np.float16)
     numbers = values[~np.isnan(values)]
     with np.errstate(over="ignore"):
@@ -131,19 +131,19 @@ def test_rounding_is_to_nearest_even_around_every_16_bit_value(dtype: WireDType)
 
 @settings(deadline=None, max_examples=60)
 @given(count=COUNTS, seed=SEEDS, target=st.sampled_from(["fresh", "left", "right"]))
-def test_sums_of_siblings(count: int, seed: int, target: str) -> None:
+def test_sums_agree(count: int, seed: int, target: str) -> None:
     def added() -> Float32Array:
         left, right = any_bits(seed, count), any_bits(seed + 1, count)
         out = {"fresh": np.empty(count, np.float32), "left": left, "right": right}[target]
         arithmetic.add(left, right, out)
         return out
 
-    both(added)
+    check_both_paths(added)
 
 
 @settings(deadline=None, max_examples=60)
 @given(count=COUNTS, seed=SEEDS, in_place=st.booleans(), factor=st.floats(allow_nan=False, width=32))
-def test_scaling(count: int, seed: int, in_place: bool, factor: float) -> None:
+def test_scaling_agrees(count: int, seed: int, in_place: bool, factor: float) -> None:
     def scaled() -> Float32Array:
         values = any_bits(seed, count)
         out = values if in_place else np.empty(count, np.float32)
@@ -151,7 +151,7 @@ def test_scaling(count: int, seed: int, in_place: bool, factor: float) -> None:
             arithmetic.scale(values, factor, out)
         return out
 
-    both(scaled)
+    check_both_paths(scaled)
 
 
 @settings(deadline=None, max_examples=40)
@@ -160,14 +160,14 @@ def test_scaling(count: int, seed: int, in_place: bool, factor: float) -> None:
     seed=SEEDS,
     finite=st.booleans(),
 )
-def test_block_sums(count: int, seed: int, finite: bool) -> None:
+def test_block_sums_agree(count: int, seed: int, finite: bool) -> None:
     values = any_bits(seed, count)
     if finite:
         values = np.where(np.isfinite(values), values, np.float32(1.5))
-    both(lambda: arithmetic.norm_squared_blocks(values))
+    check_both_paths(lambda: arithmetic.norm_squared_blocks(values))
 
 
-def test_lengths_that_differ_are_refused_before_memory_is_touched() -> None:
+def test_arrays_of_different_length_are_refused() -> None:
     short, long = np.zeros(3, np.float32), np.zeros(4, np.float32)
     with pytest.raises(ValueError, match="3 elements, expected 4"):
         arithmetic.accumulate(long, short)

@@ -1,4 +1,4 @@
-"""A payload's checksum is CRC-32C, whichever path computes it, wherever the payload begins and ends."""
+"""Tests that every path computes CRC-32C, for any start and length of the payload."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llvmlite import binding
 from services.tensors.kernels import compiler, crc32c
 
 LONG_BYTES = 1 << 18
-MOST_BYTES = LONG_BYTES + 3000
-RANDOM = np.random.Generator(np.random.Philox(0)).integers(0, 256, MOST_BYTES, np.uint8)
+ALL_BYTES = LONG_BYTES + 3000
+RANDOM = np.random.Generator(np.random.Philox(0)).integers(0, 256, ALL_BYTES, np.uint8)
 FEATURES = binding.get_host_cpu_features()
 LENGTHS = [
     0,
@@ -26,18 +26,18 @@ LENGTHS = [
 
 
 def compiled_for(lanes: int, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The compiled path as on a CPU that multiplies so many lanes at once; compiled anew."""
+    """Recompile the compiled path as on a CPU with this many 128-bit lanes."""
     needed = {2: ("vpclmulqdq", "avx2"), 4: ("vpclmulqdq", "avx2", "avx512f")}[lanes]
     if not all(FEATURES.get(each) for each in needed):
-        pytest.skip(f"this CPU has not all of {', '.join(needed)}")
+        pytest.skip(f"this CPU has not all features of {', '.join(needed)}")
     pretended = {**FEATURES, "avx512f": lanes == 4}
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: pretended)
     monkeypatch.setattr(compiler, "_cached", False)
-    return importlib.reload(importlib.import_module(crc32c.COMPILED))
+    return importlib.reload(importlib.import_module(crc32c.COMPILED_MODULE))
 
 
 @pytest.fixture(autouse=True)
-def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_loaded_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "_loaded", {})
 
 
@@ -46,7 +46,7 @@ def test_every_path_computes_crc32c(path: str, monkeypatch: pytest.MonkeyPatch) 
     if path == "numpy":
         monkeypatch.setenv(compiler.VARIABLE, "numpy")
     elif path == "0 lanes":
-        monkeypatch.setattr(importlib.import_module(crc32c.COMPILED), "LANES", 0)
+        monkeypatch.setattr(importlib.import_module(crc32c.COMPILED_MODULE), "LANES", 0)
     else:
         lanes = int(path[0])
         compiled = compiled_for(lanes, monkeypatch)
@@ -57,16 +57,16 @@ def test_every_path_computes_crc32c(path: str, monkeypatch: pytest.MonkeyPatch) 
             assert crc32c.value(part) == google_crc32c.value(part), f"{length} bytes from {start}"
 
 
-def test_bytes_and_read_only_views_are_taken() -> None:
+def test_bytes_and_read_only_views_are_accepted() -> None:
     expected = google_crc32c.value(RANDOM)
     assert crc32c.value(RANDOM.tobytes()) == expected
     assert crc32c.value(memoryview(RANDOM.tobytes())) == expected
     assert crc32c.value(memoryview(RANDOM.view(np.float32)[:-100])) == google_crc32c.value(RANDOM[:-400])
 
 
-def test_a_flipped_bit_anywhere_changes_it() -> None:
+def test_flipped_bit_changes_the_checksum() -> None:
     whole = crc32c.value(RANDOM)
-    for position in (0, 70, 1000, LONG_BYTES, MOST_BYTES - 1):
+    for position in (0, 70, 1000, LONG_BYTES, ALL_BYTES - 1):
         damaged = RANDOM.copy()
         damaged[position] ^= 0x10
         assert crc32c.value(damaged) != whole, position
@@ -75,18 +75,18 @@ def test_a_flipped_bit_anywhere_changes_it() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("CPU_NAME", "generic"), ("CPU_FEATURES", ""), ("ENABLE_AVX", 0)]
 )
-def test_code_for_another_cpu_does_not_use_what_this_one_has(
+def test_no_lanes_if_numba_compiles_for_another_cpu(
     name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = importlib.import_module(crc32c.COMPILED)
+    compiled = importlib.import_module(crc32c.COMPILED_MODULE)
     monkeypatch.setattr(compiled.config, name, value)
-    assert compiled._lanes() == 0
+    assert compiled._count_lanes() == 0
 
 
-def test_google_crc32c_computes_where_the_cpu_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_lanes_if_the_cpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> None:
         raise RuntimeError
 
-    compiled = importlib.import_module(crc32c.COMPILED)
+    compiled = importlib.import_module(crc32c.COMPILED_MODULE)
     monkeypatch.setattr(binding, "get_host_cpu_features", unknown)
-    assert compiled._lanes() == 0
+    assert compiled._count_lanes() == 0
