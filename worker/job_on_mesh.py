@@ -74,7 +74,11 @@ class FirstIteration:
         self._memory.end_capture("FIRST_ITERATION_COMPLETE")
         for phase in self._memory.phases:
             metrics.set_memory(
-                job, phase.name, device=phase.device, device_peak=phase.device_peak, host=phase.host
+                job,
+                phase.name,
+                device_bytes=phase.device,
+                device_peak_bytes=phase.device_peak,
+                host_bytes=phase.host,
             )
         if os.environ.get(TRACK_MEMORY) == "1":
             self._memory.print_memory_usage()

@@ -1,53 +1,55 @@
-"""What waits for another thread: counted, so that whoever feeds it stops while too much does."""
+"""Count of items that wait for another thread, by which a producer on the event loop is held back."""
 
 from __future__ import annotations
 
 import asyncio
 
 MAX_WAITING_CHUNKS = 8
-"""Chunks that may wait for a thread: it is behind the core, whose windows move on without it."""
+"""Maximum number of chunks that wait for a thread. The core's windows do not bound it: they move on without it."""
 
 
 class Backlog:
-    """Given on the event loop, taken by one other thread.
+    """Bounded count of waiting items. The event loop adds items; one other thread removes them.
 
     Args:
-        most: that may wait.
+        max_waiting: maximum number of waiting items.
     """
 
-    def __init__(self, most: int = MAX_WAITING_CHUNKS) -> None:
-        self._most = most
+    def __init__(self, max_waiting: int = MAX_WAITING_CHUNKS) -> None:
+        self._max_waiting = max_waiting
         self._loop = asyncio.get_running_loop()
-        # Each is counted by one thread.
-        self._given = self._taken = 0
-        self._crowded = False  # the other thread is to say when there is room
+        # Each counter has one writing thread, so neither needs a lock.
+        self._added = self._removed = 0
+        self._crowded = False  # asks the other thread to signal when there is room
         self._room = asyncio.Event()
 
     def add(self) -> None:
-        """One more waits; on the event loop."""
-        self._given += 1
+        """Count one more waiting item. Call it on the event loop."""
+        self._added += 1
 
     def cancel(self) -> None:
-        """One waits no more, though the other thread has not come to it; on the event loop."""
-        self._given -= 1
-        if self._waiting <= self._most // 2:
+        """Count one item less that the other thread will not take. Call it on the event loop."""
+        self._added -= 1
+        if self._waiting <= self._max_waiting // 2:
             self._room.set()
 
     def remove(self) -> None:
-        """The other thread has come to one."""
-        self._taken += 1
-        if self._crowded and self._waiting <= self._most // 2:
+        """Count one item less. Call it on the other thread."""
+        self._removed += 1
+        if self._crowded and self._waiting <= self._max_waiting // 2:
             self._crowded = False
             self._loop.call_soon_threadsafe(self._room.set)
 
     async def wait_for_room(self) -> None:
-        """Wait while as many wait as may; whoever gives one then must do so at once."""
-        while self._waiting >= self._most:
+        """Wait until there is room for an item. The caller must add the item without awaiting anything in between."""
+        while self._waiting >= self._max_waiting:
             self._room.clear()
             self._crowded = True
-            if self._waiting >= self._most:  # still: the other thread will see that it is to say so
+            if (
+                self._waiting >= self._max_waiting
+            ):  # checked again: from here on the other thread sees `_crowded`
                 await self._room.wait()
 
     @property
     def _waiting(self) -> int:
-        return self._given - self._taken
+        return self._added - self._removed

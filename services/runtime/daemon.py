@@ -1,4 +1,4 @@
-"""The daemon around a role's service: opens its ports, says that it serves, runs it, stops it."""
+"""Daemon around a role's service: opens its ports, runs the service, and stops it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ log = logging.getLogger("tiermesh")
 
 @dataclass(frozen=True)
 class DaemonOptions:
-    """What every role is told.
+    """Options that every role has.
 
     Attributes:
-        name: stable name of this role on this host, for people.
-        listen: `HOST:PORT` of its gRPC server; port 0 for any free one.
-        metrics_listen: `HOST:PORT` of its `/metrics`; port 0 for any free one.
-        security: certificates, or that plain text is wanted.
-        log_level: lowest level shown.
-        log_format: text, or json for one object a line.
-        ready_file: where to write, as JSON, name, process id and ports once it serves.
-        exit_with_parent: stop when standard input ends.
-        tensor_port: that data streams have of their own, on the host of `listen`; 0 for any free one.
-        shared_memory: whether tensors may go through shared memory to peers that see this process's.
-        timeline: which steps to record what happens when of, and where to; None: none.
+        name: stable name of this role on this host, shown to people.
+        listen: `HOST:PORT` of its gRPC server; port 0 means any free one.
+        metrics_listen: `HOST:PORT` of its `/metrics`; port 0 means any free one.
+        security: certificates, or the choice of plain text.
+        log_level: lowest level that is logged.
+        log_format: `text`, or `json` for one object per line.
+        ready_file: file for name, process id and ports as JSON, written once the daemon serves; None for no file.
+        exit_with_parent: whether the end of standard input stops the daemon.
+        shared_memory: whether tensors may go through shared memory to peers on this host.
+        timeline: steps to record in a timeline, and its folder; None for no timeline.
+        tensor_port: port of the data streams, on the host of `listen`; 0 means any free one.
     """
 
     name: str
@@ -56,52 +56,52 @@ class DaemonOptions:
 
 
 class Service(Protocol):
-    """A role's service: what moves bytes, keeps time and persists effects."""
+    """A role's service, which moves bytes, keeps time and persists effects."""
 
     @property
     def service_names(self) -> tuple[str, ...]:
-        """Full names of the gRPC services that it offers."""
+        """Full names of the gRPC services that the role offers."""
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Their handlers."""
+        """Return the handlers of these gRPC services."""
 
     async def start(self) -> None:
-        """Take up what is on disk; after it, calls are answered."""
+        """Load what is on disk. Calls are answered from then on."""
 
     async def run(self) -> None:
-        """Work until there is a reason to end: returns or raises it."""
+        """Work until there is a reason to end; raise an error if that is the reason."""
 
     async def stop(self) -> None:
-        """Finish what is under way, tell peers, close files."""
+        """Finish work under way, notify peers, and close files."""
 
 
 @runtime_checkable
 class TensorService(Protocol):
-    """A service whose data streams have a port of their own.
+    """Service whose data streams have a port of their own.
 
     Attributes:
-        tensor_port: set before `start`; peers are told of it.
+        tensor_port: number of that port, which the service sends to its peers. It is set before `start` is called.
     """
 
     tensor_port: int
 
     def tensor_methods(self) -> Mapping[str, Handler]:
-        """What is served there."""
+        """Return the handlers of that port, by method."""
 
 
 def run_role(
     role: str, options: DaemonOptions, build: Callable[[], tuple[Service, CollectorRegistry]]
 ) -> int:
-    """Run a role until it ends or is told to stop.
+    """Run a role until it ends or is stopped.
 
     Args:
-        role: for the log.
-        options: as the command line gave them.
-        build: imports and makes the service and names the registry of its metrics; called once memory and threads
-            are set up, which must be before numpy is imported.
+        role: name of the role, for the log.
+        options: options from the command line.
+        build: function that imports and constructs the service, and returns it with the registry of its metrics. It is
+            called after memory and threads are set up, since that must happen before numpy is imported.
 
     Returns:
-        Exit code: 0 ended or stopped as asked, 2 refused, 1 anything else.
+        Exit code: 0 if it finished or was stopped, 2 if it was refused, 1 for anything else.
     """
     logs.configure(options.log_level, options.log_format)
     if options.timeline is not None:
@@ -113,7 +113,8 @@ def run_role(
     async def serve() -> None:
         failpoints.arm(os.environ)
         service, registry = build()
-        # Compiling takes seconds the first time on a host, which no step shall wait for; it must follow the set-up too.
+        # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
+        # because numpy must not be imported before the set-up above.
         from services.tensors.kernels import arithmetic
 
         arithmetic.load_kernels()

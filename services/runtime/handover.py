@@ -1,4 +1,4 @@
-"""Hands things from another thread to the event loop: as many as have come by then in one turn of it."""
+"""Queue from other threads to the event loop, which takes all waiting items in one turn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Item = TypeVar("Item")
 
 
 class Handover(Generic[Item]):
-    """A queue whose items are taken on the event loop, in order.
+    """Queue whose items are taken on the event loop, in order.
 
-    Waking the loop costs more than a chunk's bookkeeping: while it has not come to the items there are, it is not woken
-    for more.
+    Waking the event loop costs more than the bookkeeping of a chunk. So it is woken only if it is not already due to
+    take items.
 
     Args:
-        take: called on the event loop with each item.
+        take: callback for each item, called on the event loop.
     """
 
     def __init__(self, take: Callable[[Item], None]) -> None:
@@ -27,13 +27,13 @@ class Handover(Generic[Item]):
         self._woken = False
 
     def put(self, item: Item) -> None:
-        """Hand an item over; on any thread."""
+        """Add an item. Any thread may call it."""
         self._items.append(item)
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._take_all)
 
     def _take_all(self) -> None:
-        self._woken = False  # first: what is put from now on may be missed below
+        self._woken = False  # before the loop below, which may miss items put from now on
         while self._items:
             self._take(self._items.popleft())

@@ -1,6 +1,6 @@
-"""Structured logs on standard error: a line of text for people, or one JSON object a line for machines.
+"""Structured logs on standard error: lines of text for people, or one JSON object per line for machines.
 
-Fields go in as `log.info("computed", extra={"job": job, "step": step, "peer": name})`.
+Fields are given as `log.info("computed", extra={"job": job, "step": step, "peer": name})`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from services.errors import Refused
 
 LEVELS = ("debug", "info", "warning", "error")
 
-# What every record carries; whatever else it has was given as a field.
+# Attributes of every record; all others were given as fields.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def configure(level: str, format: Literal["text", "json"]) -> None:
-    """Send all logs of this process to standard error, once, replacing earlier set-ups.
+    """Send all logs of this process to standard error, and remove earlier handlers.
 
     Args:
-        level: lowest level shown: debug, info, warning or error.
+        level: lowest level that is logged: debug, info, warning or error.
         format: `text` or `json`.
 
     Raises:
-        Refused: another level or format.
+        Refused: the level or format is unknown.
     """
     if level not in LEVELS:
         raise Refused(f"--log-level {level}: unknown; choose one of {', '.join(LEVELS)}")
@@ -40,18 +40,18 @@ def configure(level: str, format: Literal["text", "json"]) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # asyncio and gRPC report with tracebacks what our own code already says in a line.
+    # asyncio and gRPC log tracebacks of errors that our code already logs in one line.
     for chatty in ("asyncio", "grpc"):
         logging.getLogger(chatty).setLevel(logging.DEBUG if level == "debug" else logging.CRITICAL)
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
-    """The structured fields given with a record, by name."""
+    """Return the structured fields given with a record, by name."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
 
 class _TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123 INFO  worker.service: computed job=j1 step=5`."""
+    """Formatter of lines like `2026-01-31T12:00:00.123+0000 INFO    worker.service: computed job=j1 step=5`."""
 
     def format(self, record: logging.LogRecord) -> str:
         pairs = "".join(f" {name}={value}" for name, value in fields(record).items())
@@ -62,7 +62,7 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, message, the given fields, and a traceback if there is one."""
+    """Formatter of JSON objects: time, level, logger, message, the given fields, and a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -79,7 +79,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _time(record: logging.LogRecord) -> str:
-    """Local time with milliseconds and the offset from UTC, ISO 8601."""
+    """Return a record's local time in ISO 8601, with milliseconds and the offset from UTC."""
     local = time.localtime(record.created)
     return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(record.msecs):03d}%z", local)
 

@@ -1,4 +1,7 @@
-"""Metrics of the roles for Prometheus: base units, labels `job` and `role`, none per step or parameter."""
+"""Prometheus metrics of the roles, in base units.
+
+The labels are `job` and `role`, and a few with a fixed set of values: none grows with steps or parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,23 @@ from services.transport.security import Security, split_address
 from services.transport.server import check_port_free
 
 _LABELS = ("job", "role")
-_SHARED_MEMORY_LINKS = "Peers that tensors are exchanged with through shared memory"
+_SHARED_MEMORY_LINKS = "Peers with which tensors are exchanged through shared memory"
 _SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
 def start_metrics(listen: str, registry: CollectorRegistry, security: Security) -> int:
-    """Serve `registry` as `/metrics` on `HOST:PORT` from a thread of its own, with TLS where the role has it.
+    """Serve a registry as `/metrics` from a thread of its own, with TLS if the role has it.
+
+    Args:
+        listen: `HOST:PORT`; port 0 means any free one.
+        registry: registry of the metrics.
+        security: certificates, or the choice of plain text.
 
     Returns:
-        The port, chosen by the system where 0 was asked for.
+        The port.
 
     Raises:
-        Refused: the address is wrong, in use, or not allowed without TLS.
+        Refused: the address is malformed, in use, or not allowed without TLS.
     """
     host, port = split_address("metrics address", listen)
     security.check_listen(listen)
@@ -49,10 +57,10 @@ def start_metrics(listen: str, registry: CollectorRegistry, security: Security) 
 
 
 class _RoleMetrics:
-    """What the metrics of all roles have in common.
+    """Base class of the metrics of a role.
 
     Attributes:
-        registry: that the metrics are in; two roles of one process share it.
+        registry: registry that has the metrics. Two roles of one process share it.
     """
 
     role = ""
@@ -64,7 +72,7 @@ class _RoleMetrics:
         return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def _payload(self, name: str, text: str) -> Callable[[str], Counter]:
-        """A counter for each job, of what is counted with every chunk: to find it by labels costs more than that."""
+        """Return a function from job to its counter. It caches them, as a lookup by labels per chunk is too slow."""
         counter = self._counter(name, text)
         return cache(lambda job: counter.labels(job, self.role))
 
@@ -88,36 +96,41 @@ class WorkerMetrics(_RoleMetrics):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(registry)
         self._micro_batches = self._counter(
-            "micro_batches", "Micro-batches computed: forward and backward pass"
+            "micro_batches", "Micro-batches computed, each a forward and a backward pass"
         )
-        self._tokens = self._counter("tokens", "Tokens trained on")
-        self._compute = self._counter("compute_seconds", "Time in forward and backward passes")
+        self._tokens = self._counter("tokens", "Tokens of the micro-batches computed")
+        self._compute = self._counter("compute_seconds", "Time spent in forward and backward passes")
         self._waited = self._counter(
-            "waited_for_weights_seconds", "Time in leases until the weights they needed next were on the mesh"
+            "waited_for_weights_seconds",
+            "Time during leases spent waiting for weights to arrive and be loaded onto the mesh",
         )
-        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
-        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
-        self._step = self._gauge("weights_step", "Step of the complete weights held")
-        self._samples_rate = self._gauge("samples_per_second", "Samples trained on, over the newest leases")
-        self._tokens_rate = self._gauge("tokens_per_second", "Tokens trained on, over the newest leases")
+        self._bytes_sent = self._payload("sent_bytes", "Bytes of tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Bytes of tensor payload received")
+        self._step = self._gauge("weights_step", "Step of the newest weights that are complete on the mesh")
+        self._samples_rate = self._gauge(
+            "samples_per_second", "Samples trained on per second, over the newest leases"
+        )
+        self._tokens_rate = self._gauge(
+            "tokens_per_second", "Tokens trained on per second, over the newest leases"
+        )
         self._device_memory = self._gauge(
             "device_memory_bytes",
-            "Of each chip, taken by the job at the end of a phase of its first iteration",
+            "Memory of each chip used by the job at the end of a phase of the first iteration",
             "phase",
         )
         self._device_peak = self._gauge(
             "device_memory_peak_bytes",
-            "Of each chip, the most that the job took up to the end of a phase",
+            "Peak memory of each chip used by the job up to the end of a phase",
             "phase",
         )
         self._host_memory = self._gauge(
             "host_memory_bytes",
-            "Resident size of the process at the end of a phase of the first iteration",
+            "Resident memory of the process at the end of a phase of the first iteration",
             "phase",
         )
-        self._connected = self._unlabelled("aggregator_connected", "1 while the aggregator answers, else 0")
+        self._connected = self._unlabelled("aggregator_connected", "1 if the aggregator answers, else 0")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
-        self._fit = self._unlabelled("mesh_fit", "1 unless the mesh of the job can't be opened, then 0")
+        self._fit = self._unlabelled("mesh_fit", "0 if the mesh of the job can't be opened, else 1")
         self._fit.set(1)
 
     def set_mesh_fit(self, fit: bool) -> None:
@@ -125,36 +138,38 @@ class WorkerMetrics(_RoleMetrics):
         self._fit.set(float(fit))
 
     def count_computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
-        """Count micro-batches whose passes took `seconds` together."""
+        """Count computed micro-batches, their tokens, and the time of their passes."""
         self._micro_batches.labels(job, self.role).inc(micro_batches)
         self._tokens.labels(job, self.role).inc(tokens)
         self._compute.labels(job, self.role).inc(seconds)
 
     def count_wait_for_weights(self, job: str, seconds: float) -> None:
-        """Count the time in a lease that is not of its passes: until weights had come and were loaded."""
+        """Count time during a lease in which weights arrived or were loaded, outside its passes."""
         self._waited.labels(job, self.role).inc(seconds)
 
     def set_rates(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
-        """Set how fast the worker trains, all of its time counted."""
+        """Set samples and tokens per second of wall-clock time."""
         self._samples_rate.labels(job, self.role).set(samples_per_second)
         self._tokens_rate.labels(job, self.role).set(tokens_per_second)
 
-    def set_memory(self, job: str, phase: str, *, device: int, device_peak: int, host: int) -> None:
-        """Set the memory of a phase of the first iteration, in bytes; the device's is of each chip."""
-        self._device_memory.labels(job, self.role, phase).set(device)
-        self._device_peak.labels(job, self.role, phase).set(device_peak)
-        self._host_memory.labels(job, self.role, phase).set(host)
+    def set_memory(
+        self, job: str, phase: str, *, device_bytes: int, device_peak_bytes: int, host_bytes: int
+    ) -> None:
+        """Set the memory at the end of a phase of the first iteration, in bytes; device memory is per chip."""
+        self._device_memory.labels(job, self.role, phase).set(device_bytes)
+        self._device_peak.labels(job, self.role, phase).set(device_peak_bytes)
+        self._host_memory.labels(job, self.role, phase).set(host_bytes)
 
     def count_sent(self, job: str, payload_bytes: int) -> None:
-        """Count tensor payload that left."""
+        """Count bytes of tensor payload sent."""
         self._bytes_sent(job).inc(payload_bytes)
 
     def count_received(self, job: str, payload_bytes: int) -> None:
-        """Count tensor payload that arrived."""
+        """Count bytes of tensor payload received."""
         self._bytes_received(job).inc(payload_bytes)
 
     def set_weights_step(self, job: str, step: int) -> None:
-        """Set the step of the weights that are complete on the mesh."""
+        """Set the step of the newest weights that are complete on the mesh."""
         self._step.labels(job, self.role).set(step)
 
     def set_connected(self, connected: bool) -> None:
@@ -162,7 +177,7 @@ class WorkerMetrics(_RoleMetrics):
         self._connected.set(float(connected))
 
     def change_shared_memory_links(self, change: int) -> None:
-        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        """Add 1 for a link that starts to use shared memory, -1 for one that stops."""
         self._shared.inc(change)
 
 
@@ -173,45 +188,56 @@ class AggregatorMetrics(_RoleMetrics):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(registry)
-        self._step = self._gauge("step", "Updates so far")
-        self._loss = self._gauge("loss", "Mean loss of the newest step, nats")
-        self._validation_loss = self._gauge("validation_loss", "Newest loss over the held-out split, nats")
-        self._step_seconds = self._seconds("step", "One step, from its first lease to its last new weights")
-        self._commits = self._counter("commits", "Steps decided, applied or skipped", "outcome")
+        self._step = self._gauge("step", "Updates of the job so far")
+        self._loss = self._gauge("loss", "Mean loss of the newest step in nats")
+        self._validation_loss = self._gauge(
+            "validation_loss", "Newest loss over the validation split in nats"
+        )
+        self._step_seconds = self._seconds(
+            "step", "Duration of a step, from its first lease to its last new weights"
+        )
+        self._commits = self._counter("commits", "Steps committed, by outcome: applied or skipped", "outcome")
         self._verifications = self._counter(
             "verifications",
-            "Micro-batches computed twice: passed, faulty, undecided or abandoned",
+            "Micro-batches computed twice, by outcome: passed, faulty, undecided or abandoned",
             "outcome",
         )
-        self._bytes_sent = self._payload("sent_bytes", "Tensor payload sent")
-        self._bytes_received = self._payload("received_bytes", "Tensor payload received")
-        self._workers = self._unlabelled("workers_connected", "Workers attending")
-        self._shards = self._unlabelled("shards_connected", "Shards that answer; 0 without shards")
+        self._bytes_sent = self._payload("sent_bytes", "Bytes of tensor payload sent")
+        self._bytes_received = self._payload("received_bytes", "Bytes of tensor payload received")
+        self._workers = self._unlabelled("workers_connected", "Workers connected")
+        self._shards = self._unlabelled("shards_connected", "Shards connected; 0 without shards")
         self._wait = Gauge(
             "tiermesh_wait_seconds",
-            "How long what a peer owes the running job is waited for",
+            "Current wait for a peer that owes the running job something",
             ("role", "peer"),
             registry=self.registry,
         )
-        self._queue = self._unlabelled("queue_length", "Jobs queued or running")
-        self._epoch = self._unlabelled("epoch", "Aggregator starts so far")
-        self._leader = self._unlabelled("leader", "1 while this aggregator leads, 0 while it stands by")
-        self._standbys = self._unlabelled("standbys", "Aggregators that stand by for this one")
+        self._queue = self._unlabelled("queue_length", "Jobs that are queued or running")
+        self._epoch = self._unlabelled("epoch", "Epoch: number of aggregator starts so far")
+        self._leader = self._unlabelled("leader", "1 if this aggregator leads, 0 if it is a standby")
+        self._standbys = self._unlabelled("standbys", "Standby aggregators of this one")
         self._shared = self._unlabelled("shared_memory_links", _SHARED_MEMORY_LINKS)
 
     def record_step(self, job: str, *, step: int, loss: float, seconds: float | None) -> None:
-        """Record a finished step: updates so far, mean loss, how long it took (None: not known)."""
+        """Record a finished step.
+
+        Args:
+            job: id of the job.
+            step: number of updates so far.
+            loss: mean loss of the step in nats.
+            seconds: duration of the step; None if it is unknown.
+        """
         self._step.labels(job, self.role).set(step)
         self._loss.labels(job, self.role).set(loss)
         if seconds is not None:
             self._step_seconds.labels(job, self.role).observe(seconds)
 
     def count_commit(self, job: str, *, applied: bool) -> None:
-        """Count a decided step."""
+        """Count a committed step."""
         self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
 
     def count_verification(self, job: str, outcome: str) -> None:
-        """Count a micro-batch that was to be computed twice."""
+        """Count a micro-batch that was chosen to be computed twice."""
         self._verifications.labels(job, self.role, outcome).inc()
 
     def set_validation_loss(self, job: str, loss: float) -> None:
@@ -219,25 +245,25 @@ class AggregatorMetrics(_RoleMetrics):
         self._validation_loss.labels(job, self.role).set(loss)
 
     def count_sent(self, job: str, payload_bytes: int) -> None:
-        """Count tensor payload that left, to workers and optimizer."""
+        """Count bytes of tensor payload sent to workers and optimizer."""
         self._bytes_sent(job).inc(payload_bytes)
 
     def count_received(self, job: str, payload_bytes: int) -> None:
-        """Count tensor payload that arrived, from workers and optimizer."""
+        """Count bytes of tensor payload received from workers and optimizer."""
         self._bytes_received(job).inc(payload_bytes)
 
-    def set_waits(self, seconds_of: Mapping[str, float]) -> None:
-        """Set how long each peer that owes something is waited for; others vanish."""
+    def set_waits(self, wait_seconds: Mapping[str, float]) -> None:
+        """Set the current wait for each peer that owes something, in seconds, and remove all other peers."""
         self._wait.clear()
-        for peer, seconds in seconds_of.items():
+        for peer, seconds in wait_seconds.items():
             self._wait.labels(self.role, peer).set(seconds)
 
     def set_workers(self, count: int) -> None:
-        """Set the number of workers attending."""
+        """Set the number of connected workers."""
         self._workers.set(count)
 
     def set_shards(self, count: int) -> None:
-        """Set the number of shards that answer."""
+        """Set the number of connected shards."""
         self._shards.set(count)
 
     def set_queue_length(self, count: int) -> None:
@@ -249,47 +275,47 @@ class AggregatorMetrics(_RoleMetrics):
         self._epoch.set(epoch)
 
     def set_leading(self, leads: bool) -> None:
-        """Set whether this aggregator leads; who does not has neither workers nor standbys."""
+        """Set whether this aggregator leads, and reset workers and standbys, which only a leader has."""
         self._leader.set(float(leads))
         self._workers.set(0)
         self._standbys.set(0)
 
     def set_standbys(self, count: int) -> None:
-        """Set how many stand by."""
+        """Set the number of standbys."""
         self._standbys.set(count)
 
     @cached_property
     def optimizer(self) -> OptimizerMetrics:
-        """Those of the optimizer that runs inside, in the same registry."""
+        """Metrics of the optimizer that runs inside this aggregator, in the same registry."""
         return OptimizerMetrics(self.registry)
 
     def change_shared_memory_links(self, change: int) -> None:
-        """Count links that begin (1) or cease (-1) to go through shared memory."""
+        """Add 1 for a link that starts to use shared memory, -1 for one that stops."""
         self._shared.inc(change)
 
 
 class OptimizerMetrics(_RoleMetrics):
-    """Metrics of an optimizer; in 2-tier in the aggregator's registry, as role `optimizer` all the same."""
+    """Metrics of an optimizer. In 2 tiers they are in the aggregator's registry, still with role `optimizer`."""
 
     role = "optimizer"
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__(registry)
         self._updates = self._counter("updates", "Updates of the master weights")
-        self._update_seconds = self._seconds("update", "One update of all master weights")
+        self._update_seconds = self._seconds("update", "Duration of an update of all master weights")
         self._grad_norm = self._gauge("grad_norm", "Global norm of the newest mean gradient, before clipping")
         self._learning_rate = self._gauge("learning_rate", "Learning rate of the newest update")
-        self._checkpoint_seconds = self._seconds("checkpoint", "Writing one checkpoint")
+        self._checkpoint_seconds = self._seconds("checkpoint", "Duration of writing a checkpoint")
         self._checkpoint_failures = self._counter(
             "checkpoint_failures", "Checkpoints that could not be written"
         )
         self._checkpoint_bytes = self._gauge("checkpoint_bytes", "Size of the newest checkpoint")
         self._checkpoint_time = self._gauge(
-            "checkpoint_timestamp_seconds", "Unix time of the newest checkpoint"
+            "checkpoint_timestamp_seconds", "Unix time at which the newest checkpoint was complete"
         )
 
     def record_update(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
-        """Record an update."""
+        """Record an update of all master weights."""
         self._updates.labels(job, self.role).inc()
         self._update_seconds.labels(job, self.role).observe(seconds)
         self._grad_norm.labels(job, self.role).set(grad_norm)
@@ -307,7 +333,7 @@ class OptimizerMetrics(_RoleMetrics):
 
 
 def _new_registry() -> CollectorRegistry:
-    """A registry with what every process has: memory, CPU time, open files, Python's version."""
+    """Return a registry with the metrics of every process: memory, CPU time, open files, Python version."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""What every daemon does around its service: memory and threads set up, signals, graceful stop, exit code."""
+"""Set-up of a daemon's process: memory, threads, signals, graceful stop, exit code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def tune_allocator() -> bool:
-    """Let glibc's malloc keep big blocks: giving them back to the kernel costs more page faults than copies.
+    """Make glibc's malloc keep freed big blocks.
 
-    Must be called before threads start. Only done on glibc and where no `MALLOC_*` says what the user wants.
+    Otherwise each big array is returned to the kernel, and the page faults of its next allocation cost more than the
+    copies into it. Call this before threads start. It does nothing without glibc, or if `MALLOC_*` variables are set.
 
     Returns:
-        Whether all settings were taken.
+        Whether malloc accepted all settings.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
         "GLIBC_TUNABLES", ""
@@ -43,28 +44,31 @@ def tune_allocator() -> bool:
         mallopt = libc.mallopt
     except (OSError, AttributeError):
         return False
-    # Both thresholds: setting one freezes the other at its default of 128 KiB. Older glibc takes 32 MiB
-    # at most.
+    # Set both thresholds: setting one freezes the other at its default of 128 KiB. Older glibc accepts 32 MiB at most.
     mapped = mallopt(_M_MMAP_THRESHOLD, 1 << 30) == 1 or mallopt(_M_MMAP_THRESHOLD, 32 << 20) == 1
     trimmed = mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) == 1
     padded = mallopt(_M_TOP_PAD, 64 << 20) == 1
-    # Another thread's blocks would come from an arena that holds none above 64 MiB, and gives back what is free.
+    # Use one arena: those of other threads keep no blocks above 64 MiB and return free ones to the kernel.
     shared = mallopt(_M_ARENA_MAX, 1) == 1
     return bool(mapped and trimmed and padded and shared)
 
 
 def limit_blas_to_one_thread(environment: dict[str, str] | None = None) -> None:
-    """Keep BLAS on one thread, so that sums have the same bits on every host; before numpy is imported.
+    """Keep BLAS on one thread, so that sums have the same bits on every host. Call this before numpy is imported.
 
     Args:
-        environment: to set it in; this process's if left out.
+        environment: environment to change; None for that of this process.
     """
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
         (os.environ if environment is None else environment)[name] = "1"
 
 
 def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
-    """Tell whoever started this process, by one JSON object that is complete or absent, that it serves.
+    """Write the file by which a daemon tells its launcher that it serves. It is complete or absent.
+
+    Args:
+        path: the file.
+        content: values of its JSON object.
 
     Raises:
         Refused: the file can't be written.
@@ -75,15 +79,15 @@ def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
         temporary.replace(path)
     except OSError as error:
         raise Refused(
-            f"--ready-file {path}: can't be written ({error.strerror}); give a writable place"
+            f"--ready-file {path}: can't be written ({error.strerror}); give a writable path"
         ) from None
 
 
 def make_state_dir(path: Path) -> None:
-    """Make a role's state dir if it isn't there, and hold that it can be written to.
+    """Create a role's state dir if it is missing, and check that it is writable.
 
     Raises:
-        Refused: it can't.
+        Refused: it can't be created or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -99,21 +103,20 @@ def run_daemon(
     exit_with_parent: bool = False,
     stop_seconds: float = STANDARD_TIMEOUTS.stop,
 ) -> int:
-    """Run a daemon to its end and say how it ended, in at most one line of log.
+    """Run a daemon until it ends or is stopped, and log at most one line about why.
 
-    SIGTERM, SIGINT and, with `exit_with_parent`, the end of standard input cancel `serve()`; what it does
-    then (its `finally`) is the graceful stop. A second signal, or a stop that takes longer than
-    `stop_seconds`, ends the process at once with exit code 1.
+    SIGTERM and SIGINT cancel `serve()`, whose `finally` blocks are the graceful stop. A second signal ends the process
+    at once with exit code 1. So does a stop that takes longer than `stop_seconds`.
 
     Args:
-        serve: starts, serves until cancelled or finished, and cleans up.
-        exit_with_parent: stop when standard input ends, which it does when the parent process is gone.
+        serve: coroutine that starts, serves until it is cancelled or finished, and cleans up.
+        exit_with_parent: whether the end of standard input stops the daemon too. It ends when the parent process dies.
         stop_seconds: limit of the graceful stop.
 
     Returns:
-        Exit code: 0 ended or stopped as asked, 2 refused, 1 anything else.
+        Exit code: 0 if it finished or was stopped, 2 if it was refused, 1 for anything else.
     """
-    faulthandler.enable()  # a native library that crashes would else leave no word in the log
+    faulthandler.enable()  # else a crash in a native library leaves nothing in the log
     try:
         return asyncio.run(_supervise(serve, exit_with_parent, stop_seconds))
     except TiermeshError as error:
@@ -121,7 +124,7 @@ def run_daemon(
         return 2 if isinstance(error, Refused) else 1
     except Exception as error:
         log.error("%s", describe_internal_error(error))
-        log.debug("traceback of the above", exc_info=error)
+        log.debug("traceback of the error above", exc_info=error)
         return 1
 
 
@@ -132,17 +135,19 @@ async def _supervise(
     main = loop.create_task(serve(), name="serve")
     stopping = threading.Event()
 
-    def cut_off() -> None:
-        _leave(f"did not stop within {stop_seconds:g} s, waiting in {_where(main)}; left at once")
+    def exit_now() -> None:
+        _exit_process(
+            f"did not stop within {stop_seconds:g} s, waiting in {_describe_await(main)}; exiting now"
+        )
 
-    # A thread's timer, so that it also fires when the event loop itself is stuck.
-    limit = threading.Timer(stop_seconds, cut_off)
+    # A thread, so that it fires even if the event loop is stuck.
+    limit = threading.Timer(stop_seconds, exit_now)
     limit.daemon = True
 
-    def stop(why: str) -> None:
+    def stop(reason: str) -> None:
         if stopping.is_set():
-            _leave(f"{why} while stopping; left at once")
-        log.info("stopping: %s", why)
+            _exit_process(f"{reason} while stopping; exiting now")
+        log.info("stopping: %s", reason)
         stopping.set()
         limit.start()
         main.cancel()
@@ -167,8 +172,8 @@ async def _supervise(
     return 0
 
 
-def _where(task: asyncio.Task[None]) -> str:
-    """The functions that a task waits in, outermost first."""
+def _describe_await(task: asyncio.Task[None]) -> str:
+    """Return the names of the coroutines that a task waits in, outermost first."""
     names = []
     waiting: Any = task.get_coro()
     while waiting is not None and hasattr(waiting, "cr_await"):
@@ -178,7 +183,7 @@ def _where(task: asyncio.Task[None]) -> str:
 
 
 def _watch_standard_input(ended: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-    """Call `ended` in `loop` when standard input ends: by a thread, as epoll takes no files."""
+    """Call `ended` in `loop` when standard input ends. A thread reads it, since epoll accepts no regular files."""
 
     def read() -> None:
         while True:
@@ -189,14 +194,14 @@ def _watch_standard_input(ended: Callable[[], None], loop: asyncio.AbstractEvent
                 break
         try:
             loop.call_soon_threadsafe(ended)
-        except RuntimeError:  # the loop is closed: nothing left to stop
+        except RuntimeError:  # the event loop is closed, so there is nothing to stop
             return
 
     threading.Thread(target=read, name="standard-input", daemon=True).start()
 
 
-def _leave(why: str) -> None:
-    log.error("%s", why)
+def _exit_process(message: str) -> None:
+    log.error("%s", message)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(1)

@@ -1,6 +1,6 @@
-"""Records what a core was asked and what it answered, one JSON line a call, and replays it.
+"""Recording of a core's calls and results, one JSON line per call, and its replay.
 
-A core is a pure state machine, so a recorded run of a daemon replays to the same effects in another process, with no
+A core is a pure state machine. So a daemon's recorded run replays to the same effects in another process, without
 network, clock or disk: `make_core(AggregatorCore, path, ...)` in the daemon, `replay(path, AggregatorCore)` later.
 """
 
@@ -22,18 +22,25 @@ from services.errors import Refused, TiermeshError
 
 Core = TypeVar("Core")
 
+FORMAT_VERSION = 2
+"""Version of the format, in a recording's first line. It rises when lines or recorded types change."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""
 PULLS = ("next_weights", "next_chunk")
-"""Methods that hand out what is next, counted as sent. One that gives None has changed nothing and is not recorded."""
+"""Methods that return the next thing to send. A call that returns None changed nothing and is not recorded."""
 
 
 class ReplayDiffers(TiermeshError):
-    """A replayed call gave something else than the recorded one."""
+    """Replayed call with another result than the recorded one."""
 
 
 def make_core(kind: Callable[..., Core], record: Path | None, **arguments: Any) -> Core:
-    """A core, built with these arguments; with a path its calls are recorded there.
+    """Return a core, and record its calls if a path is given.
+
+    Args:
+        kind: class of the core.
+        record: file to write the recording to; None for no recording.
+        arguments: arguments of the core's constructor.
 
     Raises:
         Refused: the file can't be written.
@@ -42,7 +49,10 @@ def make_core(kind: Callable[..., Core], record: Path | None, **arguments: Any) 
 
 
 class CallRecorder:
-    """Writes one core's calls to a file; each line is written at once, so that kill -9 loses at most the last.
+    """Writer of one core's calls. It flushes each line, so that SIGKILL loses at most the last one.
+
+    Args:
+        path: file to write; an existing one is replaced.
 
     Raises:
         Refused: the file can't be written.
@@ -52,19 +62,20 @@ class CallRecorder:
         try:
             self._file = path.open("w")
         except OSError as error:
-            raise Refused(f"--record {path}: {error.strerror}; expected a file that can be written") from None
+            raise Refused(f"--record {path}: {error.strerror}; expected a writable file") from None
 
     def make(self, kind: Callable[..., Core], **arguments: Any) -> Core:
-        """A core whose calls are recorded from its first on."""
-        self._write(
-            {"core": _name_of(kind), "arguments": {key: encode(each) for key, each in arguments.items()}}
-        )
+        """Return a core whose calls are recorded, and write the first line of the recording."""
+        encoded = {key: encode(each) for key, each in arguments.items()}
+        self._write({"recording": FORMAT_VERSION, "core": _name_of(kind), "arguments": encoded})
         return cast(Core, _Recorded(kind(**arguments), self))
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the core, and write down what went in and what came out."""
+        """Call a method of the core, and record its arguments and its result or exception."""
         name = method.__name__
-        encoded = [encode(each) for each in arguments]  # before the call: a core may keep what it is given
+        encoded = [
+            encode(each) for each in arguments
+        ]  # before the call, which may keep and change its arguments
         try:
             result = method(*arguments)
         except Exception as error:
@@ -84,7 +95,7 @@ class CallRecorder:
 
 
 class _Recorded:
-    """Stands in for a core: calls that change it are recorded, everything else is its own."""
+    """Proxy of a core that records the calls which change it."""
 
     def __init__(self, core: object, recorder: CallRecorder) -> None:
         self._core = core
@@ -103,20 +114,26 @@ class _Recorded:
 
 
 def replay(path: Path, kind: Callable[..., Any]) -> int:
-    """Make the recorded calls on a fresh core of this kind; returns how many there were.
+    """Make the recorded calls on a new core, and check that their results are the recorded ones.
 
-    A last line that was cut off is passed over.
+    An incomplete last line is skipped.
+
+    Args:
+        path: the recording.
+        kind: class of the core.
+
+    Returns:
+        Number of calls.
 
     Raises:
-        ReplayDiffers: a call gave something else; the text names the first such line.
-        Refused: this is no record of such a core.
+        ReplayDiffers: a result differs; the text names the first such line.
+        Refused: the file is no recording of this format version and core.
     """
     lines = _lines(path)
     number, first = next(lines, (1, {}))
-    if first.get("core") != _name_of(kind):
-        raise Refused(f"{path}: line 1: core {first.get('core')!r}, expected a record of {_name_of(kind)}")
+    _check_first_line(path, first, _name_of(kind))
     core = kind(**{key: decode(each) for key, each in first["arguments"].items()})
-    for number, line in lines:  # the last line's number is that of the calls, and one more
+    for number, line in lines:  # ends with the number of calls plus 1, for the first line
         name = line.get("call")
         if name not in INPUTS + PULLS:
             raise Refused(
@@ -128,18 +145,31 @@ def replay(path: Path, kind: Callable[..., Any]) -> int:
         except (KeyError, ValueError, TypeError, DecodeError) as error:
             raise Refused(f"{path}: line {number}: {error}") from None
         try:
-            came = {"result": encode(getattr(core, name)(*arguments))}
+            replayed = {"result": encode(getattr(core, name)(*arguments))}
         except Exception as error:
-            came = {"raised": _describe(error)}
-        if came != {outcome: expected}:
+            replayed = {"raised": _describe(error)}
+        if replayed != {outcome: expected}:
             raise ReplayDiffers(
-                f"{path}: line {number}: {name} gave {came}, recorded is {{{outcome!r}: {expected}}}"
+                f"{path}: line {number}: {name} returned {replayed}, recorded is {{{outcome!r}: {expected}}}"
             )
     return number - 1
 
 
+def _check_first_line(path: Path, first: dict[str, Any], core: str) -> None:
+    if "core" not in first:
+        raise Refused(f"{path}: line 1: expected a recording, as a daemon's --record FILE writes it")
+    version = first.get("recording", "1 or older (it has no version)")
+    if version != FORMAT_VERSION:
+        raise Refused(
+            f"{path}: recording of format version {version}, this Tiermesh replays version {FORMAT_VERSION};"
+            " record the run again with this version"
+        )
+    if first["core"] != core:
+        raise Refused(f"{path}: line 1: core {first['core']!r}, expected a recording of {core}")
+
+
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered lines, from 1."""
+    """Yield the lines with their numbers, from 1."""
     with path.open() as file:
         for number, text in enumerate(file, 1):
             try:
@@ -159,20 +189,22 @@ def _name_of(kind: Any) -> str:
 
 
 def _type_named(name: str) -> Any:
-    """A dataclass or named tuple of a module that is loaded: a record makes nothing else."""
+    """Return a dataclass or named tuple of a loaded module; a recording can construct nothing else."""
     module, _, attribute = name.partition(":")
     found = getattr(sys.modules.get(module), attribute, None)
     if not isinstance(found, type) or not (dataclasses.is_dataclass(found) or hasattr(found, "_fields")):
-        raise ValueError(f"{name!r} names no input, effect or value of a core")
+        raise ValueError(f"{name!r} is no type of an input, effect or value of a core")
     return found
 
 
 def encode(value: Any) -> Any:
-    """Plain data of inputs and effects, as JSON values.
+    """Return plain data of inputs and effects as JSON values.
+
+    Plain data is None, numbers, text, bytes, and tuples, lists, dicts, dataclasses, named tuples and protobuf messages
+    of plain data.
 
     Raises:
-        TypeError: it holds something else than None, numbers, text, bytes, tuples, lists, dicts, dataclasses, named
-            tuples and protobuf messages.
+        TypeError: the value contains anything else.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -191,7 +223,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, list):
         return [encode(each) for each in value]
     if isinstance(value, dict):
-        # Sorted: a protobuf map has no order of its own, and another one after it was read back.
+        # Sorted, since a protobuf map has no fixed order and may have another one after parsing.
         return {"$dict": [[encode(key), encode(value[key])] for key in sorted(value)]}
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
@@ -199,10 +231,10 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """From what `encode` gave.
+    """Return the data that `encode` encoded.
 
     Raises:
-        ValueError, KeyError, TypeError, DecodeError: it gave no such thing.
+        ValueError, KeyError, TypeError, DecodeError: the value is not of `encode`'s format.
     """
     if isinstance(value, list):
         return [decode(each) for each in value]

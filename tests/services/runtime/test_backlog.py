@@ -1,4 +1,4 @@
-"""What waits for another thread: no more than may, and whoever waits for room gets it."""
+"""Tests of the bounded count of waiting items."""
 
 from __future__ import annotations
 
@@ -8,70 +8,70 @@ from collections.abc import Awaitable, Callable
 from services.runtime.backlog import Backlog
 
 LIMIT_SECONDS = 30
-MOST = 4
+MAX_WAITING = 4
 
 
 def run(scenario: Callable[[Backlog], Awaitable[None]]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(scenario(Backlog(MOST)), LIMIT_SECONDS)
+        await asyncio.wait_for(scenario(Backlog(MAX_WAITING)), LIMIT_SECONDS)
 
     asyncio.run(limited())
 
 
-async def turns() -> None:
-    """Whatever can happen on the event loop now happens."""
+async def run_pending_callbacks() -> None:
+    """Let the event loop run everything that is ready."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def test_there_is_room_until_as_many_wait_as_may() -> None:
+def test_there_is_room_up_to_the_maximum() -> None:
     async def scenario(backlog: Backlog) -> None:
-        for _ in range(MOST):
+        for _ in range(MAX_WAITING):
             await backlog.wait_for_room()
             backlog.add()
-        waits = asyncio.ensure_future(backlog.wait_for_room())
-        await turns()
-        assert not waits.done()
+        waiter = asyncio.ensure_future(backlog.wait_for_room())
+        await run_pending_callbacks()
+        assert not waiter.done()
         await asyncio.to_thread(backlog.remove)
-        await turns()
-        assert not waits.done(), "not for one alone: each wakes the event loop"
+        await run_pending_callbacks()
+        assert not waiter.done(), "half must be free, since each wake-up of the loop costs"
         await asyncio.to_thread(backlog.remove)
-        await waits
+        await waiter
 
     run(scenario)
 
 
-def test_of_many_that_waited_no_more_give_than_there_is_room_for() -> None:
+def test_waiters_add_no_more_than_there_is_room_for() -> None:
     async def scenario(backlog: Backlog) -> None:
-        given = 0
+        added = 0
 
-        async def giver() -> None:
-            nonlocal given
+        async def producer() -> None:
+            nonlocal added
             await backlog.wait_for_room()
             backlog.add()
-            given += 1
+            added += 1
 
-        givers = [asyncio.ensure_future(giver()) for _ in range(3 * MOST)]
-        await turns()
-        assert given == MOST
-        for taken in range(1, 3 * MOST + 1):
+        producers = [asyncio.ensure_future(producer()) for _ in range(3 * MAX_WAITING)]
+        await run_pending_callbacks()
+        assert added == MAX_WAITING
+        for removed in range(1, 3 * MAX_WAITING + 1):
             await asyncio.to_thread(backlog.remove)
-            await turns()
-            assert given - taken <= MOST
-        await asyncio.gather(*givers)
+            await run_pending_callbacks()
+            assert added - removed <= MAX_WAITING
+        await asyncio.gather(*producers)
 
     run(scenario)
 
 
-def test_what_is_taken_back_makes_room() -> None:
+def test_cancelled_items_make_room() -> None:
     async def scenario(backlog: Backlog) -> None:
-        for _ in range(MOST):
+        for _ in range(MAX_WAITING):
             backlog.add()
-        waits = asyncio.ensure_future(backlog.wait_for_room())
-        await turns()
-        for _ in range(MOST // 2):
-            assert not waits.done()
+        waiter = asyncio.ensure_future(backlog.wait_for_room())
+        await run_pending_callbacks()
+        for _ in range(MAX_WAITING // 2):
+            assert not waiter.done()
             backlog.cancel()
-        await waits
+        await waiter
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Things handed to the event loop come in order, all of them, and wake it no more than they must."""
+"""Tests of the queue from other threads to the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_SECONDS = 30
 ITEMS = 20_000
 
 
-def test_everything_comes_in_order() -> None:
+def test_all_items_arrive_in_order() -> None:
     async def run() -> None:
         taken: list[int] = []
         done = asyncio.Event()
@@ -31,7 +31,7 @@ def test_everything_comes_in_order() -> None:
     asyncio.run(run())
 
 
-def test_the_loop_is_woken_once_for_all_that_came_before_it_looked() -> None:
+def test_loop_is_woken_once_for_all_waiting_items() -> None:
     async def run() -> None:
         taken: list[int] = []
         handover = Handover(taken.append)
@@ -46,7 +46,7 @@ def test_the_loop_is_woken_once_for_all_that_came_before_it_looked() -> None:
         asyncio.get_running_loop().call_soon_threadsafe = counted  # type: ignore[method-assign,assignment]
         for item in range(100):
             handover.put(item)
-        assert not taken, "not within the call"
+        assert not taken, "items are taken by the loop, not by put"
         await asyncio.sleep(0)
         assert taken == list(range(100))
         handover.put(100)

@@ -1,4 +1,4 @@
-"""How a daemon ends: by itself, by signal, with its parent, by an error, and when it won't."""
+"""Tests of how a daemon's process ends, and of its set-up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.exit(process.run_daemon(serve, exit_with_parent={with_parent}, stop_seconds=
 
 
 def start(body: str, *, cleanup: str = "pass", with_parent: bool = False) -> subprocess.Popen[str]:
-    """A daemon that runs `body`; returns when it is ready."""
+    """Start a daemon that runs `body`, and return when it is ready."""
     script = textwrap.dedent(DAEMON).format(body=body, cleanup=cleanup, with_parent=with_parent)
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -52,18 +52,18 @@ def start(body: str, *, cleanup: str = "pass", with_parent: bool = False) -> sub
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, list[str]]:
-    """Exit code, rest of standard output, lines of standard error; standard input stays open."""
+    """Wait for the end; return exit code, rest of standard output, and lines of standard error."""
     assert process.stdout is not None and process.stderr is not None
     out, err = process.stdout.read(), process.stderr.read()
     return process.wait(timeout=30), out, err.splitlines()
 
 
-def test_a_daemon_that_ends_by_itself_is_done() -> None:
+def test_daemon_that_finishes_exits_with_0() -> None:
     assert finish(start("pass")) == (0, "cleaned up\n", [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_gracefully(number: signal.Signals) -> None:
+def test_signal_stops_gracefully(number: signal.Signals) -> None:
     process = start("await asyncio.sleep(60)", cleanup="await asyncio.sleep(0.01)")
     process.send_signal(number)
     code, out, (line,) = finish(process)
@@ -71,13 +71,13 @@ def test_a_signal_stops_it_gracefully(number: signal.Signals) -> None:
     assert f"stopping: {number.name}" in line
 
 
-def test_it_stops_when_its_parent_is_gone() -> None:
+def test_end_of_standard_input_stops_gracefully() -> None:
     process = start("await asyncio.sleep(60)", with_parent=True)
     assert process.stdin is not None
     process.stdin.close()
     code, out, (line,) = finish(process)
     assert (code, out) == (0, "cleaned up\n")
-    assert "standard input ended, the parent is gone" in line
+    assert "standard input ended" in line
 
 
 @pytest.mark.parametrize(
@@ -88,22 +88,22 @@ def test_it_stops_when_its_parent_is_gone() -> None:
         ("KeyError('oops')", 1, "internal error, KeyError at <string>:"),
     ],
 )
-def test_an_error_is_one_line_and_an_exit_code(error: str, code: int, text: str) -> None:
+def test_error_gives_one_line_and_an_exit_code(error: str, code: int, text: str) -> None:
     ended, out, (line,) = finish(start(f"raise {error}"))
     assert (ended, out) == (code, "cleaned up\n")
     assert text in line
 
 
 @pytest.mark.parametrize("cleanup", ["await asyncio.sleep(60)", "__import__('threading').Event().wait(60)"])
-def test_a_stop_that_hangs_is_cut_off_and_says_where(cleanup: str) -> None:
+def test_stop_that_hangs_is_cut_off_and_names_the_coroutine(cleanup: str) -> None:
     process = start("await asyncio.sleep(60)", cleanup=cleanup)
     process.send_signal(signal.SIGTERM)
     code, out, (_, line) = finish(process)
     assert (code, out) == (1, "")
-    assert "did not stop within 1 s, waiting in serve" in line
+    assert "1 s" in line and "waiting in serve" in line
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_second_signal_ends_the_process_at_once() -> None:
     process = start(
         "await asyncio.sleep(60)", cleanup="print('stopping', flush=True); await asyncio.sleep(60)"
     )
@@ -113,35 +113,35 @@ def test_a_second_signal_ends_it_at_once() -> None:
     process.send_signal(signal.SIGTERM)
     code, _, (_, line) = finish(process)
     assert code == 1
-    assert "SIGTERM while stopping; left at once" in line
+    assert "SIGTERM while stopping" in line
 
 
-def test_the_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
+def test_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "ready.json"
     write_ready_file(path, {"port": 7070, "pid": 1})
     assert json.loads(path.read_text()) == {"port": 7070, "pid": 1}
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(Refused, match=r"--ready-file .*: can't be written"):
+    with pytest.raises(Refused, match=r"--ready-file .*missing/ready\.json"):
         write_ready_file(tmp_path / "missing" / "ready.json", {})
 
 
-def test_a_state_dir_is_made_or_refused(tmp_path: Path) -> None:
+def test_state_dir_is_created_or_refused(tmp_path: Path) -> None:
     make_state_dir(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match=r"--state-dir .*file/state: can't be written to \(Not a directory\)"):
+    with pytest.raises(Refused, match=r"--state-dir .*file/state.*Not a directory"):
         make_state_dir(tmp_path / "file" / "state")
 
 
-def test_blas_is_kept_on_one_thread() -> None:
+def test_blas_is_limited_to_one_thread() -> None:
     environment = {"OMP_NUM_THREADS": "8"}
     limit_blas_to_one_thread(environment)
     assert set(environment.values()) == {"1"}
     assert {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} <= set(environment)
 
 
-def test_malloc_keeps_freed_blocks_unless_the_user_chose_otherwise() -> None:
-    """Page faults of filling 128 MiB again and again: none once the allocator keeps the block, on any thread."""
+def test_malloc_keeps_freed_blocks_unless_the_user_set_malloc_variables() -> None:
+    """Fill 128 MiB repeatedly, on two threads: without page faults once the allocator keeps the block."""
     script = textwrap.dedent("""
         import ctypes, resource, threading
         from services.runtime.process import tune_allocator
@@ -188,7 +188,7 @@ def test_malloc_keeps_freed_blocks_unless_the_user_chose_otherwise() -> None:
     assert run({**plain, "MALLOC_ARENA_MAX": "4"})[0] == "False"
 
 
-def test_run_daemon_leaves_signal_handling_as_it_was() -> None:
+def test_run_daemon_restores_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""A recorded run of a core replays to the same effects, and a record that was tampered with is told apart."""
+"""Tests that a recorded run of a core replays to the same effects, and that changed recordings are detected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ from protos.tensors_pb2 import GRADIENT, ChunkHeader
 from services.errors import Refused
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import PROTOCOL_VERSION
-from services.runtime.recording import CallRecorder, ReplayDiffers, decode, encode, make_core, replay
+from services.runtime.recording import (
+    FORMAT_VERSION,
+    CallRecorder,
+    ReplayDiffers,
+    decode,
+    encode,
+    make_core,
+    replay,
+)
 from services.tensors.reduction_tree import Node
 from tests.simulation.simulated_cluster import SimulatedCluster
 
@@ -63,28 +71,28 @@ values = st.one_of(
 
 
 @given(values)
-def test_inputs_and_effects_come_back_as_they_were(value: Any) -> None:
+def test_inputs_and_effects_survive_the_round_trip(value: Any) -> None:
     text = json.dumps(encode(value))
-    back = decode(json.loads(text))
-    assert type(back) is type(value)
-    assert json.dumps(encode(back)) == text
+    decoded = decode(json.loads(text))
+    assert type(decoded) is type(value)
+    assert json.dumps(encode(decoded)) == text
     if "NaN" not in text and "nan" not in text:
-        assert back == value
+        assert decoded == value
 
 
-def test_only_plain_data_is_recorded() -> None:
+def test_only_plain_data_can_be_recorded() -> None:
     with pytest.raises(TypeError, match="object can't be recorded"):
         encode((1, object()))
-    with pytest.raises(ValueError, match="names no input"):
+    with pytest.raises(ValueError, match="pathlib:Path"):
         decode({"$type": "pathlib:Path", "a": 1})
 
 
 LONG_LIFE = 1000
-"""Calls of a core's life that has seen everything."""
+"""Number of calls that a core gets in a run in which it sees every kind of input."""
 
 
 def record_world(folder: Path, seed: int) -> list[Path]:
-    """Run a seed; the records of all lives of its aggregator and its optimizer."""
+    """Simulate a seed; return the recordings of every aggregator and optimizer that ran in it."""
     paths: list[Path] = []
 
     def make(kind: Any, **arguments: Any) -> Any:
@@ -95,7 +103,7 @@ def record_world(folder: Path, seed: int) -> list[Path]:
     return paths
 
 
-def test_every_life_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
+def test_every_core_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
     for seed in range(100):
         folder = tmp_path / str(seed)
         folder.mkdir()
@@ -104,13 +112,13 @@ def test_every_life_of_a_simulated_cluster_replays(tmp_path: Path) -> None:
         if len(paths) > 4 and longest > LONG_LIFE:
             break
     else:
-        pytest.fail("no seed kills aggregator and optimizer, and lets one of them live long")
+        pytest.fail("no seed restarts aggregator and optimizer and gives one of them a long run")
     calls = [replay(path, KINDS[path.stem.split("-")[1]]) for path in paths]
     assert max(calls) >= LONG_LIFE
 
 
-def small_record(path: Path) -> list[dict[str, Any]]:
-    """A record of a hello and a job's opening."""
+def write_small_recording(path: Path) -> list[dict[str, Any]]:
+    """Record a hello and the opening of a job; return the lines."""
     core = make_core(OptimizerCore, path, name="optimizer")
     core.handle(
         optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
@@ -121,29 +129,29 @@ def small_record(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
+def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_the_first_line_that_differs_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "record"
-    lines = small_record(path)
+def test_first_line_that_differs_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    lines = write_small_recording(path)
     assert replay(path, OptimizerCore) == 3
     lines[3]["arguments"][0]["generation"] = 7
-    write(path, lines)
-    with pytest.raises(ReplayDiffers, match="line 4: handle gave"):
+    write_lines(path, lines)
+    with pytest.raises(ReplayDiffers, match="line 4: handle"):
         replay(path, OptimizerCore)
 
 
-def test_a_cut_off_last_line_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "record"
-    small_record(path)
+def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    write_small_recording(path)
     path.write_text(path.read_text()[:-20])
     assert replay(path, OptimizerCore) == 2
 
 
-def test_what_a_core_raised_is_part_of_its_record(tmp_path: Path) -> None:
-    path = tmp_path / "record"
+def test_exceptions_are_recorded_and_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
     core = make_core(OptimizerCore, path, name="optimizer")
     core.handle(
         optimizer_events.Connected(pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", epoch_seen=1))
@@ -153,17 +161,34 @@ def test_what_a_core_raised_is_part_of_its_record(tmp_path: Path) -> None:
     assert replay(path, OptimizerCore) == 2
 
 
-def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "record"
-    lines = small_record(path)
-    with pytest.raises(Refused, match=r"expected a record of aggregator.core.aggregator:AggregatorCore"):
+def test_anything_but_a_recording_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    lines = write_small_recording(path)
+    with pytest.raises(Refused, match=r"aggregator\.core\.aggregator:AggregatorCore"):
         replay(path, AggregatorCore)
     lines[1]["call"] = "__init__"
-    write(path, lines)
+    write_lines(path, lines)
     with pytest.raises(Refused, match="line 2: call '__init__'"):
         replay(path, OptimizerCore)
     path.write_text("")
-    with pytest.raises(Refused, match="line 1: core None"):
+    with pytest.raises(Refused, match="line 1: expected a recording"):
         replay(path, OptimizerCore)
     with pytest.raises(Refused, match=r"--record .*no-such-folder"):
-        CallRecorder(tmp_path / "no-such-folder" / "record")
+        CallRecorder(tmp_path / "no-such-folder" / "recording")
+
+
+@pytest.mark.parametrize(("version", "shown"), [(None, "version 1"), (1, "version 1"), (99, "version 99")])
+def test_recording_of_another_format_version_is_refused(
+    tmp_path: Path, version: int | None, shown: str
+) -> None:
+    path = tmp_path / "recording"
+    lines = write_small_recording(path)
+    assert lines[0]["recording"] == FORMAT_VERSION
+    if version is None:
+        del lines[0]["recording"]
+    else:
+        lines[0]["recording"] = version
+    write_lines(path, lines)
+    with pytest.raises(Refused, match=f"{path}.*{shown}.*version {FORMAT_VERSION}.*record") as refused:
+        replay(path, OptimizerCore)
+    assert "\n" not in str(refused.value)
