@@ -1,0 +1,12 @@
+"""The `tiermesh` command.
+
+Reading order:
+
+1. main.py: the list of commands, and how errors become one line and an exit code.
+2. options.py, output.py: options and output that all commands share.
+3. daemon_commands.py, job_commands.py, model_commands.py: flags and help of each command. They import the work late, so
+   that `--help` is fast.
+4. client.py, jobs.py, download.py: commands that call an aggregator.
+5. local.py, supervise.py: a whole cluster on this machine; services/runtime/launcher.py starts its daemons.
+6. chaos/: the same with faults. timeline/: what the daemons recorded of a step.
+"""

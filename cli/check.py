@@ -1,4 +1,4 @@
-"""Whether this host's mesh works."""
+"""`tiermesh check`: test the mesh of this host."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from services.runtime.process import limit_blas_to_one_thread
 if TYPE_CHECKING:
     from mesh.link_check import AxisCheck
 
-SHOWN = 3
-"""Wrong devices named per axis; the rest is counted."""
+MAX_SHOWN = 3
+"""Number of wrong devices that are named per axis; the others are counted."""
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """Rows and columns, of `1x8`, `1,8` or `[1, 8]`.
+    """Return rows and columns of a text like `1x8`, `1,8` or `[1, 8]`.
 
     Raises:
-        Refused: it is none of them.
+        Refused: the text has another form.
     """
     found = re.fullmatch(r"\[?\s*(\d+)\s*[x,]\s*(\d+)\s*\]?", text.strip())
     if found is None:
-        raise Refused(f"--mesh-shape: {text!r}, expected rows and columns, such as 1x8")
+        raise Refused(f"--mesh-shape {text!r}: expected rows and columns, for example 1x8")
     return int(found[1]), int(found[2])
 
 
 def run(mesh_shape: str | None, backend: str, output: Output) -> None:
-    """Open the mesh, sum over each of its axes, show it, close it.
+    """Open the mesh, run an all-reduce along each axis, and print the mesh and the outcome.
 
     Args:
         mesh_shape: rows and columns; None for all devices of this host, as the descriptor or ttnn arranges them.
-        backend: as in `device_config.backend`.
-        output: where it is told.
+        backend: value as in `device_config.backend`.
+        output: where the result goes.
 
     Raises:
-        Refused: no mesh can be like that.
-        Failed: it can't be opened, or a sum is wrong.
+        Refused: this host can't have such a mesh.
+        Failed: the mesh can't be opened, or a sum is wrong.
     """
     limit_blas_to_one_thread()
     from mesh.device import detect_mesh_shape
@@ -54,7 +54,8 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
             f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({board_type(mesh)}), {dtype}"
         )
         output.say(
-            f"memory of each chip: {memory.total_bytes / 2**30:.1f} GiB, {memory.allocated_bytes / 2**20:.1f} MiB taken"
+            f"memory of each chip: {memory.total_bytes / 2**30:.1f} GiB, "
+            f"{memory.allocated_bytes / 2**20:.1f} MiB in use"
         )
         for line in draw_mesh(ids):
             output.say(f"    {line}")
@@ -64,7 +65,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
                 f"axis {check.axis} ({AXIS_NAMES[check.axis]}, {check.devices} devices): {_outcome(check)}"
             )
         if not checks:
-            output.say("one device: there are no links to check")
+            output.say("one device: no links to check")
         passed = all(check.passed for check in checks)
         output.result(
             {
@@ -93,18 +94,19 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
     if not passed:
         axes = " and ".join(str(check.axis) for check in checks if not check.passed)
         raise Failed(
-            f"mesh {list(shape)}: the all-reduce along axis {axes} gives wrong sums; likeliest first: a run that was "
-            "killed left the links in disorder: `tt-smi -r`; a link is down or not set up: `tt-topology -l mesh`; the "
-            "chips are mocked, which compute nothing"
+            f"mesh {list(shape)}: the all-reduce along axis {axes} gives wrong sums; try in this order: "
+            "reset the devices "
+            "with `tt-smi -r`, because a killed run can leave the links in a bad state; set up the links with "
+            "`tt-topology -l mesh`; make sure that the devices are not mocked, because mocked devices compute nothing"
         )
 
 
 def _outcome(check: AxisCheck) -> str:
     if check.passed:
         return f"all-reduce passed, {check.seconds * 1e3:.1f} ms"
-    more = len(check.wrong_sums) - SHOWN
+    more = len(check.wrong_sums) - MAX_SHOWN
     return (
         "all-reduce FAILED: "
-        + "; ".join(check.wrong_sums[:SHOWN])
+        + "; ".join(check.wrong_sums[:MAX_SHOWN])
         + (f"; and {more} more" if more > 0 else "")
     )

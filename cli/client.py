@@ -1,4 +1,4 @@
-"""The aggregator's job service as a command sees it: plain calls, every wait limited, errors in one line."""
+"""Client of the aggregator's job service: every wait is limited, every error is one line."""
 
 from __future__ import annotations
 
@@ -32,21 +32,18 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class Unreachable(Failed):
-    """The aggregator, or what it needs for an answer, isn't there for now."""
+    """The aggregator, or another role that it needs for the answer, can't be reached at the moment."""
 
 
 class JobsClient:
-    """Calls to an aggregator; an async context manager.
+    """Async context manager that calls an aggregator.
 
-    Of several addresses the one is called that answers for the cluster; the others are standbys, or dead.
+    Of several addresses it calls the one that leads the cluster; the others are standbys, or dead.
 
     Raises:
-        Refused: an address is none.
-
-    Raises, from every call:
-        Refused: what the aggregator says is wrong with the request.
-        Unreachable: there is no connection, or no answer in time.
-        Failed: any other trouble.
+        Refused: an address is malformed; from calls, the aggregator refused the request.
+        Unreachable: from calls, there is no connection or no answer in time.
+        Failed: from calls, anything else went wrong.
     """
 
     def __init__(self, target: AggregatorTarget) -> None:
@@ -69,7 +66,7 @@ class JobsClient:
 
     @property
     def address(self) -> str:
-        """Who is called."""
+        """`HOST:PORT` of the aggregator that is called."""
         return self._addresses.current
 
     @property
@@ -80,8 +77,8 @@ class JobsClient:
     def _stub(self) -> JobsStub:
         return self._stubs[self.address]
 
-    async def _find(self) -> None:
-        """Of several addresses come to the one that answers for the cluster, from the one that did last."""
+    async def _find_leader(self) -> None:
+        """Select the address that answers for the cluster, starting with the one that did last."""
         count = len(self._addresses)
         if count == 1:
             return
@@ -100,47 +97,51 @@ class JobsClient:
                 tried.append(f"{self.address} ({reason.rpartition('last error: ')[2]})")
             if self._addresses.failed():
                 raise Unreachable(
-                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; is one running at any of them? "
-                    "Start one with `tiermesh aggregator`, or name others with --aggregator HOST:PORT,..."
+                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; start one with "
+                    "`tiermesh aggregator`, "
+                    "or give other addresses with --aggregator HOST:PORT,..."
                 )
 
     async def submit(self, name: str, spec_json: str) -> jobs_pb2.Job:
-        """Queue a job; returns it with its id."""
+        """Queue a job; return it with its id."""
         crc32c = google_crc32c.value(spec_json.encode())
         request = jobs_pb2.SubmitRequest(name=name, spec_json=spec_json, spec_crc32c=crc32c)
         return await self._ask("Submit", request, jobs_pb2.Job)
 
     async def jobs(self) -> list[jobs_pb2.Job]:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         return list((await self._ask("List", jobs_pb2.ListRequest(), jobs_pb2.ListReply)).jobs)
 
     async def job(self, job: str) -> jobs_pb2.Job:
-        """One job."""
+        """Return one job."""
         return await self._ask("Get", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
     async def cancel(self, job: str) -> jobs_pb2.Job:
-        """Cancel a job; returns it as it is then."""
+        """Cancel a job; return its new state."""
         return await self._ask("Cancel", jobs_pb2.JobRequest(job=job), jobs_pb2.Job)
 
     async def status(self) -> jobs_pb2.ClusterStatus:
-        """The cluster: workers, optimizer, what is waited for."""
+        """Return the state of the cluster: workers, optimizer, waits."""
         return await self._ask("Status", jobs_pb2.StatusRequest(), jobs_pb2.ClusterStatus)
 
     async def watch(self, job: str) -> AsyncGenerator[jobs_pb2.JobEvent, None]:
-        """The job as it is, then each change, until it ends. Events may be far apart: keepalive limits the wait."""
+        """Yield the job's state, then each change until it ends.
+
+        Only the first event has a time limit. Later ones may be far apart; keepalive finds a dead peer.
+        """
         request = jobs_pb2.JobRequest(job=job)
         async for event in self._stream("Watch", request, jobs_pb2.JobEvent, first_only=True):
             yield event
 
     async def logs(self, job: str, *, follow: bool) -> AsyncGenerator[jobs_pb2.LogLine, None]:
-        """Lines of the job's log so far and, with `follow`, those to come until it ends."""
+        """Yield the lines of the job's log and, with `follow`, new ones until the job ends."""
         request = jobs_pb2.LogsRequest(job=job, follow=follow)
         limited = None if follow else self._timeout_seconds
         async for line in self._stream("Logs", request, jobs_pb2.LogLine, limit_seconds=limited):
             yield line
 
     async def download(self, job: str, step: int | None) -> AsyncGenerator[cluster_pb2.FilePart, None]:
-        """The files of a complete checkpoint, piece by piece; of the newest if `step` is None."""
+        """Yield the files of a checkpoint piece by piece; `step` None selects the newest."""
         request = jobs_pb2.DownloadRequest(job=job, step=step or 0, newest=step is None)
         async for part in self._stream(
             "Download", request, cluster_pb2.FilePart, limit_seconds=self._timeout_seconds
@@ -148,7 +149,7 @@ class JobsClient:
             yield part
 
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
-        await self._find()
+        await self._find_leader()
         try:
             answer = await getattr(self._stub, method)(request, timeout=self._timeout_seconds)
         except grpc.aio.AioRpcError as error:
@@ -166,8 +167,8 @@ class JobsClient:
         first_only: bool = False,
         limit_seconds: float | None = None,
     ) -> AsyncGenerator[Reply, None]:
-        """Messages of a stream; each, or with `first_only` the first, must come within the limit."""
-        await self._find()
+        """Yield the messages of a stream; each one, or with `first_only` the first one, has a time limit."""
+        await self._find_leader()
         call = getattr(self._stub, method)(request)
         limit = self._timeout_seconds if first_only else limit_seconds
         try:
@@ -187,16 +188,16 @@ class JobsClient:
             call.cancel()
 
     def _no_reply(self, method: str, reply: type[Message]) -> Failed:
-        """gRPC gives None for bytes that it can't read."""
+        """Return the error for an answer that gRPC could not parse, for which it gives None."""
         return Failed(
-            f"aggregator {self.address}: {method}: what it answered is no {reply.DESCRIPTOR.name}; was it damaged "
-            "on its way, or is it of another version?"
+            f"aggregator {self.address}: {method}: the answer is not a {reply.DESCRIPTOR.name} message; try again, and "
+            "check that command and aggregator have the same version"
         )
 
     def _no_answer(self, method: str) -> Unreachable:
         return Unreachable(
             f"aggregator {self.address}: no answer to {method} within {self._timeout_seconds:g} s; look at its log, or "
-            "wait longer with --timeout-seconds"
+            "raise --timeout-seconds"
         )
 
     def _explain(self, method: str, error: grpc.aio.AioRpcError) -> TiermeshError:
@@ -206,20 +207,24 @@ class JobsClient:
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             if (
                 self._channel.get_state() == grpc.ChannelConnectivity.READY
-            ):  # its own words, not the connection's
+            ):  # the aggregator's answer, not a connection error
                 return Unreachable(f"aggregator {self.address}: {method}: {details}")
             how, hint = (
-                ("over TLS", "") if self._with_tls else ("without TLS", "if it has TLS, give --tls-ca; ")
+                ("over TLS", "")
+                if self._with_tls
+                else ("without TLS", "if it uses TLS, give --tls-ca; else ")
             )
             reason = details.rpartition("last error: ")[2]
             return Unreachable(
-                f"aggregator {self.address}: can't be reached {how} ({reason}); {hint}is it running there? "
-                "Start one with `tiermesh aggregator`, or name another with --aggregator HOST:PORT"
+                f"aggregator {self.address}: can't be reached {how} ({reason}); {hint}start "
+                "it with `tiermesh aggregator`, or give another address with --aggregator HOST:PORT"
             )
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
             return self._no_answer(method)
         if code == grpc.StatusCode.UNIMPLEMENTED:
             return Refused(
-                f"aggregator {self.address}: knows no {method}; is it an aggregator, and of this version?"
+                f"aggregator {self.address}: does not know the call {method}; check that the address is an "
+                "aggregator's, and "
+                "that it has the version of this command"
             )
         return Failed(f"aggregator {self.address}: {method}: {code.name.lower()}: {details}")

@@ -1,4 +1,4 @@
-"""`tiermesh worker`, `aggregator`, `optimizer`: one role daemon in the foreground."""
+"""`tiermesh worker`, `aggregator` and `optimizer`: run one role daemon in the foreground."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
 
 
 def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
-    """NAME=SECONDS, several times (Refused)."""
+    """Return the timeouts of several texts NAME=SECONDS; raise Refused for another form."""
     timeouts = {}
     for text in given:
-        name, _is, seconds = text.partition("=")
+        name, _, seconds = text.partition("=")
         try:
             timeouts[name] = float(seconds)
         except ValueError:
-            raise Refused(f"--timeout {text}: expected NAME=SECONDS, for example stall=900") from None
+            raise Refused(
+                f"--timeout {text}: expected NAME=SECONDS, for example --timeout stall=900"
+            ) from None
     return timeouts
 
 
 def make_worker_command(
     make_step: StepFactory | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> click.Command:
-    """Return the command `tiermesh worker`; tests and benchmarks give it a step and a clock of their own.
+    """Return the command `tiermesh worker`; tests and benchmarks replace its step and its clock.
 
     Args:
         make_step: makes the training step of a job; None for `training.step.TrainingStep`.
-        clock: monotonic time in seconds, by which computing is measured.
+        clock: returns monotonic time in seconds, to measure computing.
     """
 
     @click.command("worker")
@@ -52,15 +54,17 @@ def make_worker_command(
         "--aggregator",
         default=AGGREGATOR_ADDRESS,
         metavar="HOST:PORT,...",
-        help="The aggregator to work for, and its standbys if it has any.",
+        help="Address of the aggregator, and of its standbys if there are any.",
     )
-    @path_option("--data", "data_dir", help="Where corpora are that aren't at the path which a job names.")
+    @path_option(
+        "--data", "data_dir", help="Folder to search for data files that are not at the path a job names."
+    )
     @allow_models_option
     @daemon_options(ANY_PORT)
     def command(
         *, aggregator: str, data_dir: Path | None, allowed_models: tuple[str, ...], daemon: dict[str, Any]
     ) -> int:
-        """Run a worker: it computes gradients on this host's mesh."""
+        """Run a worker, which computes gradients on this host's mesh."""
         from worker.daemon import WorkerOptions, run
 
         options = WorkerOptions(
@@ -76,22 +80,36 @@ worker = make_worker_command()
 
 @click.command()
 @option(
-    "--optimizer", metavar="HOST:PORT", help="The optimizer (3-tier); without it, it runs inside (2-tier)."
+    "--optimizer",
+    metavar="HOST:PORT",
+    help="Address of the optimizer (3 tiers); without it, the optimizer runs in this process (2 tiers).",
 )
 @option(
     "--shards",
     default="",
     metavar="HOST:PORT,...",
-    help="Processes started with --shard that tensors are split over (2-tier); without them, they are in this one.",
+    help="Addresses of the shards that tensors are split over (2 tiers).  [default: none]",
 )
-@option("--shard", is_flag=True, help="Be a shard: hold the tensors that an aggregator with --shards splits.")
-@option("--standby", is_flag=True, help="Lead only while no other aggregator on this state dir does.")
-@path_option("--state-dir", default=Path(".tiermesh/aggregator"), help="Queue and, in 2-tier, checkpoints.")
+@option(
+    "--shard",
+    is_flag=True,
+    help="Run as a shard, which holds part of the tensors for an aggregator with --shards.",
+)
+@option(
+    "--standby",
+    is_flag=True,
+    help="Run as a standby, which takes over when the aggregator of this state dir fails.",
+)
+@path_option(
+    "--state-dir",
+    default=Path(".tiermesh/aggregator"),
+    help="Folder for the queue and, with 2 tiers, checkpoints.",
+)
 @option(
     "--heartbeat-seconds",
     type=float,
     default=STANDARD_HEARTBEAT_SECONDS,
-    help="A worker that is silent for 2.5 of these is lost.",
+    help="Time between heartbeats; a worker is lost after 2.5 of them without a message.",
 )
 @option(
     "--timeout",
@@ -99,9 +117,9 @@ worker = make_worker_command()
     multiple=True,
     metavar="NAME=SECONDS",
     callback=_read_timeouts,
-    help="A timeout set by hand (docs/operations.md has them all); may be given several times.",
+    help="Override a timeout (docs/operations.md lists them); repeatable.",
 )
-@path_option("--record", help="Record what the core sees and does here, for replay.")
+@path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @daemon_options(AGGREGATOR_ADDRESS)
 def aggregator(
     *,
@@ -115,7 +133,7 @@ def aggregator(
     record: Path | None,
     daemon: dict[str, Any],
 ) -> int:
-    """Run an aggregator: jobs are submitted to it, workers attend it."""
+    """Run an aggregator, which queues jobs and leads the workers."""
     from aggregator.daemon import AggregatorOptions, run
 
     return run(
@@ -134,11 +152,11 @@ def aggregator(
 
 
 @click.command()
-@path_option("--state-dir", default=Path(".tiermesh/optimizer"), help="Checkpoints.")
-@path_option("--record", help="Record what the core sees and does here, for replay.")
+@path_option("--state-dir", default=Path(".tiermesh/optimizer"), help="Folder for checkpoints.")
+@path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
 @daemon_options(OPTIMIZER_ADDRESS)
 def optimizer(*, state_dir: Path, record: Path | None, daemon: dict[str, Any]) -> int:
-    """Run an optimizer: it holds the master weights and writes checkpoints."""
+    """Run an optimizer, which holds the master weights and writes checkpoints."""
     from optimizer.daemon import OptimizerOptions, run
 
     return run(OptimizerOptions(state_dir=state_dir, record=record, **daemon))

@@ -1,4 +1,4 @@
-"""Fetching a checkpoint from a cluster: complete and verified, or not at all."""
+"""`tiermesh download`: fetch a checkpoint from a cluster, complete and verified, or leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cli.options import AggregatorTarget
 from cli.output import Output
 from services.errors import Failed, Refused
 
-MOST_FILES = 100
-"""Of a checkpoint, which has some five."""
+MAX_FILES = 100
+"""Limit of the files in a checkpoint; a real one has about five."""
 
 
 async def download(
@@ -23,15 +23,15 @@ async def download(
     """Write a checkpoint of `job` to `folder`/step-XXXXXXXX.
 
     Args:
-        target: the aggregator.
-        job: id.
-        folder: made if missing; it must not have that checkpoint yet.
-        step: of the checkpoint; None: the newest.
+        target: aggregator to ask.
+        job: id of the job.
+        folder: folder for the checkpoint, created if missing; it must not contain that checkpoint yet.
+        step: step of the checkpoint; None for the newest.
         output: where the result goes.
 
     Raises:
-        Refused: there is no such job or checkpoint, or `folder` has it already or can't be written.
-        Failed: what arrives is not a complete, undamaged checkpoint.
+        Refused: the job or checkpoint does not exist, or `folder` contains it already or can't be written.
+        Failed: the files that arrived are not a complete, undamaged checkpoint.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ async def download(
         _verify(target.address, temporary, job, found)
         place = folder / f"step-{found:08d}"
         if place.exists():
-            raise Refused(f"{place}: there already; remove it or give another folder")
+            raise Refused(f"{place}: exists already; remove it or give another folder")
         temporary.chmod(0o755)
         temporary.replace(place)
     except OSError as error:
@@ -58,7 +58,7 @@ async def download(
 
 
 async def _receive(client: JobsClient, job: str, step: int | None, folder: Path) -> tuple[int, int]:
-    """Write the pieces of each file as they come; returns the checkpoint's step and its size in bytes."""
+    """Write the pieces of each file as they arrive; return the checkpoint's step and its size in bytes."""
     found = step
     expected: dict[str, int] = {}
     left: dict[str, int] = {}
@@ -67,9 +67,11 @@ async def _receive(client: JobsClient, job: str, step: int | None, folder: Path)
         async with contextlib.aclosing(client.download(job, step)) as parts:
             async for part in parts:
                 if part.path not in files:
-                    if len(files) == MOST_FILES:
+                    if len(files) == MAX_FILES:
                         raise Failed(
-                            f"aggregator {client.address}: sent more than {MOST_FILES} files; that is no checkpoint"
+                            f"aggregator {client.address}: sent more than {MAX_FILES} files, expected a "
+                            "checkpoint of about 5; "
+                            "check the address"
                         )
                     path = _inside(folder, part.path)
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +81,15 @@ async def _receive(client: JobsClient, job: str, step: int | None, folder: Path)
                     found = part.step
                 if part.step != found:
                     raise Failed(
-                        f"aggregator {client.address}: {part.path!r}: of step {part.step}, expected step {found}; "
+                        f"aggregator {client.address}: {part.path!r} belongs to step {part.step}, expected "
+                        f"step {found}; "
                         "try again"
                     )
                 left[part.path] -= files[part.path].write(part.data)
                 if left[part.path] < 0:
                     raise Failed(
-                        f"aggregator {client.address}: {part.path!r}: more than its {expected[part.path]} bytes came; "
-                        "try again"
+                        f"aggregator {client.address}: {part.path!r} is longer than its announced "
+                        f"{expected[part.path]} bytes; try again"
                     )
     if found is None or not expected:
         raise Failed(f"aggregator {client.address}: sent no files for job {job}; try again")
@@ -100,22 +103,25 @@ async def _receive(client: JobsClient, job: str, step: int | None, folder: Path)
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """The place of a file that a peer named, held to stay within the folder."""
+    """Return the path of a file that a peer named; raise Failed if it is outside the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in name or "\0" in name:
-        raise Failed(f"a checkpoint with a file {name!r}: outside its folder; don't trust that aggregator")
+        raise Failed(
+            f"the aggregator sent a file {name!r}, which is outside the checkpoint's folder; don't trust "
+            "that aggregator"
+        )
     return folder.joinpath(*path.parts)
 
 
 def _verify(address: str, folder: Path, job: str, step: int) -> None:
-    """Hold the files to the checksums that the checkpoint has of itself, and to what it says that it is of."""
+    """Check the files against the checkpoint's own checksums, and its job and step against the request."""
     from services.checkpoints import read_checkpoint
 
     try:
         checkpoint = read_checkpoint(folder)
     except Refused as error:
         raise Failed(
-            f"aggregator {address}: sent what is no complete checkpoint ({error}); try again"
+            f"aggregator {address}: the files it sent are not a complete checkpoint ({error}); try again"
         ) from None
     if (checkpoint.job, checkpoint.step) != (job, step):
         raise Failed(

@@ -1,4 +1,4 @@
-"""Text from a trained model's checkpoint."""
+"""`tiermesh generate`: text from the checkpoint of a language model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from services.runtime.process import limit_blas_to_one_thread
 
 
 def is_language_model(checkpoint: Path) -> bool:
-    """Whether a checkpoint of ours is of a model that text can be drawn from."""
+    """Return whether a checkpoint that Tiermesh wrote holds a language model."""
     from services.checkpoints.format import STATE_FILE, State
 
     model = State.load((checkpoint / STATE_FILE).read_bytes()).config["model"]
     return isinstance(model, dict) and model["model_type"] in ("gpt2", "llama")
 
 
-def generated(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:
-    """Draw text, shown as it comes; returns it without the prompt.
+def generate_text(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> str:
+    """Generate text, print it token by token, and return it without the prompt.
 
     Args:
-        checkpoint: folder.
-        prompt: what the text continues.
-        output: where it is shown.
-        settings: of `training.generation.generate.generate`.
+        checkpoint: folder of the checkpoint.
+        prompt: text to continue.
+        output: where the text goes.
+        settings: keyword arguments of `training.generation.generate.generate`.
 
     Raises:
-        Refused: no readable checkpoint of a language model, or settings out of range.
+        Refused: `checkpoint` holds no readable language model, or a setting is out of range.
     """
     limit_blas_to_one_thread()
     from training.generation.generate import generate
@@ -45,12 +45,12 @@ def run(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> None:
     """Print the prompt and its continuation."""
     folder = _checkpoint_folder(checkpoint)
     output.write(prompt)
-    text = generated(folder, prompt, output, **settings)
+    text = generate_text(folder, prompt, output, **settings)
     output.result({"checkpoint": str(folder), "prompt": prompt, "text": text})
 
 
 def _checkpoint_folder(path: Path) -> Path:
-    """The folder that a path means: itself (ours or Hugging Face's) or, of a folder of checkpoints, the newest."""
+    """Return `path` if it is a checkpoint (ours or Hugging Face's), else the newest checkpoint in it."""
     from services.checkpoints import list_checkpoints
 
     if any((path / name).is_file() for name in ("state.json", "config.json")):
@@ -58,7 +58,7 @@ def _checkpoint_folder(path: Path) -> Path:
     found = list_checkpoints(path)
     if not found:
         raise Refused(
-            f"{path}: no checkpoint; give a folder like step-00000500, one that has such folders, or one that "
-            "Hugging Face's tools saved"
+            f"{path}: no checkpoint found; give a folder like step-00000500, a folder that contains such folders, "
+            "or a model saved by Hugging Face's tools"
         )
     return found[-1]

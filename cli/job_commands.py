@@ -1,4 +1,4 @@
-"""`tiermesh local` and `chaos`, and the commands that talk to an aggregator: submit, jobs, status, logs, ..."""
+"""`tiermesh local` and `chaos`, and the commands that call an aggregator: submit, jobs, status, logs, ..."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def job_config(command: Command) -> Command:
-    """The config file of a job, and `--set`."""
+    """Add the argument JOB.yaml and `--set`; the command gets `path` and `overrides`."""
     command = option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Change a setting of the config; repeatable.",
+        help="Override a setting of the config; repeatable.",
     )(command)
     return click.argument("path", metavar="JOB.yaml", type=click.Path(path_type=Path))(command)
 
@@ -42,21 +42,30 @@ def job_config(command: Command) -> Command:
     "--tiers",
     type=click.Choice(["2", "3"]),
     show_default="3, with --shards 2",
-    help="2: the optimizer runs inside the aggregator.",
+    help="3 runs the optimizer as a daemon of its own, 2 inside the aggregator.",
 )
 @option(
     "--shards",
     type=click.IntRange(min=0, max=64),
     default=0,
-    help="Processes that tensors are split over, in 2 tiers; 0: they are not.",
+    help="Number of shard processes that tensors are split over (2 tiers only); 0 for none.",
 )
-@path_option("--state-dir", default=Path(".tiermesh/local"), help="Queue, checkpoints and logs.")
-@option("--resume", is_flag=True, help="Continue the unfinished job of the state dir, as it was submitted.")
+@path_option("--state-dir", default=Path(".tiermesh/local"), help="Folder for queue, checkpoints and logs.")
 @option(
-    "--sample-tokens", type=click.IntRange(min=0), default=200, help="Generate this much text at the end."
+    "--resume",
+    is_flag=True,
+    help="Continue the unfinished job of --state-dir with the config it was submitted with.",
 )
-@option("--supervise", is_flag=True, help="Start a daemon that dies again, as systemd would.")
-@option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
+@option(
+    "--sample-tokens",
+    type=click.IntRange(min=0),
+    default=200,
+    help="Number of tokens of sample text to generate at the end; 0 for none.",
+)
+@option("--supervise", is_flag=True, help="Restart daemons that die, as systemd would.")
+@option(
+    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
+)
 @allow_models_option
 @timeline_options
 @output_options
@@ -76,7 +85,7 @@ def local(
     timeline: TimelineOptions | None,
     output: Output,
 ) -> None:
-    """Run a job on a cluster of daemons on this machine, to its end."""
+    """Start a cluster on this machine and run a job on it to its end."""
     from cli.local import LocalOptions, run
 
     run(
@@ -100,25 +109,35 @@ def local(
 
 @click.command()
 @job_config
-@option("--seed", type=int, default=1, help="Of the plan: the same seed, the same faults.")
+@option("--seed", type=int, default=1, help="Seed of the faults; the same seed gives the same faults.")
 @option(
-    "--faults", type=click.IntRange(min=0, max=1000), default=6, help="How many, spread over the job's steps."
+    "--faults",
+    type=click.IntRange(min=0, max=1000),
+    default=6,
+    help="Number of faults, spread over the job's steps.",
 )
 @option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
 @option(
-    "--tiers", type=click.Choice(["2", "3"]), default="3", help="2: the optimizer runs inside the aggregator."
+    "--tiers",
+    type=click.Choice(["2", "3"]),
+    default="3",
+    help="3 runs the optimizer as a daemon of its own, 2 inside the aggregator.",
 )
 @option(
     "--heartbeat-seconds",
     type=click.FloatRange(min=0.1, max=10.0),
     default=1.0,
-    help="Of the aggregator; faults last half a heartbeat to five.",
+    help="Heartbeat of the aggregator; a fault lasts between half a heartbeat and five.",
 )
 @option(
-    "--verify", is_flag=True, help="Run the job undisturbed first; exit code 1 unless the bits are the same."
+    "--verify",
+    is_flag=True,
+    help="Run the job without faults first; fail unless both runs give the same bits.",
 )
-@path_option("--state-dir", default=Path(".tiermesh/chaos"), help="Queue, checkpoints and logs.")
-@option("--log-level", default="info", help="Of the daemons: debug, info, warning or error.")
+@path_option("--state-dir", default=Path(".tiermesh/chaos"), help="Folder for queue, checkpoints and logs.")
+@option(
+    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
+)
 @output_options
 def chaos(
     *,
@@ -134,7 +153,7 @@ def chaos(
     log_level: str,
     output: Output,
 ) -> None:
-    """Run a job while daemons are killed and frozen and links fail, by a seeded plan."""
+    """Run a job while daemons are killed or frozen and links fail."""
     from cli.chaos.run import ChaosOptions, run
 
     run(
@@ -156,7 +175,7 @@ def chaos(
 
 @click.command()
 @job_config
-@option("--follow", is_flag=True, help="Show the job to its end.")
+@option("--follow", is_flag=True, help="Show the job's progress until it ends.")
 @client_options
 def submit(
     *, path: Path, overrides: tuple[str, ...], follow: bool, target: AggregatorTarget, output: Output
@@ -173,7 +192,7 @@ def submit(
 @click.command()
 @client_options
 def jobs(*, target: AggregatorTarget, output: Output) -> None:
-    """List the jobs, oldest first."""
+    """List all jobs, oldest first."""
     import asyncio
 
     from cli.jobs import list_jobs
@@ -185,7 +204,7 @@ def jobs(*, target: AggregatorTarget, output: Output) -> None:
 @click.argument("job", required=False)
 @client_options
 def status(*, job: str | None, target: AggregatorTarget, output: Output) -> None:
-    """Show the cluster or, given its id, a job."""
+    """Show the cluster or, with the id of a job, that job."""
     import asyncio
 
     from cli.jobs import cluster_status, job_status
@@ -195,7 +214,7 @@ def status(*, job: str | None, target: AggregatorTarget, output: Output) -> None
 
 @click.command()
 @click.argument("job")
-@option("--follow", is_flag=True, help="Go on with new lines until the job ends.")
+@option("--follow", is_flag=True, help="Print new lines until the job ends.")
 @client_options
 def logs(*, job: str, follow: bool, target: AggregatorTarget, output: Output) -> None:
     """Print the log of a job."""
@@ -210,7 +229,7 @@ def logs(*, job: str, follow: bool, target: AggregatorTarget, output: Output) ->
 @click.argument("job")
 @client_options
 def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
-    """Cancel a job, queued or running."""
+    """Cancel a queued or running job."""
     import asyncio
 
     from cli.jobs import cancel as run
@@ -221,10 +240,10 @@ def cancel(*, job: str, target: AggregatorTarget, output: Output) -> None:
 @click.command()
 @click.argument("job")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@option("--step", type=click.IntRange(min=0), help="Of the checkpoint; the newest if left out.")
+@option("--step", type=click.IntRange(min=0), help="Step of the checkpoint.  [default: the newest]")
 @client_options
 def download(*, job: str, folder: Path, step: int | None, target: AggregatorTarget, output: Output) -> None:
-    """Fetch a checkpoint of a job into DIR/step-XXXXXXXX, verified."""
+    """Download a checkpoint of a job to DIR/step-XXXXXXXX and verify it."""
     import asyncio
 
     from cli.download import download as run

@@ -1,4 +1,4 @@
-"""What the commands do that talk to an aggregator's job service."""
+"""Commands that call the job service of an aggregator: submit, jobs, status, logs, cancel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from services.timeouts import STANDARD_TIMEOUTS
 if TYPE_CHECKING:
     from services.config.job import JobConfig
 
-PATIENCE_SECONDS = STANDARD_TIMEOUTS.follow
-"""Following a job outlives a restart of its aggregator that takes no longer than this."""
+OUTAGE_SECONDS = STANDARD_TIMEOUTS.follow
+"""Longest outage of the aggregator that following a job survives."""
 
 _RETRY_SECONDS = 1.0
 Answer = TypeVar("Answer")
@@ -29,10 +29,10 @@ ENDED = frozenset({jobs_pb2.SUCCEEDED, jobs_pb2.FAILED, jobs_pb2.CANCELLED})
 
 
 def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
-    """The complete job of a config file; notices are said.
+    """Return the complete job of a config file, and print the notices about it.
 
     Raises:
-        Refused: for the first thing that is wrong with it.
+        Refused: the config is wrong; the message names the first such setting.
     """
     from services.config.load import load_job
 
@@ -43,10 +43,10 @@ def read_job(path: Path, overrides: Sequence[str], output: Output) -> JobConfig:
 
 
 async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *, follow_it: bool) -> None:
-    """Queue a job, print its id and, with `follow_it`, show it to its end.
+    """Queue a job, print its id and, with `follow_it`, show its progress until it ends.
 
     Raises:
-        Failed: followed, it failed or was cancelled.
+        Failed: `follow_it` is set, and the job failed or was cancelled.
     """
     async with JobsClient(target) as client:
         job = await client.submit(config.name, config.to_json())
@@ -65,10 +65,10 @@ async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *,
 
 
 async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.Job:
-    """Show a job until it has ended, over restarts of the aggregator.
+    """Show a job until it has ended, across restarts of the aggregator; return its last state.
 
     Raises:
-        Failed: the aggregator stays away for longer than PATIENCE_SECONDS.
+        Failed: the aggregator can't be reached for longer than OUTAGE_SECONDS.
     """
     heard = time.monotonic()
     while True:
@@ -80,34 +80,37 @@ async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.J
                     if event.job.state in ENDED:
                         return event.job
             lost: Failed = Failed(
-                f"aggregator {client.address}: ended the events of job {job} before it ended"
+                f"aggregator {client.address}: closed the event stream of job {job} before the job ended"
             )
         except Unreachable as error:
             lost = error
         silent = time.monotonic() - heard
-        if silent > PATIENCE_SECONDS:
-            raise Failed(f"{lost}; waited {silent:.0f} s for events of job {job}, which may go on without us")
+        if silent > OUTAGE_SECONDS:
+            raise Failed(
+                f"{lost}; waited {silent:.0f} s for events of job {job}, which may still be running; see "
+                f"`tiermesh status {job}`"
+            )
         await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
-    """The answer of an aggregator, over restarts of it.
+async def retry_unreachable(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Return the result of a call, and retry it while the aggregator can't be reached.
 
     Raises:
-        Unreachable: it stays away for longer than PATIENCE_SECONDS.
+        Unreachable: the outage lasts longer than OUTAGE_SECONDS.
     """
     started = time.monotonic()
     while True:
         try:
-            return await ask()
+            return await call()
         except Unreachable:
-            if time.monotonic() - started > PATIENCE_SECONDS:
+            if time.monotonic() - started > OUTAGE_SECONDS:
                 raise
         await asyncio.sleep(_RETRY_SECONDS)
 
 
 def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
-    """Raise Failed, with the reason, for a job that failed or was cancelled."""
+    """Raise Failed with the reason if a job failed or was cancelled."""
     if job.state != jobs_pb2.SUCCEEDED:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
 
@@ -124,7 +127,7 @@ async def list_jobs(target: AggregatorTarget, output: Output) -> None:
 
 
 async def job_status(target: AggregatorTarget, job: str, output: Output) -> None:
-    """Print one job, a field a line."""
+    """Print one job, one field per line."""
     async with JobsClient(target) as client:
         fields = job_fields(await client.job(job))
     for name, value in fields.items():
@@ -137,34 +140,34 @@ async def job_status(target: AggregatorTarget, job: str, output: Output) -> None
 
 
 async def cluster_status(target: AggregatorTarget, output: Output) -> None:
-    """Print the cluster: tiers, optimizer, workers, the running job and what it waits for."""
+    """Print the cluster: tiers, optimizer, workers, the running job and its waits."""
     async with JobsClient(target) as client:
         status = await client.status()
     output.say(f"aggregator {status.leader} at {client.address}: {status.tiers}-tier, epoch {status.epoch}")
     for standby in status.standbys:
-        output.say(f"standby {standby.name}: heard {standby.seconds_since_heard:.1f} s ago")
+        output.say(f"standby {standby.name}: last message {standby.seconds_since_heard:.1f} s ago")
     output.say(f"optimizer: {status.optimizer}")
     output.say(
-        f"running: {status.running_job or 'no job'}" + (f", {status.waiting}" if status.waiting else "")
+        f"running job: {status.running_job or 'none'}" + (f" ({status.waiting})" if status.waiting else "")
     )
     for shard in status.shards:
         name = f" {shard.name}" if shard.name else ""
         state = (
             f"not connected: {shard.detail}"
             if shard.detail
-            else f"heard {shard.seconds_since_heard:.1f} s ago"
+            else f"last message {shard.seconds_since_heard:.1f} s ago"
         )
         output.say(f"shard {shard.index} of {len(status.shards)}{name} at {shard.address}: {state}")
     for worker in status.workers:
         output.say(
             f"worker {worker.name}: {worker.state}{f' ({worker.detail})' if worker.detail else ''}, weights of step "
-            f"{worker.step}, {worker.micro_batches_per_second:.1f} micro-batches/s, heard "
+            f"{worker.step}, {worker.micro_batches_per_second:.1f} micro-batches/s, last message "
             f"{worker.seconds_since_heard:.1f} s ago"
         )
     for wait in status.waits:
         output.say(
-            f"waits for {wait.role} {wait.peer}: {wait.what}, step {wait.step}, bucket {wait.bucket}, "
-            f"for {wait.seconds:.1f} s"
+            f"waiting {wait.seconds:.1f} s for {wait.role} {wait.peer}: {wait.what}, step {wait.step}, chunk "
+            f"{wait.bucket}"
         )
     if not status.workers:
         output.say("no workers; start one with: tiermesh worker --aggregator HOST:PORT")
@@ -220,7 +223,7 @@ async def cluster_status(target: AggregatorTarget, output: Output) -> None:
 
 
 async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follow_it: bool) -> None:
-    """Print the lines of a job's log."""
+    """Print a job's log and, with `follow_it`, new lines until the job ends."""
     lines = 0
     async with JobsClient(target) as client, contextlib.aclosing(client.logs(job, follow=follow_it)) as log:
         async for line in log:
@@ -230,7 +233,7 @@ async def show_logs(target: AggregatorTarget, job: str, output: Output, *, follo
 
 
 async def cancel(target: AggregatorTarget, job: str, output: Output) -> None:
-    """Cancel a job."""
+    """Cancel a job and print its state."""
     async with JobsClient(target) as client:
         cancelled = await client.cancel(job)
     output.say(job_line(cancelled))

@@ -1,4 +1,4 @@
-"""`tiermesh local`: a whole cluster on this machine, real daemons as processes, one job run to its end."""
+"""`tiermesh local`: start a cluster of real daemons on this machine and run one job to its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.client import JobsClient
-from cli.jobs import ENDED, follow, patiently, raise_unless_succeeded, read_job
+from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job, retry_unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
@@ -25,26 +25,26 @@ from services.runtime.launcher import DaemonProcess, stop_all
 from services.transport.security import Security
 
 ANSWER_SECONDS = 30.0
-"""A call to an aggregator of this machine is answered within this time."""
+"""Longest wait for an answer of an aggregator on this machine."""
 
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """What `tiermesh local` is told.
+    """Options of `tiermesh local`.
 
     Attributes:
         job: config file.
-        overrides: `key=value` settings on top of it.
-        workers: number of worker daemons; how they share a step does not change its result.
-        tiers: 2: the optimizer runs inside the aggregator; 3: as a daemon of its own.
-        shards: processes that tensors are split over in 2 tiers; 0: they are in the aggregator.
-        state_dir: queue, checkpoints, logs.
-        resume: continue the unfinished job of `state_dir` instead of submitting one.
-        sample_tokens: length of the sample of generated text at the end; 0 for none.
-        log_level: of the daemons' logs.
-        allowed_models: code of models of the user's own that the workers may import.
-        timeline: which steps the daemons record what happens when of, and where to; None: none.
-        supervise: start a daemon that dies again, instead of ending with it.
+        overrides: `key=value` settings that override the file.
+        workers: number of worker daemons; it does not change the result.
+        tiers: 3 to run the optimizer as a daemon of its own, 2 to run it inside the aggregator.
+        shards: number of processes that tensors are split over, in 2 tiers; 0 for none.
+        state_dir: folder for queue, checkpoints and logs.
+        resume: whether to continue the unfinished job of `state_dir` instead of submitting one.
+        sample_tokens: number of tokens of sample text to generate at the end; 0 for none.
+        log_level: lowest level that the daemons log.
+        allowed_models: Python modules with models that the workers may import.
+        timeline: steps that the daemons record in their timelines; None for none.
+        supervise: whether to restart daemons that die.
     """
 
     job: Path
@@ -62,18 +62,20 @@ class LocalOptions:
 
 
 def run(options: LocalOptions, output: Output) -> None:
-    """Run the job to its end and print how it ended.
+    """Run the job to its end and print the outcome.
 
     Raises:
-        Refused: the config is wrong, the state dir is in use or has an unfinished job, or shards are wanted in 3 tiers.
-        Failed: the job failed or was cancelled, a daemon that it needs ended, or it was interrupted.
+        Refused: the config is wrong, the state dir is in use or has an unfinished job, or
+            shards are given with 3 tiers.
+        Failed: the job failed or was cancelled, a daemon that it needs ended, or the command was interrupted.
     """
     if options.shards and options.tiers == 3:
         raise Refused(
-            f"--shards {options.shards} and --tiers 3: the optimizer's tensors are in the shards; give --tiers 2"
+            f"--shards {options.shards} and --tiers 3 exclude each other: shards hold the optimizer's "
+            "tensors; give --tiers 2"
         )
     config = None if options.resume else read_job(options.job, options.overrides, output)
-    with locked(options.state_dir):
+    with lock_state_dir(options.state_dir):
         submission = (config.name, config.to_json()) if config else None
         started = time.monotonic()
         job = asyncio.run(_run(options, submission, output))
@@ -101,16 +103,18 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
 
                 async def work() -> jobs_pb2.Job:
                     nonlocal job
-                    job = await _take_up(client, options, submission)
+                    job = await _submit_or_resume(client, options, submission)
                     view.say(f"job {job.id}; logs: {options.state_dir / 'logs'}")
                     return await follow(client, job.id, view)
 
-                return await _while_alive(work(), daemons, view.say, restart=options.supervise)
+                return await _run_while_daemons_live(work(), daemons, view.say, restart=options.supervise)
     except asyncio.CancelledError:
         if job is None:
-            raise Failed("interrupted before the job was submitted") from None
+            raise Failed(
+                "interrupted before the job was submitted; run the command again to start it"
+            ) from None
         raise Failed(
-            f"interrupted: job {job.id} is unfinished; continue it with: {_resume_command(options)}"
+            f"interrupted; job {job.id} is unfinished, continue it with: {_resume_command(options)}"
         ) from None
 
 
@@ -118,7 +122,7 @@ async def _run(options: LocalOptions, submission: tuple[str, str] | None, output
 async def _cluster(
     options: LocalOptions, output: Output
 ) -> AsyncIterator[tuple[AggregatorTarget, list[DaemonProcess]]]:
-    """The daemons, ready; stopped when the context ends."""
+    """Start the daemons, yield them ready, and stop them when the context ends."""
     daemons: list[DaemonProcess] = []
     state, logs = options.state_dir, options.state_dir / "logs"
 
@@ -158,17 +162,17 @@ async def _cluster(
         await asyncio.shield(stop_all(daemons))
 
 
-async def _take_up(
+async def _submit_or_resume(
     client: JobsClient, options: LocalOptions, submission: tuple[str, str] | None
 ) -> jobs_pb2.Job:
-    """The job to follow: submitted now or, with `resume`, the unfinished one."""
-    known = await patiently(client.jobs)
+    """Return the job to follow: the unfinished one with `--resume`, else a new one."""
+    known = await retry_unreachable(client.jobs)
     unfinished = [job for job in known if job.state not in ENDED]
     if submission is None:
         if not unfinished:
             raise Refused(
                 f"--resume: no unfinished job in {options.state_dir}; leave out --resume to start one, or give the "
-                "--state-dir of the one you mean"
+                "--state-dir of an unfinished job"
             )
         return unfinished[0]
     if unfinished:
@@ -180,26 +184,27 @@ async def _take_up(
     ids = {job.id for job in known}
 
     async def submit_once() -> jobs_pb2.Job:
-        # Nobody else submits here: a job that was not there before is this one, its answer lost with the aggregator.
+        # Only this command submits here. A new job in the list is ours: the aggregator died before it answered.
         submitted = [job for job in await client.jobs() if job.id not in ids]
         return submitted[0] if submitted else await client.submit(name, spec_json)
 
-    return await patiently(submit_once)
+    return await retry_unreachable(submit_once)
 
 
-async def _while_alive(
+async def _run_while_daemons_live(
     work: Coroutine[Any, Any, jobs_pb2.Job],
     daemons: list[DaemonProcess],
     say: Callable[[str], None],
     *,
     restart: bool,
 ) -> jobs_pb2.Job:
-    """What comes of work that needs the daemons; a worker may die as long as another lives, the other roles may not.
+    """Return the result of `work`, unless daemons that it needs end before.
 
-    With `restart` who dies is started again; that holds for those alone who were refused then.
+    A worker may end as long as another one lives. With `restart`, daemons are restarted instead, and only those count
+    as ended that a restart refuses.
 
     Raises:
-        Failed: naming the daemon that ended, and its log.
+        Failed: a daemon of another role or the last worker ended; the message names it and its log.
     """
     following = asyncio.ensure_future(work)
     ends = {
@@ -211,45 +216,48 @@ async def _while_alive(
             await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for end in [end for end in ends if end.done() and not following.done()]:
                 daemon = ends.pop(end)
-                end.result()  # raises what starting it again did
+                end.result()  # raises the error of a failed restart
                 if daemon.role != "worker" or not any(each.role == "worker" for each in ends.values()):
                     raise Failed(daemon.describe_end())
-                say(f"{daemon.describe_end()}; the job goes on with the other workers")
+                say(f"{daemon.describe_end()}; the job continues with the other workers")
         return following.result()
     finally:
         for task in (following, *ends):
             task.cancel()
-        # None of them may start a daemon once the cluster is being stopped.
+        # Wait for the tasks, so that none starts a daemon while the cluster stops.
         await asyncio.gather(following, *ends, return_exceptions=True)
 
 
 def _sample(checkpoint: Path, options: LocalOptions, output: Output) -> str | None:
-    """Print and return generated text of a language model; None for other models."""
-    from cli.generate import generated, is_language_model
+    """Generate, print and return sample text of a language model; return None for other models."""
+    from cli.generate import generate_text, is_language_model
 
     if not options.sample_tokens or not is_language_model(checkpoint):
         return None
-    output.say(f"a sample of {options.sample_tokens} tokens:")
-    return generated(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)
+    output.say(f"sample of {options.sample_tokens} tokens:")
+    return generate_text(checkpoint, "\n", output, max_new_tokens=options.sample_tokens)
 
 
 @contextmanager
-def locked(state_dir: Path) -> Iterator[None]:
-    """Make the state dir, and hold it against a second cluster on this machine.
+def lock_state_dir(state_dir: Path) -> Iterator[None]:
+    """Create the state dir and lock it against a second cluster on this machine.
 
     Raises:
-        Refused: it can't be made, or is in use.
+        Refused: the folder can't be created, or another command uses it.
     """
     try:
         (state_dir / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise Refused(f"--state-dir {state_dir}: can't be made ({error.strerror}); give another") from None
+        raise Refused(
+            f"--state-dir {state_dir}: can't be created ({error.strerror}); give another folder"
+        ) from None
     with (state_dir / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused(
-                f"--state-dir {state_dir}: in use by another `tiermesh local` or `chaos`; wait for it, or give another"
+                f"--state-dir {state_dir}: in use by another `tiermesh local` or `chaos`; wait for its end, "
+                "or give another folder"
             ) from None
         yield
 

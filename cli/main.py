@@ -1,4 +1,4 @@
-"""The `tiermesh` command: its sub-commands, and how errors become one line and an exit code."""
+"""The `tiermesh` command: its sub-commands, and the one place where errors become a line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-# gRPC's own lines on standard error would stand between ours; it reads this when imported.
+# gRPC reads this when it is imported; without it, its own log lines would mix with ours on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
@@ -22,7 +22,7 @@ DONE, FAILED, REFUSED = 0, 1, 2
 
 
 class _InOrder(click.Group):
-    """Lists its commands in the order in which they were added."""
+    """Group that lists its commands in the order in which they were added."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
@@ -33,8 +33,8 @@ class _InOrder(click.Group):
 def tiermesh() -> None:
     """Train models on a cluster of Tenstorrent LoudBoxes.
 
-    Options can also be given as environment variables TIERMESH_<NAME> or in a YAML file (--config); flags
-    win. Exit code 0: done, 1: failed, 2: refused.
+    Options can also be given as environment variables TIERMESH_<NAME> or in a YAML file (--config); flags win.
+    The exit code is 0 for done, 1 for failed and 2 for refused.
     """
 
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
     Returns:
         The exit code of the process.
     """
-    # Known before the rest is read, so that what is wrong with that is told as JSON too.
+    # Read before click parses the arguments, so that parse errors are printed as JSON too.
     output = Output(as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
     try:
         group = copy.copy(tiermesh)
@@ -86,10 +86,10 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
             if isinstance(error, click.UsageError) and error.ctx
             else ""
         )
-        return _report(f"{' '.join(error.format_message().split())}{hint}", REFUSED, output)
+        return _report(f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", REFUSED, output)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", FAILED, output)
-    except BrokenPipeError:  # whoever reads our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TiermeshError as error:

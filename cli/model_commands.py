@@ -14,29 +14,29 @@ from services.errors import Refused
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@option("--prompt", default="\n", show_default="an empty line", help="What the text continues.")
-@option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Length of the continuation.")
+@option("--prompt", default="\n", show_default="an empty line", help="Text to continue.")
+@option("--max-new-tokens", type=click.IntRange(min=1), default=200, help="Number of tokens to generate.")
 @option(
     "--temperature",
     type=click.FloatRange(min=0),
-    help="0: the likeliest token each time.  [default: the job's]",
+    help="Randomness; 0 always takes the likeliest token.  [default: the job's]",
 )
 @option(
     "--top-k",
     type=click.IntRange(min=0),
-    help="Only that many likeliest tokens; 0: all.  [default: the job's]",
+    help="Draw from this many likeliest tokens; 0 draws from all.  [default: the job's]",
 )
 @option(
     "--top-p",
     type=click.FloatRange(min=0, max=1, min_open=True),
-    help="Only the likeliest tokens up to this probability.  [default: the job's]",
+    help="Draw from the likeliest tokens that together have this probability.  [default: the job's]",
 )
 @option(
     "--repetition-penalty",
     type=click.FloatRange(min=0, min_open=True),
-    help="Above 1: repeat less.  [default: the job's]",
+    help="Values above 1 make repetitions less likely.  [default: the job's]",
 )
-@option("--seed", type=click.IntRange(min=0), default=0, help="Of the draws.")
+@option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random draws.")
 @output_options
 def generate(
     *,
@@ -52,7 +52,8 @@ def generate(
 ) -> None:
     """Generate text with a trained model.
 
-    CHECKPOINT is a folder step-XXXXXXXX, one that has such folders, or a GPT-2 or Llama saved by Hugging Face tools.
+    CHECKPOINT is a folder step-XXXXXXXX, a folder that contains such folders, or a GPT-2 or Llama model saved
+    by Hugging Face's tools.
     """
     from cli.generate import run
 
@@ -73,27 +74,37 @@ def generate(
 @job_config
 @output_options
 def validate(*, path: Path, overrides: tuple[str, ...], output: Output) -> None:
-    """Check a job's config as far as that goes without a cluster."""
+    """Check everything in a job's config that can be checked without a cluster."""
     from cli.validate import run
 
     run(path, overrides, output)
 
 
 @click.command()
-@option("--mesh", "of_mesh", is_flag=True, help="Check the mesh of this host.")
+@option(
+    "--mesh",
+    "of_mesh",
+    is_flag=True,
+    help="Check the mesh of this host. Required, because nothing else can be checked yet.",
+)
 @option(
     "--mesh-shape",
     metavar="ROWSxCOLUMNS",
-    help="Of the mesh.  [default: all devices, as ttnn arranges them]",
+    help="Shape of the mesh.  [default: all devices, as ttnn arranges them]",
 )
-@option("--backend", default="auto", help="What drives the mesh, as device_config.backend says it for a job.")
+@option(
+    "--backend", default="auto", help="Device module: auto, ttnn or emulator, as in device_config.backend."
+)
 @output_options
 def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output) -> None:
-    """Check the mesh of this host: an all-reduce with a known sum along each axis, and which device is where."""
+    """Check the mesh of this host.
+
+    Runs an all-reduce with a known sum along each axis, and prints which device is where.
+    """
     if not of_mesh:
         raise Refused(
-            "check: the links between the roles of a cluster can't be checked yet; give --mesh to check the mesh of "
-            "this host"
+            "check: links between the roles of a cluster can't be checked yet; give --mesh to check the mesh "
+            "of this host"
         )
     from cli.check import run
 

@@ -1,4 +1,7 @@
-"""Options that commands share. Each can also be given as `TIERMESH_<NAME>` or in the file of `--config`; flags win."""
+"""Options that several commands share.
+
+Each can also be given as `TIERMESH_<NAME>` or in the YAML file of `--config`; flags win.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,11 @@ ANY_PORT = "127.0.0.1:0"
 
 @dataclass(frozen=True)
 class AggregatorTarget:
-    """The aggregator that a command talks to.
+    """Where a command finds the aggregator.
 
     Attributes:
-        address: `HOST:PORT`, or several with commas between: of the aggregator and its standbys.
-        security: certificates to show and to believe.
+        address: `HOST:PORT` of the aggregator, or a comma-separated list of it and its standbys.
+        security: own certificate, and the authority to trust.
         timeout_seconds: longest wait for an answer.
     """
 
@@ -41,26 +44,26 @@ class AggregatorTarget:
 
 
 def option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Command]:
-    """`click.option` with the environment variable that belongs to its name, shown in the help."""
+    """Return `click.option` with the environment variable that belongs to the option's name."""
     variable = "TIERMESH_" + name.removeprefix("--").replace("-", "_").upper()
     settings.setdefault("show_default", settings.get("default") is not None)
     return click.option(name, *rest, envvar=variable, **settings)
 
 
 def path_option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Command]:
-    """An option whose value is a path."""
+    """Return an option whose value is a path."""
     return option(name, *rest, type=click.Path(path_type=Path), **settings)
 
 
 def output_options(command: Command) -> Command:
-    """`--json` and `--config`; the command gets `output`."""
+    """Add `--json` and `--config`; the command gets `output`."""
 
     @option(
         "--json",
         "as_json",
         is_flag=True,
-        callback=_note_json,
-        help="End with one JSON object on standard output.",
+        callback=_remember_json,
+        help="Print one JSON object as the last line of standard output.",
     )
     @config_option
     @functools.wraps(command)
@@ -72,16 +75,19 @@ def output_options(command: Command) -> Command:
 
 
 def client_options(command: Command) -> Command:
-    """Where the aggregator is, and how to talk to it; the command gets `target` and `output`."""
+    """Add the options that find the aggregator; the command gets `target` and `output`."""
 
     @option(
         "--aggregator",
         default=AGGREGATOR_ADDRESS,
         metavar="HOST:PORT,...",
-        help="The cluster's aggregator, and its standbys if it has any.",
+        help="Address of the aggregator, and of its standbys if there are any.",
     )
     @option(
-        "--timeout-seconds", type=click.FloatRange(min=0.1), default=20.0, help="Longest wait for an answer."
+        "--timeout-seconds",
+        type=click.FloatRange(min=0.1),
+        default=20.0,
+        help="Longest wait for an answer of the aggregator.",
     )
     @_tls_options
     @output_options
@@ -104,33 +110,51 @@ def client_options(command: Command) -> Command:
 
 
 def daemon_options(listen: str) -> Callable[[Command], Command]:
-    """What every role daemon is told; the command gets them as one dict `daemon`, for `DaemonOptions`.
+    """Return a decorator that adds the options of every daemon, as the dict `daemon` for `DaemonOptions`.
 
     Args:
-        listen: the role's default address.
+        listen: default of `--listen`.
     """
 
     def decorate(command: Command) -> Command:
         @option(
-            "--name", default=socket.gethostname, show_default="this host's name", help="Name of this daemon."
+            "--name",
+            default=socket.gethostname,
+            show_default="this host's name",
+            help="Name of this daemon in logs and in `tiermesh status`.",
         )
         @option(
-            "--listen", default=listen, metavar="HOST:PORT", help="Serve gRPC here; port 0: any free one."
+            "--listen",
+            default=listen,
+            metavar="HOST:PORT",
+            help="Address to serve gRPC on; port 0 takes any free one.",
         )
-        @option("--metrics-listen", default=ANY_PORT, metavar="HOST:PORT", help="Serve /metrics here.")
+        @option(
+            "--metrics-listen", default=ANY_PORT, metavar="HOST:PORT", help="Address to serve /metrics on."
+        )
         @_tls_options
-        @option("--insecure", is_flag=True, help="Serve beyond loopback without TLS.")
-        @option("--log-level", default="info", help="debug, info, warning or error.")
-        @option("--log-format", default="text", help="text, or json: one object a line.")
-        @path_option("--ready-file", help="Write ports and process id here, as JSON, once it serves.")
-        @option("--exit-with-parent", is_flag=True, help="Stop when standard input ends.")
-        @option("--no-shared-memory", is_flag=True, help="Send tensors over gRPC to roles on this host too.")
+        @option("--insecure", is_flag=True, help="Allow connections from other hosts without TLS.")
+        @option("--log-level", default="info", help="Lowest level to log: debug, info, warning or error.")
+        @option(
+            "--log-format",
+            default="text",
+            help="Format of log lines: text, or json with one object per line.",
+        )
+        @path_option(
+            "--ready-file", help="File to write ports and process id to, as JSON, once the daemon serves."
+        )
+        @option("--exit-with-parent", is_flag=True, help="Stop when standard input is closed.")
+        @option(
+            "--no-shared-memory",
+            is_flag=True,
+            help="Send tensors over the network even between processes of one host.",
+        )
         @timeline_options
         @option(
             "--tensor-port",
             type=click.IntRange(0, 65535),
             default=0,
-            help="Tensors have this port, on the host of --listen; 0: any free one. A worker needs none.",
+            help="Port for tensor streams, on the host of --listen; 0 takes any free one. Workers don't use it.",
         )
         @config_option
         @functools.wraps(command)
@@ -175,10 +199,15 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
 
 
 def timeline_options(command: Command) -> Command:
-    """`--timeline` and `--timeline-steps`; the command gets `timeline`."""
+    """Add `--timeline` and `--timeline-steps`; the command gets `timeline`."""
 
-    @path_option("--timeline", help="Folder to record in what happens when in some steps, for trace viewers.")
-    @option("--timeline-steps", default="10-12", metavar="FIRST-LAST", help="Steps that --timeline records.")
+    @path_option("--timeline", help="Folder to record a timeline of some steps in; see `tiermesh timeline`.")
+    @option(
+        "--timeline-steps",
+        default="10-12",
+        metavar="FIRST-LAST",
+        help="First and last step that --timeline records.",
+    )
     @functools.wraps(command)
     def with_timeline(*arguments: Any, timeline: Path | None, timeline_steps: str, **rest: Any) -> Any:
         from services.instrumentation.timeline import TimelineOptions
@@ -191,34 +220,36 @@ def timeline_options(command: Command) -> Command:
 
 def _tls_options(command: Command) -> Command:
     for decorate in (
-        path_option("--tls-ca", help="PEM certificates of the authority that peers must be signed by."),
-        path_option("--tls-key", help="PEM private key of --tls-cert."),
-        path_option("--tls-cert", help="PEM certificate to show to peers."),
+        path_option(
+            "--tls-ca", help="PEM certificate of the authority that must have signed the peers' certificates."
+        ),
+        path_option("--tls-key", help="PEM private key that belongs to --tls-cert."),
+        path_option("--tls-cert", help="PEM certificate that this process shows to its peers."),
     ):
         command = decorate(command)
     return command
 
 
 def allow_models_option(command: Command) -> Command:
-    """`--allow-models`, repeatable; the command gets `allowed_models`."""
+    """Add `--allow-models`, repeatable; the command gets `allowed_models`."""
     return option(
         "--allow-models",
         "allowed_models",
         multiple=True,
         metavar="MODULE[:FACTORY]",
-        help="A Python module whose model a job may name as transformer_config.model_type; repeatable.",
+        help="Python module that workers may import when a job names it as its model_type; repeatable.",
     )(command)
 
 
 def config_option(command: Command) -> Command:
-    """`--config FILE`: a YAML mapping of option names to values."""
+    """Add `--config FILE`, a YAML mapping of option names to values."""
     return option(
         "--config",
         type=click.Path(path_type=Path),
         is_eager=True,
         expose_value=False,
         callback=_read_config,
-        help="YAML file of options; flags and environment win over it.",
+        help="YAML file with values of options; flags and environment variables win over it.",
     )(command)
 
 
@@ -242,18 +273,20 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
             raise unknown_key_error(f"--config {path}", key, value, by_flag)
         if isinstance(value, dict) or value is None:
             raise Refused(
-                f"--config {path}: {key}: {format_value(value)} given, expected a plain value; correct it"
+                f"--config {path}: {key}: {format_value(value)} given, expected a plain value or a list of "
+                "them; correct it"
             )
-        # As text, as from the command line, so that the option's own type judges it.
+        # Text, as on the command line, so that the option's own type checks it.
         try:
             defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
-        except (ValueError, RecursionError):  # a number too long to write down, a list that holds itself
+        except (ValueError, RecursionError):  # a number with too many digits, a list that contains itself
             raise Refused(
-                f"--config {path}: {key}: {format_value(value)} given, expected a plain value; correct it"
+                f"--config {path}: {key}: {format_value(value)} given, expected a plain value or a list of "
+                "them; correct it"
             ) from None
     context.default_map = {**(context.default_map or {}), **defaults}
 
 
-def _note_json(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
+def _remember_json(context: click.Context, _: click.Parameter, as_json: bool) -> bool:
     context.ensure_object(Output).as_json = as_json
     return as_json

@@ -1,4 +1,4 @@
-"""What a command says: text for people, and with `--json` one object on the last line of standard output."""
+"""Output of a command: text for people and, with `--json`, one object on the last line of standard output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
 
 
 class Output:
-    """Where a command's words go.
+    """Writes text and the result of a command.
 
     Attributes:
-        as_json: whether the result goes to standard output as JSON; words for people then go to standard
-            error.
-        has_result: whether the result was given already.
+        as_json: whether the result goes to standard output as JSON; text then goes to standard error.
+        has_result: whether the result was written already.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -25,33 +24,33 @@ class Output:
         self.has_result = False
 
     def say(self, text: str) -> None:
-        """A line for people."""
+        """Print a line of text."""
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def write(self, text: str) -> None:
-        """Text for people, without an end of line."""
+        """Print text without an end of line."""
         print(text, end="", file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def warn(self, text: str) -> None:
-        """A line for people that is not part of the result."""
+        """Print a line to standard error, apart from the result."""
         print(text, file=sys.stderr, flush=True)
 
     def result(self, fields: dict[str, Any]) -> None:
-        """The result for machines; nothing without `--json`."""
+        """Write the result as JSON; do nothing without `--json`."""
         self.has_result = True
         if self.as_json:
             print(json.dumps(fields, ensure_ascii=False), flush=True)
 
 
 def state_name(job: jobs_pb2.Job) -> str:
-    """`queued`, `running`, `succeeded`, `failed` or `cancelled`."""
+    """Return `queued`, `running`, `succeeded`, `failed` or `cancelled`."""
     from protos import jobs_pb2
 
     return str(jobs_pb2.JobState.Name(job.state)).lower()
 
 
 def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
-    """A job as JSON values; what isn't known yet is null."""
+    """Return a job as JSON values; None stands for what isn't known yet."""
     return {
         "job": job.id,
         "name": job.name,
@@ -77,7 +76,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
 
 
 def job_line(job: jobs_pb2.Job) -> str:
-    """A job in one line for people."""
+    """Return a job as one line of text."""
     parts = [f"{job.id}  {state_name(job):<9}  step {job.step}/{job.steps}"]
     if job.HasField("loss"):
         parts.append(f"loss {job.loss:.4f}")
@@ -94,5 +93,5 @@ def job_line(job: jobs_pb2.Job) -> str:
 
 
 def clock(unix_seconds: float) -> str:
-    """A time of day for people."""
+    """Return the local time of day, as HH:MM:SS."""
     return time.strftime("%H:%M:%S", time.localtime(unix_seconds))

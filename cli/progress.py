@@ -1,4 +1,4 @@
-"""How far a job is: a progress bar on a terminal, plain lines elsewhere."""
+"""Progress of a job: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from protos import jobs_pb2
 
 PLAIN_SECONDS = 5.0
-"""Without a terminal, steps are told at most this often."""
+"""Shortest time between two lines about steps, without a terminal."""
 
 
 class ProgressView:
-    """Shows the events of one job; a context manager."""
+    """Context manager that shows the events of one job."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -39,7 +39,7 @@ class ProgressView:
         )
         self._task = self._bar.add_task("queued", total=1, figures="", start=False) if self._bar else None
         self._started: tuple[float, int] | None = None
-        self._told_seconds = 0.0
+        self._shown_at_seconds = 0.0
 
     def __enter__(self) -> ProgressView:
         if self._bar:
@@ -53,7 +53,7 @@ class ProgressView:
             self._bar.stop()
 
     def update(self, event: jobs_pb2.JobEvent) -> None:
-        """Show an event."""
+        """Show an event of the job."""
         job = event.job
         if self._started is None and job.step < job.steps and state_name(job) == "running":
             self._started = (time.monotonic(), job.step)
@@ -76,7 +76,7 @@ class ProgressView:
             )
 
     def say(self, text: str) -> None:
-        """A line beside the bar."""
+        """Print a line above the bar."""
         if self._bar:
             self._bar.console.print(text, markup=False, soft_wrap=True)
         else:
@@ -84,13 +84,13 @@ class ProgressView:
 
     def _due(self, job: jobs_pb2.Job) -> bool:
         now = time.monotonic()
-        if now - self._told_seconds < PLAIN_SECONDS and job.step != job.steps:
+        if now - self._shown_at_seconds < PLAIN_SECONDS and job.step != job.steps:
             return False
-        self._told_seconds = now
+        self._shown_at_seconds = now
         return True
 
     def _left(self, job: jobs_pb2.Job) -> str:
-        """Time left by the mean pace since the first event."""
+        """Return the time left, from the mean time per step since the first event; "" if unknown."""
         if self._started is None or job.step <= self._started[1]:
             return ""
         seconds, first = time.monotonic() - self._started[0], self._started[1]

@@ -1,4 +1,4 @@
-"""`tiermesh local --supervise`: daemons that die are started again, as systemd or Kubernetes would."""
+"""`tiermesh local --supervise`: restart daemons that die, as systemd or Kubernetes would."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from services.errors import Failed
 from services.runtime.launcher import DaemonProcess
 
 REFUSED = 2
-"""Exit code of a daemon that was refused: it would be again."""
+"""Exit code of a daemon with wrong options or state; a restart would not help."""
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
 STEADY_SECONDS = 60.0
-"""A daemon that lived so long is well: the next wait is the first again."""
+"""Lifetime after which a daemon counts as healthy, and its next wait is the shortest again."""
 
 
 class RestartBackoff:
-    """How long to wait before a start, given how long the process before lived."""
+    """Exponential backoff between restarts of one daemon."""
 
     def __init__(self) -> None:
         self._next_seconds = FIRST_WAIT_SECONDS
 
     def wait_seconds(self, lived_seconds: float) -> float:
-        """Twice the wait before it, within the limits above."""
+        """Return the wait before the next start: twice the last one, within the limits above.
+
+        Args:
+            lived_seconds: lifetime of the process that ended.
+        """
         if lived_seconds >= STEADY_SECONDS:
             self._next_seconds = FIRST_WAIT_SECONDS
         wait = self._next_seconds
@@ -33,20 +37,20 @@ class RestartBackoff:
 
 
 async def supervise(daemon: DaemonProcess, say: Callable[[str], None]) -> int:
-    """Start a daemon again, on its port, each time that it ends; returns REFUSED once it ends so.
+    """Restart a daemon on its port each time that it ends; return when it ends with REFUSED.
 
     Args:
-        daemon: started, and ready.
-        say: takes one line per restart.
+        daemon: daemon that was started and is ready.
+        say: called with one line per restart.
     """
     backoff = RestartBackoff()
     while await daemon.wait_ended() != REFUSED:
         wait_seconds = backoff.wait_seconds(daemon.age_seconds)
-        say(f"{daemon.describe_end()}; started again in {wait_seconds:g} s")
+        say(f"{daemon.describe_end()}; restart in {wait_seconds:g} s")
         await asyncio.sleep(wait_seconds)
         daemon.start()
         try:
             await daemon.wait_ready()
         except Failed:
-            await daemon.stop()  # it has ended, or takes too long to serve
+            await daemon.stop()  # it ended, or took too long to get ready
     return REFUSED

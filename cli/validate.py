@@ -1,4 +1,4 @@
-"""What can be said of a job's config without a cluster."""
+"""`tiermesh validate`: check a job's config without a cluster."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cli.output import Output
 
 
 def run(path: Path, overrides: Sequence[str], output: Output) -> None:
-    """Check a job's config, its data and its mesh, and say what the job would be.
+    """Check a job's config, its data and its mesh, and print what the job would be.
 
     Raises:
-        Refused: for the first thing that is wrong.
+        Refused: something is wrong; the message names the first such setting.
     """
     from mesh.backend import check_mesh_shape
 
@@ -39,5 +39,5 @@ def run(path: Path, overrides: Sequence[str], output: Output) -> None:
     }
     for name, value in fields.items():
         output.say(f"{name:<22} {value}")
-    output.say("nothing wrong found")
+    output.say("the config is valid")
     output.result({"valid": True, **fields})

@@ -1,4 +1,4 @@
-"""A cluster on this machine to which things happen: its daemons, and a proxy in each link between them."""
+"""A cluster on this machine for fault injection: its daemons, and a proxy in each link between them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import signal
 from pathlib import Path
 from types import TracebackType
 
-from cli.chaos.plan import Fault, Kind, Way
+from cli.chaos.plan import Direction, Fault, FaultKind
 from cli.chaos.proxy import Line, Proxy
 from services.errors import Failed
 from services.runtime.launcher import DaemonProcess, stop_all
 
 
 class Cluster:
-    """An aggregator, its optimizer in 3 tiers, and workers; an async context manager, ready once entered.
+    """Async context manager of an aggregator, its optimizer (3 tiers) and workers; ready once entered.
 
-    Tensors go over the links, not through shared memory. Whoever is started again is found at the same addresses, as
-    they are the proxies'.
+    Tensors go over the links, not through shared memory. A restarted daemon keeps its address, because peers connect
+    to its proxy.
 
     Args:
         tiers: 2 or 3.
-        workers: how many, named worker-1, worker-2, ...
-        state_dir: queue, checkpoints and, in `logs/`, the daemons' logs.
-        heartbeat_seconds: of the aggregator.
-        log_level: of all.
+        workers: number of workers; they are named worker-1, worker-2, ...
+        state_dir: folder for queue, checkpoints and, in `logs/`, the daemons' logs.
+        heartbeat_seconds: heartbeat of the aggregator.
+        log_level: lowest level that the daemons log.
 
     Attributes:
-        links: each link's proxy by its name: `worker-1>aggregator`, `aggregator>optimizer`.
+        links: proxy of each link, by names like `worker-1>aggregator` and `aggregator>optimizer`.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Cluster:
         self._heartbeat_seconds = heartbeat_seconds
         self._common = ("--no-shared-memory", "--log-level", log_level)
         self._daemons: dict[str, DaemonProcess] = {}
-        self._behind: dict[str, list[Proxy]] = {}
-        self._up: dict[str, asyncio.Event] = {}
-        self._struck: dict[str, asyncio.Lock] = {}
+        self._proxies: dict[str, list[Proxy]] = {}
+        self._running: dict[str, asyncio.Event] = {}
+        self._fault_locks: dict[str, asyncio.Lock] = {}
 
     async def __aenter__(self) -> Cluster:
         try:
@@ -60,37 +60,41 @@ class Cluster:
 
     @property
     def daemons(self) -> tuple[str, ...]:
-        """The daemons' names."""
+        """Names of the daemons."""
         return tuple(self._daemons)
 
     @property
     def address(self) -> str:
-        """Where commands find the aggregator; nothing happens to that link."""
-        return self._behind["aggregator"][0].address
+        """`HOST:PORT` of the aggregator for commands; this link has no faults."""
+        return self._proxies["aggregator"][0].address
 
     async def watch(self) -> None:
-        """Watch the daemons, without an end.
+        """Watch the daemons until this task is cancelled.
 
         Raises:
-            Failed: one ended that nobody killed.
+            Failed: a daemon ended without being killed by a fault.
         """
         await asyncio.gather(*map(self._watch, self._daemons))
 
-    async def strike(self, fault: Fault) -> None:
-        """Let it happen, and wait until it is over; what happens to one daemon or link happens one after another.
+    async def inject(self, fault: Fault) -> None:
+        """Carry out a fault and wait until it is over; faults of one daemon or link run one after another.
 
         Raises:
-            Failed: the killed can't be started again.
+            Failed: a killed daemon can't be restarted.
         """
-        async with self._struck.setdefault(fault.target, asyncio.Lock()):
-            if fault.kind is Kind.KILL:
+        async with self._fault_locks.setdefault(fault.target, asyncio.Lock()):
+            if fault.kind is FaultKind.KILL:
                 await self._kill(fault)
-            elif fault.kind is Kind.FREEZE:
+            elif fault.kind is FaultKind.FREEZE:
                 await self._freeze(fault)
             else:
                 proxy = self.links[fault.target]
-                ways = {Way.FORTH: [proxy.forth], Way.BACK: [proxy.back], Way.BOTH: [proxy.forth, proxy.back]}
-                await asyncio.gather(*(_spoil(line, fault) for line in ways[fault.way]))
+                lines = {
+                    Direction.FORWARD: [proxy.to_target],
+                    Direction.BACK: [proxy.from_target],
+                    Direction.BOTH: [proxy.to_target, proxy.from_target],
+                }
+                await asyncio.gather(*(_disturb(line, fault) for line in lines[fault.way]))
 
     async def _start_all(self) -> None:
         others: tuple[str, ...] = ()
@@ -99,7 +103,7 @@ class Cluster:
             others = ("--optimizer", await self._link("aggregator", "optimizer"))
         heartbeat = ("--heartbeat-seconds", str(self._heartbeat_seconds))
         await self._start("aggregator", "--state-dir", str(self._state_dir), *heartbeat, *others)
-        self._behind["aggregator"].append(await self._proxy("aggregator"))
+        self._proxies["aggregator"].append(await self._proxy("aggregator"))
         names = [f"worker-{number}" for number in range(1, self._workers + 1)]
         addresses = [await self._link(name, "aggregator") for name in names]
         await asyncio.gather(
@@ -111,49 +115,49 @@ class Cluster:
 
     async def _start(self, name: str, *arguments: str) -> None:
         role, logs = name.partition("-")[0], self._state_dir / "logs"
-        self._behind[name], self._up[name] = [], asyncio.Event()
+        self._proxies[name], self._running[name] = [], asyncio.Event()
         self._daemons[name] = DaemonProcess(role, name, logs, [*arguments, *self._common]).start()
-        await self._serves(name)
+        await self._wait_serving(name)
 
-    async def _serves(self, name: str) -> None:
+    async def _wait_serving(self, name: str) -> None:
         await self._daemons[name].wait_ready()
-        for proxy in self._behind[name]:
+        for proxy in self._proxies[name]:
             await _aim(proxy, self._daemons[name])
-        self._up[name].set()
+        self._running[name].set()
 
     async def _link(self, caller: str, name: str) -> str:
-        """A link from `caller` to the daemon of that name; returns the address to call."""
+        """Add a link from `caller` to the daemon `name`; return the address to call."""
         proxy = self.links[f"{caller}>{name}"] = await self._proxy(name)
-        self._behind[name].append(proxy)
+        self._proxies[name].append(proxy)
         return proxy.address
 
     async def _proxy(self, name: str) -> Proxy:
-        number = sum(map(len, self._behind.values()))
+        number = sum(map(len, self._proxies.values()))
         proxy = Proxy(f"127.0.0.{2 + number}")
         await _aim(proxy, self._daemons[name])
         return proxy
 
     async def _stop(self) -> None:
         await stop_all(self._daemons.values())
-        for proxy in [proxy for proxies in self._behind.values() for proxy in proxies]:
+        for proxy in [proxy for proxies in self._proxies.values() for proxy in proxies]:
             await proxy.close()
 
     async def _watch(self, name: str) -> None:
         daemon = self._daemons[name]
         while True:
             await daemon.wait_ended()
-            if self._up[name].is_set():
+            if self._running[name].is_set():
                 raise Failed(daemon.describe_end())
-            await self._up[name].wait()
+            await self._running[name].wait()
 
     async def _kill(self, fault: Fault) -> None:
         daemon = self._daemons[fault.target]
-        self._up[fault.target].clear()
+        self._running[fault.target].clear()
         daemon.send_signal(signal.SIGKILL)
         await daemon.wait_ended()
         await asyncio.sleep(fault.seconds)
         daemon.start()
-        await self._serves(fault.target)
+        await self._wait_serving(fault.target)
 
     async def _freeze(self, fault: Fault) -> None:
         daemon = self._daemons[fault.target]
@@ -169,27 +173,28 @@ async def _aim(proxy: Proxy, daemon: DaemonProcess) -> None:
         await proxy.aim(daemon)
     except OSError as error:
         raise Failed(
-            f"proxy of {daemon.name}: can't listen on {proxy.host} ({error.strerror}), on a port of its own or on "
-            f"{daemon.tensor_port}; all of 127.x.x.x must be this host's, as on Linux"
+            f"proxy of {daemon.name}: can't listen on {proxy.host}, port {daemon.tensor_port} "
+            f"({error.strerror}); free the "
+            "port, and run on a host whose loopback has all of 127.x.x.x, as Linux has"
         ) from None
 
 
-async def _spoil(line: Line, fault: Fault) -> None:
+async def _disturb(line: Line, fault: Fault) -> None:
     try:
-        if fault.kind is Kind.BREAK:
+        if fault.kind is FaultKind.BREAK:
             line.break_after(fault.after_bytes)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(line.broken.wait(), fault.seconds)
             return
-        if fault.kind is Kind.CUT:
-            line.hold()
-        elif fault.kind is Kind.SLOW:
+        if fault.kind is FaultKind.CUT:
+            line.pause()
+        elif fault.kind is FaultKind.SLOW:
             line.bytes_per_second = fault.bytes_per_second
         else:
             line.delay_seconds = fault.delay_seconds
         await asyncio.sleep(fault.seconds)
     finally:
         line.break_after(None)
-        line.release()
+        line.resume()
         line.bytes_per_second = None
         line.delay_seconds = 0.0

@@ -1,4 +1,4 @@
-"""A TCP proxy: an address that outlives whoever is behind it, and a link as bad as one wants it."""
+"""A TCP proxy with an address that outlives its target, and with faults that can be switched on and off."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import contextlib
 from typing import Protocol
 
 PIECE_BYTES = 64 * 1024
+"""Most bytes that are read at once."""
 _PIECES_PER_SECOND = 20
-"""Of a throttled line: small enough to pass evenly."""
+"""Pieces per second of a throttled line; small pieces give an even flow."""
 
 
 class ProxyTarget(Protocol):
-    """Whom a proxy stands for: a daemon, or another proxy."""
+    """A daemon or another proxy, to which a proxy forwards."""
 
     @property
     def address(self) -> str:
@@ -20,59 +21,64 @@ class ProxyTarget(Protocol):
 
     @property
     def tensor_port(self) -> int:
-        """Of the same host; 0: it has none."""
+        """Port for tensors on the same host; 0 if there is none."""
 
 
 class Line:
-    """One direction of a proxy: how bytes pass. All of it can be changed at any time.
+    """One direction of a proxy; its faults can change at any time.
 
     Attributes:
-        delay_seconds: each piece of at most `PIECE_BYTES` waits that long before the next is read.
-        bytes_per_second: what passes, of all connections together; None: no limit.
-        broken: set once `break_after` has broken a connection.
+        delay_seconds: wait for each piece before the next one is read.
+        bytes_per_second: rate limit of all connections together; None for no limit.
+        broken: event that is set once `break_after` has broken a connection.
     """
 
     def __init__(self) -> None:
         self.delay_seconds = 0.0
         self.bytes_per_second: float | None = None
         self.broken = asyncio.Event()
-        self._whole = asyncio.Event()
-        self._whole.set()
-        self._free_seconds = 0.0
+        self._passable = asyncio.Event()
+        self._passable.set()
+        self._free_at_seconds = 0.0
         self._bytes_to_break: int | None = None
 
-    def hold(self) -> None:
-        """Let nothing pass, as a link that is down: senders are stopped by full buffers, and no connection ends."""
-        self._whole.clear()
+    def pause(self) -> None:
+        """Let nothing pass, like a link that is down: buffers fill and stop the senders, connections stay open."""
+        self._passable.clear()
 
-    def release(self) -> None:
-        """Let what was held pass, and all that follows."""
-        self._whole.set()
+    def resume(self) -> None:
+        """Let the paused bytes pass, and all that follow."""
+        self._passable.set()
 
     def break_after(self, count: int | None) -> None:
-        """Break the connection of the byte with this number, counted from now, right after it; None: break none."""
+        """Break a connection after `count` more bytes of this line; None cancels that."""
         self.broken.clear()
         self._bytes_to_break = count
 
     async def admit(self, passed: int, count: int) -> None:
-        """Wait until `count` bytes may pass, after `passed` of their connection."""
+        """Wait until bytes may pass.
+
+        Args:
+            passed: number of bytes of their connection that passed before.
+            count: number of bytes.
+        """
         if self.delay_seconds:
             await asyncio.sleep(self.delay_seconds)
         if self.bytes_per_second is not None:
             now = asyncio.get_running_loop().time()
-            self._free_seconds = max(now, self._free_seconds) + count / self.bytes_per_second
-            await asyncio.sleep(self._free_seconds - now)
-        await self._whole.wait()
+            self._free_at_seconds = max(now, self._free_at_seconds) + count / self.bytes_per_second
+            await asyncio.sleep(self._free_at_seconds - now)
+        await self._passable.wait()
 
     @property
     def piece_bytes(self) -> int:
-        """The most that is read at once."""
+        """Number of bytes to read at once."""
         if self.bytes_per_second is None:
             return PIECE_BYTES
         return max(1, min(PIECE_BYTES, int(self.bytes_per_second / _PIECES_PER_SECOND)))
 
-    def until_break(self, count: int) -> tuple[int, bool]:
-        """How many of these bytes pass, and whether their connection breaks then."""
+    def take_until_break(self, count: int) -> tuple[int, bool]:
+        """Return how many of `count` bytes pass, and whether their connection breaks then."""
         if self._bytes_to_break is None:
             return count, False
         passing = min(count, self._bytes_to_break)
@@ -85,27 +91,31 @@ class Line:
 
 
 class Proxy:
-    """Forwards connections to a target, from a host address of its own, so that its tensor port can have the number
-    that the target tells its peers, whose connections then come here too. All 127.x.x.x are this host's on Linux.
+    """Forwards connections to a target.
+
+    It listens on a host address of its own; on Linux all of 127.x.x.x belong to this host. So it can listen on the
+    same tensor port number as the target. Peers learn that number from the target, and connect to the proxy with it.
 
     Args:
-        host: to listen on.
-        forth: what goes to the target.
-        back: what comes from it.
+        host: address to listen on.
+        to_target: line for bytes to the target.
+        from_target: line for bytes from the target.
 
     Attributes:
-        host, forth, back: as given.
-        port: of the target's main port; any free one.
-        tensor_port: the target's.
+        host: address it listens on.
+        to_target: line for bytes to the target.
+        from_target: line for bytes from the target.
+        port: port that stands for the target's main port.
+        tensor_port: tensor port of the target and of the proxy.
         refusing: whether new connections are reset.
     """
 
-    def __init__(self, host: str, *, forth: Line | None = None, back: Line | None = None) -> None:
+    def __init__(self, host: str, *, to_target: Line | None = None, from_target: Line | None = None) -> None:
         self.host = host
         self.port = 0
         self.tensor_port = 0
-        self.forth = forth or Line()
-        self.back = back or Line()
+        self.to_target = to_target or Line()
+        self.from_target = from_target or Line()
         self.refusing = False
         self._target = ("", 0)
         self._servers: dict[int, asyncio.Server] = {}
@@ -114,14 +124,14 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where to connect."""
+        """`HOST:PORT` to connect to."""
         return f"{self.host}:{self.port}"
 
     async def aim(self, target: ProxyTarget) -> None:
-        """Stand for this target from now on; connections that there are stay where they are.
+        """Forward new connections to this target; open connections keep theirs.
 
         Raises:
-            OSError: no listening on `host`, or its port of the number of `target.tensor_port` is taken.
+            OSError: it can't listen on `host`, or the target's tensor port is taken there.
         """
         host, _, port = target.address.rpartition(":")
         self._target = (host, int(port))
@@ -137,7 +147,7 @@ class Proxy:
             writer.transport.abort()
 
     async def close(self) -> None:
-        """Break all connections and take no new ones."""
+        """Break all connections and stop listening."""
         for server in self._servers.values():
             server.close()
         self.reset()
@@ -167,12 +177,14 @@ class Proxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = self._target
-        here = writer.get_extra_info("sockname")[1]
-        far_reader, far_writer = await asyncio.open_connection(host, port if here == self.port else here)
+        own_port = writer.get_extra_info("sockname")[1]
+        far_reader, far_writer = await asyncio.open_connection(
+            host, port if own_port == self.port else own_port
+        )
         self._open.add(far_writer)
         pumps = [
-            asyncio.ensure_future(_pump(reader, far_writer, self.forth)),
-            asyncio.ensure_future(_pump(far_reader, writer, self.back)),
+            asyncio.ensure_future(_pump(reader, far_writer, self.to_target)),
+            asyncio.ensure_future(_pump(far_reader, writer, self.from_target)),
         ]
         try:
             await asyncio.gather(*pumps)
@@ -188,11 +200,11 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line
     try:
         while piece := await reader.read(line.piece_bytes):
             await line.admit(passed, len(piece))
-            passing, breaks = line.until_break(len(piece))
+            passing, breaks = line.take_until_break(len(piece))
             writer.write(piece[:passing])
             await writer.drain()
             passed += passing
             if breaks:
                 return
     finally:
-        writer.close()  # one end is gone: so is the other
+        writer.close()  # one end has closed, so close the other

@@ -1,4 +1,4 @@
-"""`tiermesh chaos`: a job on a local cluster to which things happen by a plan, held against the undisturbed job."""
+"""`tiermesh chaos`: run a job while faults happen, and compare its bits with a run without faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cli.chaos.cluster import Cluster
 from cli.chaos.plan import Fault, draw_plan
 from cli.client import JobsClient
 from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job
-from cli.local import ANSWER_SECONDS, locked
+from cli.local import ANSWER_SECONDS, lock_state_dir
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
@@ -25,19 +25,19 @@ from services.transport.security import Security
 
 @dataclass(frozen=True)
 class ChaosOptions:
-    """What `tiermesh chaos` is told.
+    """Options of `tiermesh chaos`.
 
     Attributes:
         job: config file.
-        overrides: `key=value` settings on top of it.
-        seed: of the plan.
-        faults: how many.
+        overrides: `key=value` settings that override the file.
+        seed: seed of the plan of faults.
+        faults: number of faults.
         workers: number of worker daemons.
-        tiers: 2: the optimizer runs inside the aggregator; 3: as a daemon of its own.
-        heartbeat_seconds: of the aggregator; faults last up to five of them.
-        verify: run the job undisturbed first, and compare.
-        state_dir: queue, checkpoints, logs.
-        log_level: of the daemons' logs.
+        tiers: 3 to run the optimizer as a daemon of its own, 2 to run it inside the aggregator.
+        heartbeat_seconds: heartbeat of the aggregator; a fault lasts up to five of them.
+        verify: whether to run the job without faults first, and compare.
+        state_dir: folder for queue, checkpoints and logs.
+        log_level: lowest level that the daemons log.
     """
 
     job: Path
@@ -54,36 +54,36 @@ class ChaosOptions:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of it: the job, what happened to it, and the undisturbed job if there was one."""
+    """The job as it ended, the faults that happened, and the job without faults if there was one."""
 
     job: jobs_pb2.Job
-    struck: tuple[Fault, ...]
+    faults: tuple[Fault, ...]
     undisturbed: jobs_pb2.Job | None
 
 
 def run(options: ChaosOptions, output: Output) -> None:
-    """Run the job to its end, whatever happens, and print how it ended.
+    """Run the job to its end while faults happen, and print the outcome.
 
     Raises:
         Refused: the config is wrong, or the state dir is in use or has an unfinished job.
-        Failed: a job did not succeed, or not to the undisturbed one's bits; a daemon ended by itself or did not come
-            back; interrupted.
+        Failed: a job did not succeed or gave other bits, a daemon ended by itself or could not be restarted, or the
+            command was interrupted.
     """
     config = read_job(options.job, options.overrides, output)
     started = time.monotonic()
-    with locked(options.state_dir):
+    with lock_state_dir(options.state_dir):
         outcome = asyncio.run(_run(options, (config.name, config.to_json()), output))
     job, undisturbed = outcome.job, outcome.undisturbed
     same_bits = None if undisturbed is None else job.model_sha256 == undisturbed.model_sha256
     output.say(job_line(job))
-    output.say(f"{len(outcome.struck)} of {options.faults} faults happened before it ended")
+    output.say(f"{len(outcome.faults)} of {options.faults} faults happened before the job ended")
     if same_bits:
-        output.say(f"same bits as undisturbed: model_sha256 {job.model_sha256}")
+        output.say(f"same bits as without faults: model_sha256 {job.model_sha256}")
     output.result(
         {
             **job_fields(job),
             "seed": options.seed,
-            "faults": [asdict(fault) for fault in outcome.struck],
+            "faults": [asdict(fault) for fault in outcome.faults],
             "undisturbed_sha256": undisturbed.model_sha256 if undisturbed else None,
             "same_bits": same_bits,
             "seconds": round(time.monotonic() - started, 3),
@@ -93,8 +93,8 @@ def run(options: ChaosOptions, output: Output) -> None:
     raise_unless_succeeded(job)
     if undisturbed is not None and not same_bits:
         raise Failed(
-            f"job {job.id}: model_sha256 {job.model_sha256} after the faults of --seed {options.seed}, but "
-            f"{undisturbed.model_sha256} undisturbed (job {undisturbed.id}), expected the same; logs: "
+            f"job {job.id}: model_sha256 {job.model_sha256} with the faults of --seed {options.seed}, but "
+            f"{undisturbed.model_sha256} without faults (job {undisturbed.id}), expected the same; see "
             f"{options.state_dir / 'logs'}"
         )
 
@@ -126,8 +126,10 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
                     )
             undisturbed = None
             if options.verify:
-                output.say("undisturbed first")
-                undisturbed, _ = await _suffer(cluster, client, await client.submit(*submission), (), output)
+                output.say("first run, without faults")
+                undisturbed, _ = await _follow_with_faults(
+                    cluster, client, await client.submit(*submission), (), output
+                )
                 raise_unless_succeeded(undisturbed)
             job = await client.submit(*submission)
             plan = draw_plan(
@@ -138,13 +140,13 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
                 links=tuple(cluster.links),
                 heartbeat_seconds=options.heartbeat_seconds,
             )
-            return _Outcome(*await _suffer(cluster, client, job, plan, output), undisturbed)
+            return _Outcome(*await _follow_with_faults(cluster, client, job, plan, output), undisturbed)
     except asyncio.CancelledError:
-        raise Failed(f"interrupted; logs: {options.state_dir / 'logs'}") from None
+        raise Failed(f"interrupted; see {options.state_dir / 'logs'}") from None
 
 
-class _Steps(ProgressView):
-    """Shows a job, and tells how far it got."""
+class _StepWatcher(ProgressView):
+    """Progress view that lets a task wait for a step."""
 
     def __init__(self, output: Output) -> None:
         super().__init__(output)
@@ -160,50 +162,50 @@ class _Steps(ProgressView):
         self._changed.set()
 
     async def reached(self, step: int) -> bool:
-        """Wait until that many updates are made; False if the job ended before we heard of it."""
+        """Wait until the job has made that many updates; return False if it ended before."""
         while self._most < step and not self._over:
             self._changed.clear()
             await self._changed.wait()
         return not self._over
 
 
-async def _suffer(
+async def _follow_with_faults(
     cluster: Cluster, client: JobsClient, job: jobs_pb2.Job, plan: Sequence[Fault], output: Output
 ) -> tuple[jobs_pb2.Job, tuple[Fault, ...]]:
-    """Follow the job to its end while the plan is carried out; returns it and what of the plan happened."""
-    view = _Steps(output)
+    """Follow the job to its end and inject the faults; return the job and the faults that happened."""
+    view = _StepWatcher(output)
     with view:
         view.say(f"job {job.id}")
         following = asyncio.ensure_future(follow(client, job.id, view))
         watching = asyncio.ensure_future(cluster.watch())
-        striking = asyncio.ensure_future(_strike(cluster, plan, view))
-        tasks: tuple[asyncio.Future[Any], ...] = (following, watching, striking)
+        injecting = asyncio.ensure_future(_inject(cluster, plan, view))
+        tasks: tuple[asyncio.Future[Any], ...] = (following, watching, injecting)
         try:
-            while not (following.done() and striking.done()):
+            while not (following.done() and injecting.done()):
                 going = [task for task in tasks if not task.done()]
                 done, _ = await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    task.result()  # raises what went wrong
-            return following.result(), striking.result()
+                    task.result()  # raises the task's error
+            return following.result(), injecting.result()
         finally:
             for task in tasks:
                 task.cancel()
-            # No daemon stays frozen, and none is started once the cluster is being stopped.
+            # Wait for the tasks, so that no daemon stays frozen or is started while the cluster stops.
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _strike(cluster: Cluster, plan: Sequence[Fault], view: _Steps) -> tuple[Fault, ...]:
-    """Carry out the plan as far as the job gets, and wait until all of it is over."""
-    strikes: dict[asyncio.Future[None], Fault] = {}
+async def _inject(cluster: Cluster, plan: Sequence[Fault], view: _StepWatcher) -> tuple[Fault, ...]:
+    """Inject the faults whose steps the job reaches; return them when all are over."""
+    running: dict[asyncio.Future[None], Fault] = {}
     try:
         for fault in plan:
             if not await view.reached(fault.at_step):
                 break
             view.say(f"step {fault.at_step}: {fault}")
-            strikes[asyncio.ensure_future(cluster.strike(fault))] = fault
-        await asyncio.gather(*strikes)
+            running[asyncio.ensure_future(cluster.inject(fault))] = fault
+        await asyncio.gather(*running)
     finally:
-        for strike in strikes:
-            strike.cancel()
-        await asyncio.gather(*strikes, return_exceptions=True)
-    return tuple(strikes.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return tuple(running.values())

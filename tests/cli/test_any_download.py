@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli.client import JobsClient
-from cli.download import MOST_FILES, _receive
+from cli.download import MAX_FILES, _receive
 from cli.options import AggregatorTarget
 from protos.cluster_pb2 import FilePart
 from services.errors import TiermeshError
@@ -70,7 +70,7 @@ async def receive(parts: Sequence[FilePart], folder: Path) -> None:
 @settings(max_examples=150, deadline=None)
 @given(parts=PARTS)
 @example(parts=[FilePart(path="a", data=b"12345", size=4)])
-@example(parts=[FilePart(path=f"f{number}") for number in range(MOST_FILES + 1)])
+@example(parts=[FilePart(path=f"f{number}") for number in range(MAX_FILES + 1)])
 def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePart]) -> None:
     outer = tmp_path_factory.mktemp("outer")
     folder = outer / "inner"
@@ -82,6 +82,6 @@ def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePar
     except OSError:
         pass  # a name that this system has not; the command tells of it
     else:
-        assert len({part.path for part in parts}) <= MOST_FILES
+        assert len({part.path for part in parts}) <= MAX_FILES
         assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 20 * len(parts)
     assert list(outer.iterdir()) == [folder]

@@ -1,4 +1,4 @@
-"""What doesn't fit is refused by `validate` and by `submit` in one line, exit code 2, before anything is queued."""
+"""`validate` and `submit` refuse a wrong job in one line, with exit code 2, before anything is queued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LLAMA = LlamaConfig(
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """A Hugging Face Llama one of whose matrices doesn't have the shape that its config.json says."""
+    """Hugging Face Llama whose config.json contradicts the shape of one matrix."""
     folder = tmp_path / "stored"
     folder.mkdir()
     config = {
@@ -40,63 +40,62 @@ def stored(tmp_path: Path) -> Path:
     return folder
 
 
-CASES: dict[str, tuple[dict[str, Any], str]] = {
+CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a mesh without a strategy": (
         {"device_config": {"mesh_shape": [2, 4]}},
-        "device_config.mesh_shape: [2, 4] given with no strategy enabled, expected the number of parallelization axes "
-        "(0) to be equal to the number of mesh shape dimensions longer than 1 (2); set enable_ddp: true and",
+        ("device_config.mesh_shape: [2, 4]", "enable_ddp: true"),
     ),
     "strategies that do not fit the mesh": (
         {"device_config": {"mesh_shape": [1, 8], "enable_ddp": True, "enable_tp": True}},
-        "device_config.mesh_shape: [1, 8] given with enable_ddp: true and enable_tp: true, expected the number of",
+        ("device_config.mesh_shape: [1, 8]", "enable_tp: true"),
     ),
     "two strategies on one axis": (
         {"device_config": {"mesh_shape": [1, 8], "enable_ddp": True, "enable_fsdp": True}},
-        "device_config.enable_fsdp: true given together with enable_ddp: true",
+        ("device_config.enable_fsdp: true", "enable_ddp: true"),
     ),
     "a batch that does not divide": (
         {"device_config": {"mesh_shape": [1, 8], "enable_ddp": True}, "training_config": {"batch_size": 12}},
-        "training_config.batch_size: 12 given, expected a multiple of the 8 devices that share a batch; write for "
-        "example batch_size: 16",
+        ("training_config.batch_size: 12", "8 devices", "batch_size: 16"),
     ),
     "heads that do not divide": (
         {"device_config": TP8, "transformer_config": {"num_heads": 6, "embedding_dim": 384}},
-        "transformer_config.num_heads: 6 given, expected a multiple of the 8 devices",
+        ("transformer_config.num_heads: 6", "8 devices"),
     ),
     "key-value heads that do not divide": (
         {"device_config": TP8,
          "transformer_config": {"model_type": "llama", "num_heads": 32, "num_groups": 4, "embedding_dim": 2048}},
-        "transformer_config.num_groups: 4 given, expected a multiple of the 8 devices",
+        ("transformer_config.num_groups: 4", "8 devices"),
     ),
     "a width that does not divide": (
         {"device_config": TP8, "transformer_config": {"num_heads": 8, "embedding_dim": 384}},
-        "transformer_config.embedding_dim: 384 given, expected a multiple of 256",
+        ("transformer_config.embedding_dim: 384", "multiple of 256"),
     ),
     "a sequence of broken tiles": (
         {"transformer_config": {"max_sequence_length": 100}},
-        "transformer_config.max_sequence_length: 100 given, expected a multiple of 32",
+        ("transformer_config.max_sequence_length: 100", "multiple of 32"),
     ),
     "a checkpoint that is not there": (
         {"transformer_config": {"model_path": "gone"}},
-        'transformer_config.model_path: no file "gone/config.json"; looked at',
+        ("transformer_config.model_path", "gone/config.json"),
     ),
     "a checkpoint whose shapes differ": (
         {"transformer_config": {"model_path": "stored"}},
-        "tensor model.layers.0.mlp.up_proj.weight has shape [64, 96], expected [96, 64]",
+        ("model.layers.0.mlp.up_proj.weight", "[64, 96]", "expected [96, 64]"),
     ),
     "a checkpoint of other sizes": (
         {"transformer_config": {"model_path": "stored", "num_blocks": 2}},
-        "transformer_config.num_blocks: 2 given, expected",
+        ("transformer_config.num_blocks: 2", "checkpoint"),
     ),
     "an unknown model": (
         {"transformer_config": {"model_type": "lama"}},
-        'transformer_config.model_type: "lama" given, expected one of: gpt2, llama, linear_regression, mlp',
+        ('transformer_config.model_type: "lama"', "gpt2, llama, linear_regression, mlp", "did you mean llama"),
     ),
     "a model's module without its factory": (
         {"transformer_config": {"model_type": "shop.models:"}},
-        'transformer_config.model_type: "shop.models:" given, expected a text that matches',
+        ('transformer_config.model_type: "shop.models:"',),
     ),
 }  # fmt: skip
+"""Sections of a config that is refused, and the facts that the error must name."""
 
 
 @pytest.mark.usefixtures("stored")
@@ -105,7 +104,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def test_refused_in_one_line(
     case: str, command: str, tmp_path: Path, aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sections, expected = CASES[case]
+    sections, facts = CASES[case]
     training = {"data_path": "corpus.txt", **sections.get("training_config", {})}
     (tmp_path / "corpus.txt").write_text("abc " * 1000)
     job = tmp_path / "job.yaml"
@@ -116,5 +115,5 @@ def test_refused_in_one_line(
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith("tiermesh: ")
-    assert expected in line
+    assert all(fact in line for fact in facts), line
     assert aggregator.submitted == []

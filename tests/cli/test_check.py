@@ -48,20 +48,20 @@ def test_wrong_sums_fail_and_the_mesh_is_closed(
     assert json.loads(captured.out)["passed"] is False
     assert "FAILED: device 0 at [0, 0] has 1, expected 29" in captured.err
     assert "and 5 more" in captured.err
-    assert "all-reduce along axis 1 gives wrong sums; likeliest first" in captured.err.splitlines()[-1]
+    assert "axis 1 gives wrong sums" in captured.err.splitlines()[-1]
     open_mesh((1, 1), backend="emulator").close()
 
 
 def test_one_device_has_no_links(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(CHECK) == 0
-    assert "one device: there are no links to check" in capsys.readouterr().out
+    assert "one device: no links to check" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["check"], "can't be checked yet; give --mesh"),
-        ([*CHECK, "--mesh-shape", "8"], "--mesh-shape: '8', expected rows and columns, such as 1x8"),
+        (["check"], "give --mesh"),
+        ([*CHECK, "--mesh-shape", "8"], "--mesh-shape '8'"),
         ([*CHECK, "--mesh-shape", "0x8"], "mesh_shape: [0, 8], expected [rows, columns]"),
     ],
 )

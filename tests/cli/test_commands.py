@@ -133,7 +133,7 @@ def test_following_gives_up_and_says_what_it_waited_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(jobs_module, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(jobs_module, "OUTAGE_SECONDS", 0.1)
     aggregator.events = [RUN[:1], *([[]] * 1000)]
     assert main(["submit", str(job_file), "--aggregator", aggregator.address, "--follow"]) == 1
     assert "for events of job job-1" in capsys.readouterr().err
@@ -190,11 +190,11 @@ def test_status_shows_the_cluster(aggregator: FakeAggregator, capsys: pytest.Cap
     text = capsys.readouterr().out
     for part in (
         "3-tier, epoch 3",
-        "standby agg-b: heard 0.2 s ago",
+        "standby agg-b: last message 0.2 s ago",
         "optimizer-host",
-        "job-1, waits for worker host-a",
+        "job-1 (waits for worker host-a",
         "worker host-a: computing",
-        "waits for optimizer opt: the update, step 7, bucket 0, for 1.5 s",
+        "waiting 1.5 s for optimizer opt: the update, step 7",
     ):
         assert part in text
     assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
@@ -210,7 +210,7 @@ def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.Capt
     aggregator.status.shards.add(index=1, address="b:7073", detail="connection refused")
     assert main(["status", "--aggregator", aggregator.address]) == 0
     text = capsys.readouterr().out
-    assert "shard 0 of 2 host-a at a:7073: heard 0.5 s ago" in text
+    assert "shard 0 of 2 host-a at a:7073: last message 0.5 s ago" in text
     assert "shard 1 of 2 at b:7073: not connected: connection refused" in text
     assert main(["status", "--aggregator", aggregator.address, "--json"]) == 0
     first, second = last_json(capsys.readouterr().out)["shards"]
@@ -232,7 +232,7 @@ def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str
     assert main(["jobs", "--aggregator", "127.0.0.1:1"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tiermesh: aggregator 127.0.0.1:1: can't be reached without TLS (")
-    assert "name another with --aggregator" in line
+    assert "--aggregator HOST:PORT" in line
 
 
 def test_of_several_addresses_the_one_that_answers_is_called(
@@ -279,7 +279,7 @@ def test_a_state_dir_that_cannot_be_made_is_refused(
     folder = job_file / "state"  # in a file
     assert main([command, str(job_file), "--state-dir", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"--state-dir {folder}: can't be made (Not a directory); give another" in line
+    assert f"--state-dir {folder}: can't be created (Not a directory)" in line
 
 
 def test_an_aggregator_that_does_not_answer_is_waited_for_with_a_limit(

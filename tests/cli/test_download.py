@@ -46,7 +46,7 @@ def test_a_download_is_the_checkpoint(
     np.testing.assert_array_equal(read_checkpoint(target / "step-00000500").weights, np.arange(2000))
     assert [path.name for path in target.iterdir()] == ["step-00000500"]
     assert main(["download", "job-1", str(target), "--aggregator", aggregator.address]) == 2
-    assert "there already; remove it or give another folder" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def damage(aggregator: FakeAggregator) -> None:
@@ -82,13 +82,13 @@ def send_nothing(aggregator: FakeAggregator) -> None:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (damage, "sent what is no complete checkpoint"),
-        (escape, "outside its folder"),
+        (damage, "not a complete checkpoint"),
+        (escape, "'../escaped'"),
         (shorten, "of 1000000 bytes arrived"),
-        (leave_out, "sent what is no complete checkpoint"),
+        (leave_out, "not a complete checkpoint"),
         (send_nothing, "sent no files"),
         (send_another_step, "sent the checkpoint of job job-1, step 500; expected job job-1, step 400"),
-        (send_of_two_steps, "'model.safetensors': of step 400, expected step 500"),
+        (send_of_two_steps, "'model.safetensors' belongs to step 400, expected step 500"),
     ],
     ids=["damage", "escape", "shorten", "leave_out", "send_nothing", "another_step", "two_steps"],
 )

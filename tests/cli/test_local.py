@@ -137,7 +137,7 @@ def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: 
         process.send_signal(signal.SIGINT)
         code, lines = rest_of(process)
     assert code == 1
-    assert "is unfinished; continue it with: tiermesh local" in lines[-1]
+    assert "is unfinished, continue it with: tiermesh local" in lines[-1]
     assert not any(map(runs, daemons))
     code, result, line = run(job_file, state, "--tiers", "2")
     assert code == 2
@@ -155,7 +155,7 @@ def test_a_job_goes_on_without_a_worker_and_ends_without_any(job_file: Path, tmp
         assert process.stdout is not None
         line = next(line for line in process.stdout if "worker-1 (process" in line)
         assert "ended, killed by SIGKILL" in line
-        assert "the job goes on with the other workers" in line
+        assert "the job continues with the other workers" in line
         assert next(line for line in process.stdout if "  step " in line)
         os.kill(daemon_pid(state, "worker-2"), signal.SIGKILL)
         code, lines = rest_of(process)
@@ -184,7 +184,6 @@ def test_daemons_end_with_their_parent(job_file: Path, tmp_path: Path) -> None:
     with training(job_file, state, "--tiers", "2", "--workers", "1", *LONG) as process:
         pids = {name: daemon_pid(state, name) for name in ("aggregator", "worker-1")}
         process.kill()
-        # The daemons hold the lock's and the pipe's ends no longer than they live: a new run can start.
         process.wait(timeout=30)
     for name, pid in pids.items():
         log = state / "logs" / f"{name}.log"

@@ -1,4 +1,4 @@
-"""`tiermesh local --supervise`: whoever is killed is started again, and the job ends in the same bits."""
+"""`tiermesh local --supervise`: daemons that are killed are restarted, and the job ends with the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_starts")
 LENGTH = ("--workers", "1", "--set", "max_steps=400", "--set", "model_save_interval=50")
 
 
-def test_waits_double_up_to_a_limit_and_begin_anew_after_a_steady_life() -> None:
+def test_waits_double_up_to_a_limit_and_start_over_after_a_healthy_life() -> None:
     backoff = RestartBackoff()
     waits = [backoff.wait_seconds(1.0) for _ in range(7)]
     assert waits == [0.5, 1, 2, 4, 8, LONGEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS]
@@ -33,14 +33,14 @@ def test_waits_double_up_to_a_limit_and_begin_anew_after_a_steady_life() -> None
 
 
 def model_sha256(line: str) -> str:
-    """Of the checkpoint that a line tells of."""
+    """Return the sha256 of the model in the checkpoint that a line names."""
     model = Path(line.rpartition(": ")[2]) / "model.safetensors"
     return hashlib.sha256(model.read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The model of a run that nothing happens to."""
+    """sha256 of the model of a run without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "job.yaml").write_text(JOB)
     code, result, line = run(folder / "job.yaml", folder / "state", "--tiers", "2", *LENGTH)
@@ -55,7 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("3", ["worker-1", "aggregator", "optimizer"]),
     ],
 )
-def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
+def test_each_role_is_killed_and_the_job_ends_with_the_same_bits(
     job_file: Path, tmp_path: Path, tiers: str, victims: list[str], undisturbed: str
 ) -> None:
     state = tmp_path / "state"
@@ -65,7 +65,7 @@ def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
             os.kill(daemon_pid(state, name), signal.SIGKILL)
             line = next(line for line in process.stdout if f"{name} (process" in line)
             assert "ended, killed by SIGKILL" in line
-            assert "started again in 0.5 s" in line
+            assert "restart in 0.5 s" in line
             assert next(line for line in process.stdout if "checkpoint of step" in line)
         code, lines = rest_of(process)
     assert code == 0, lines
@@ -73,7 +73,7 @@ def test_each_role_is_killed_and_the_job_ends_in_the_same_bits(
     assert model_sha256(lines[-1]) == undisturbed
 
 
-def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Path) -> None:
+def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path: Path) -> None:
     said: list[str] = []
     state = tmp_path / "state"
 
@@ -88,7 +88,7 @@ def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Pa
             await daemon.wait_ready()
             assert daemon.port == port
             state.rename(tmp_path / "moved")
-            state.touch()  # no folder: it is refused when it starts again
+            state.touch()  # a file in place of the folder: the restart is refused
             os.kill(daemon.pid, signal.SIGKILL)
             await asyncio.wait_for(supervise(daemon, said.append), 60)
             return port
@@ -103,10 +103,10 @@ def test_a_daemon_is_started_again_on_its_port_unless_it_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("answered", [pytest.param(False, marks=pytest.mark.long), True])
-def test_an_aggregator_that_dies_as_the_job_is_submitted(
+def test_a_job_is_queued_once_although_the_aggregator_dies_during_submit(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    """The job is there once, whether or not it was in the queue already."""
+    """Check that the job is queued once, whether or not the aggregator had stored it before it died."""
     state = tmp_path / "state"
     submit, deaths = JobsClient.submit, iter([True])
 

@@ -1,4 +1,4 @@
-"""The proxy: what passes it, how fast and how far, between real sockets."""
+"""The proxy between real sockets: what passes, how fast, and how far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOST = "127.0.0.2"
 
 @dataclass
 class End:
-    """A connection's end that keeps what it got."""
+    """One end of a connection, which keeps the bytes that it receives."""
 
     writer: asyncio.StreamWriter
     reading: asyncio.Future[None] | None = None
@@ -52,7 +52,7 @@ class End:
 
 @dataclass
 class Listener:
-    """A target: hands out the far ends of its connections."""
+    """Target of a proxy, which hands out the far ends of its connections."""
 
     address: str = ""
     tensor_port: int = 0
@@ -93,11 +93,11 @@ async def proxied() -> AsyncIterator[tuple[Proxy, Listener]]:
         target.server.close()
 
 
-def checked(test: Callable[[Proxy, Listener], Awaitable[None]]) -> None:
+def run_with_proxy(test: Callable[[Proxy, Listener], Awaitable[None]]) -> None:
     async def run() -> None:
         async with proxied() as (proxy, target):
             await asyncio.wait_for(test(proxy, target), 60)
-        # With the proxy closed, all ends are over, and nothing of it goes on.
+        # Once the proxy is closed, all its tasks end.
         rest = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.wait_for(asyncio.gather(*rest), LIMIT_SECONDS)
 
@@ -123,30 +123,30 @@ def test_bytes_pass_both_ways_on_both_ports() -> None:
         assert tensors.server is not None
         tensors.server.close()
 
-    checked(run)
+    run_with_proxy(run)
 
 
 @pytest.mark.parametrize("count", [1, 1000, PIECE_BYTES, PIECE_BYTES + 1, 300_001])
-@pytest.mark.parametrize("forth", [True, False])
-def test_a_connection_breaks_after_the_byte_that_was_named(count: int, forth: bool) -> None:
+@pytest.mark.parametrize("to_target", [True, False])
+def test_a_connection_breaks_after_the_given_number_of_bytes(count: int, to_target: bool) -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         near = await connect(proxy)
         far = await target.accepted()
         other = await connect(proxy)
         other_far = await target.accepted()
-        (proxy.forth if forth else proxy.back).break_after(count)
-        sender, receiver = (near, far) if forth else (far, near)
+        (proxy.to_target if to_target else proxy.from_target).break_after(count)
+        sender, receiver = (near, far) if to_target else (far, near)
         sender.writer.write(PATTERN * 2000)
         await receiver.over()
         await sender.over()
         assert bytes(receiver.got) == (PATTERN * 2000)[:count]
-        assert (proxy.forth if forth else proxy.back).broken.is_set()
+        assert (proxy.to_target if to_target else proxy.from_target).broken.is_set()
         await other.send(PATTERN)
         await other_far.has(256)
         await other_far.send(PATTERN)
-        await other.has(256)  # the others live
+        await other.has(256)  # other connections stay open
 
-    checked(run)
+    run_with_proxy(run)
 
 
 def test_a_throttled_line_has_its_rate_over_all_connections() -> None:
@@ -156,7 +156,7 @@ def test_a_throttled_line_has_its_rate_over_all_connections() -> None:
             ends.append((await connect(proxy), await target.accepted()))
         taken = {}
         for rate in (400_000, 100_000):
-            proxy.forth.bytes_per_second = rate
+            proxy.to_target.bytes_per_second = rate
             for _, far in ends:
                 far.got.clear()
             started = time.monotonic()
@@ -164,48 +164,48 @@ def test_a_throttled_line_has_its_rate_over_all_connections() -> None:
                 near.writer.write(bytes(50_000))
             await asyncio.gather(*(far.has(50_000) for _, far in ends))
             taken[rate] = time.monotonic() - started
-        # Together 0.25 s and 1 s at these rates: no faster, and four times as long; a busy machine adds to both.
+        # 100 kB take 0.25 s and 1 s at these rates. A busy machine adds to both.
         assert taken[400_000] >= 0.2 and taken[100_000] >= 0.8
         assert 2.5 <= taken[100_000] / taken[400_000] <= 5
         started = time.monotonic()
         await ends[0][1].send(bytes(1_000_000))
         await ends[0][0].has(1_000_000)
-        assert time.monotonic() - started < taken[100_000], "the other way isn't throttled"
+        assert time.monotonic() - started < taken[100_000], "the other direction isn't throttled"
 
-    checked(run)
+    run_with_proxy(run)
 
 
-def test_one_way_is_down_and_comes_back_with_nothing_lost() -> None:
+def test_a_paused_direction_loses_nothing() -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         near = await connect(proxy)
         far = await target.accepted()
-        proxy.forth.hold()
+        proxy.to_target.pause()
         await near.send(b"before, ")
-        for number in range(1, 6):  # five round trips' worth of the way that is up
+        for number in range(1, 6):  # the other direction works meanwhile
             await far.send(PATTERN * 100)
             await near.has(25_600 * number)
         assert far.got == b""
         assert not near.ended.is_set() and not far.ended.is_set()
         near.writer.write(b"after")
-        proxy.forth.release()
+        proxy.to_target.resume()
         await far.has(13)
         assert bytes(far.got) == b"before, after"
 
-    checked(run)
+    run_with_proxy(run)
 
 
-def test_a_link_that_is_down_stops_its_senders() -> None:
+def test_a_paused_line_stops_its_senders() -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         near = await connect(proxy)
         far = await target.accepted()
-        proxy.forth.hold()
+        proxy.to_target.pause()
         near.writer.write(bytes(50_000_000))  # more than all buffers on the way
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(near.writer.drain(), 0.3)
-        proxy.forth.release()
+        proxy.to_target.resume()
         await far.has(50_000_000)
 
-    checked(run)
+    run_with_proxy(run)
 
 
 def test_delays_keep_the_order() -> None:
@@ -215,15 +215,15 @@ def test_delays_keep_the_order() -> None:
         delays = itertools.cycle((0.03, 0.0, 0.01))
         started = time.monotonic()
         for number in range(30):
-            proxy.forth.delay_seconds = next(delays)
+            proxy.to_target.delay_seconds = next(delays)
             await near.send(bytes([number]) * 100)
-        proxy.forth.delay_seconds = 0.05
+        proxy.to_target.delay_seconds = 0.05
         await near.send(b"end")
         await far.has(3003)
         assert time.monotonic() - started >= 0.05
         assert bytes(far.got) == b"".join(bytes([number]) * 100 for number in range(30)) + b"end"
 
-    checked(run)
+    run_with_proxy(run)
 
 
 def test_new_connections_are_refused_and_old_ones_live() -> None:
@@ -240,10 +240,10 @@ def test_new_connections_are_refused_and_old_ones_live() -> None:
         await connect(proxy)
         await target.accepted()
 
-    checked(run)
+    run_with_proxy(run)
 
 
-def test_it_aims_elsewhere_for_new_connections() -> None:
+def test_new_connections_go_to_the_new_target() -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         near = await connect(proxy)
         far = await target.accepted()
@@ -259,22 +259,22 @@ def test_it_aims_elsewhere_for_new_connections() -> None:
         assert other.server is not None
         other.server.close()
 
-    checked(run)
+    run_with_proxy(run)
 
 
-def test_who_is_not_there_is_told_by_a_reset() -> None:
+def test_a_connection_without_a_target_is_reset() -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         assert target.server is not None
         target.server.close()
         await (await connect(proxy)).over()
 
-    checked(run)
+    run_with_proxy(run)
 
 
 def test_close_and_reset_break_all_connections() -> None:
     async def run(proxy: Proxy, target: Listener) -> None:
         for end in (proxy.reset, None):
-            proxy.forth.hold()
+            proxy.to_target.pause()
             near = await connect(proxy)
             far = await target.accepted()
             await near.send(b"held")
@@ -287,4 +287,4 @@ def test_close_and_reset_break_all_connections() -> None:
         with pytest.raises(ConnectionRefusedError):
             await connect(proxy)
 
-    checked(run)
+    run_with_proxy(run)

@@ -1,4 +1,4 @@
-"""What `tiermesh chaos` says of its outcome: same bits, other bits, a job that failed."""
+"""Outcomes of `tiermesh chaos`: same bits, other bits, a job that failed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def outcome(sha256: str, undisturbed: str | None, state: int = jobs_pb2.SUCCEEDE
     [
         (outcome("a1", "a1"), 0, True, ""),
         (outcome("a1", None), 0, None, ""),
-        (outcome("a1", "b2"), 1, False, "model_sha256 a1 after the faults of --seed 7, but b2 undisturbed"),
+        (outcome("a1", "b2"), 1, False, "model_sha256 a1 with the faults of --seed 7, but b2"),
         (outcome("", None, jobs_pb2.FAILED), 1, None, "job with failed"),
     ],
 )
-def test_the_exit_code_says_whether_the_bits_are_the_same(
+def test_the_exit_code_depends_on_whether_the_bits_are_the_same(
     made: chaos_run._Outcome,
     code: int,
     same_bits: bool | None,
@@ -46,12 +46,12 @@ def test_the_exit_code_says_whether_the_bits_are_the_same(
     monkeypatch.setattr(chaos_run, "_run", run)
     arguments = ["chaos", str(job_file), "--seed", "7", "--state-dir", str(tmp_path / "state"), "--json"]
     assert main(arguments) == code
-    told = capsys.readouterr()
-    assert json.loads(told.out.splitlines()[-1])["same_bits"] is same_bits
-    assert error in told.err
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["same_bits"] is same_bits
+    assert error in captured.err
 
 
-def test_a_job_that_is_wrong_is_refused_before_anything_starts(
+def test_a_wrong_job_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["chaos", str(tmp_path / "none.yaml"), "--state-dir", str(tmp_path / "state")]) == 2

@@ -86,7 +86,7 @@ class Relay:
         self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
         draw = None if seed is None else random.Random(seed)
         self._back = _Gated(draw, most_delay_seconds, closed=gate_closed)
-        self._proxy = Proxy(self.host, forth=_Jittered(draw, most_delay_seconds), back=self._back)
+        self._proxy = Proxy(self.host, to_target=_Jittered(draw, most_delay_seconds), from_target=self._back)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"relay-{self.host}", daemon=True)
         self._thread.start()

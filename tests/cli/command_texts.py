@@ -1,0 +1,174 @@
+"""Every text that the command prints for its help and for its main wrong inputs, as one list to read.
+
+python -m tests.cli.command_texts     writes tests/cli/golden/texts.txt
+
+The test in test_command_texts.py compares the list. A change of wording is a diff of one file, and the reviewer reads
+the texts side by side. Paths, ports and temporary folders are replaced by words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from cli.main import main, tiermesh
+from protos import jobs_pb2
+from tests.cli.conftest import JOB
+from tests.support.fake_aggregator import FakeAggregator, serving
+
+GOLDEN = Path(__file__).with_name("golden") / "texts.txt"
+WIDTH = "110"
+NOBODY = "localhost:1"
+"""An address at which nothing listens."""
+
+WRONG_INPUTS = (
+    "nonsense",
+    "local",
+    "local missing.yaml",
+    "local job.yaml --workers 0",
+    "local job.yaml --tiers 4",
+    "local job.yaml --tiers 3 --shards 2",
+    "local job.yaml --set max_steps",
+    "local job.yaml --set max_step=3",
+    "local job.yaml --timeline timelines --timeline-steps 9-3",
+    "local job.yaml --timeline job.yaml",
+    "local job.yaml --state-dir job.yaml",
+    "local job.yaml --config options.yaml",
+    "local job.yaml --config nested.yaml",
+    "worker --listen nowhere",
+    "worker --aggregator nowhere",
+    "worker --listen 0.0.0.0:0",
+    "worker --log-level loud",
+    "worker --log-format xml",
+    "worker --tensor-port 70000",
+    "worker --tls-cert missing.pem",
+    "aggregator --timeout stall",
+    "aggregator --timeout lunch=900",
+    "aggregator --heartbeat-seconds 0",
+    "aggregator --shard --standby",
+    "aggregator --optimizer localhost:7071 --shards localhost:7072",
+    "optimizer --state-dir job.yaml --listen 127.0.0.1:0",
+    "submit missing.yaml",
+    f"submit job.yaml --aggregator {NOBODY}",
+    f"submit job.yaml --aggregator {NOBODY},localhost:2 --timeout-seconds 2",
+    "submit job.yaml --aggregator nowhere",
+    "submit job.yaml --aggregator AGGREGATOR --tls-cert missing.pem",
+    "jobs extra",
+    "jobs --aggregator AGGREGATOR --timeout-seconds 0",
+    "jobs --aggregator EMPTY",
+    "jobs --aggregator AGGREGATOR",
+    "status --aggregator AGGREGATOR",
+    "status --aggregator EMPTY",
+    "status job-1 --aggregator AGGREGATOR",
+    "status job-9 --aggregator AGGREGATOR",
+    "logs job-9 --aggregator AGGREGATOR",
+    "cancel job-9 --aggregator AGGREGATOR",
+    "download job-9 out --aggregator AGGREGATOR",
+    "download job-1 job.yaml --aggregator AGGREGATOR",
+    "download job-1 out --aggregator AGGREGATOR",
+    "download job-2 out --aggregator AGGREGATOR --step 7",
+    "generate missing",
+    "generate . --temperature -1",
+    "generate . --top-p 0",
+    "validate job.yaml",
+    "validate job.yaml --set mesh_shape=[2,4]",
+    "validate job.yaml --set batch_size=zero",
+    "check",
+    "check --mesh --mesh-shape 8",
+    "check --mesh --backend cuda",
+    "chaos job.yaml --faults -1",
+    "chaos job.yaml --state-dir job.yaml",
+    "timeline missing",
+    "timeline .",
+)
+
+
+OPTIONS_YAML = "workers: 2\nworkrs: 3\n"
+NESTED_YAML = "workers: {most: 2}\n"
+
+
+def render() -> str:
+    """Return the list: each command line, its exit code, and what it prints."""
+    for name in [name for name in os.environ if name.startswith("TIERMESH_")]:
+        del os.environ[name]
+    os.environ["COLUMNS"] = WIDTH  # of the help
+    os.environ["TZ"] = "UTC"
+    os.environ["TIERMESH_KERNELS"] = "numpy"  # compiled ones take seconds to start
+    blocks = [_block("--help"), *(_block(f"{name} --help") for name in tiermesh.commands)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(_filled()) as filled,
+        serving(FakeAggregator()) as empty,
+    ):
+        os.chdir(folder)
+        Path("job.yaml").write_text(JOB)
+        Path("options.yaml").write_text(OPTIONS_YAML)
+        Path("nested.yaml").write_text(NESTED_YAML)
+        addresses = {"AGGREGATOR": filled.address, "EMPTY": empty.address}
+        blocks += [_block(line, addresses) for line in WRONG_INPUTS]
+        os.chdir("/")
+    return "\n".join(blocks)
+
+
+def _filled() -> FakeAggregator:
+    """Return an aggregator with a running job, and a cluster in which something is waited for."""
+    fake = FakeAggregator()
+    fake.jobs["job-1"] = jobs_pb2.Job(
+        id="job-1", name="tiny", state=jobs_pb2.RUNNING, phase="train", step=4, steps=10, loss=2.5,
+        submitted_seconds=1.0, started_seconds=2.0, checkpoint="/state/job-1/step-00000002", checkpoint_step=2,
+        tokens_per_second=1000.0, skipped="step 3: the gradient is not finite", detail="worker lb-2 was lost",
+        excluded=[jobs_pb2.Exclusion(worker="lb-3", step=3, reason="checksum differs")],
+    )  # fmt: skip
+    fake.jobs["job-2"] = jobs_pb2.Job(id="job-2", name="tiny", state=jobs_pb2.QUEUED, steps=10)
+    fake.status = jobs_pb2.ClusterStatus(
+        epoch=3, tiers=2, leader="agg", optimizer="in the aggregator", running_job="job-1", waiting="gradients",
+        standbys=[jobs_pb2.Standby(name="agg-2", seconds_since_heard=0.5)],
+        shards=[
+            jobs_pb2.ShardStatus(index=0, name="shard-1", address="lb-1:7072", seconds_since_heard=0.5),
+            jobs_pb2.ShardStatus(index=1, address="lb-2:7072", detail="no connection for 3 s"),
+        ],
+        workers=[
+            jobs_pb2.Member(name="lb-1", state="ready", step=4, micro_batches_per_second=2.0, seconds_since_heard=0.5),
+            jobs_pb2.Member(name="lb-2", state="refused", detail="another fingerprint"),
+        ],
+        waits=[jobs_pb2.Wait(role="worker", peer="lb-1", what="gradient", job="job-1", step=4, bucket=7, seconds=3)],
+    )  # fmt: skip
+    fake.files = {"model.safetensors": b"no checkpoint"}
+    return fake
+
+
+def _block(line: str, addresses: Mapping[str, str] | None = None) -> str:
+    """Run a command line; return it with its exit code and its output."""
+    words = shlex.split(line)
+    for word, address in (addresses or {}).items():
+        words = [address if each == word else each for each in words]
+    # A file, not io.StringIO: daemons ask for the descriptor of standard error.
+    with tempfile.TemporaryFile("w+") as output:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            code = main(words)
+        output.seek(0)
+        text = output.read()
+    for word, address in (addresses or {}).items():
+        text = text.replace(address, word)
+    text = re.sub(r"^.* INFO .*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\d{4}-\S+(?= ERROR)", "TIME", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=tried ).*(?=; start)", "ADDRESSES", text).replace(str(Path.cwd()), "FOLDER")
+    text = re.sub(r"\.download-\w+", ".download-TEMPORARY", text)
+    text = re.sub(r"(?<=without TLS )\(.*?\)", "(REASON)", text)
+    indented = "".join(f"    {each}".rstrip() + "\n" for each in text.splitlines())
+    return f"$ tiermesh {line}    -> {code}\n{indented}"
+
+
+if __name__ == "__main__":
+    text = render()
+    if sys.argv[1:] == ["--print"]:
+        print(text, end="")
+    else:
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
