@@ -29,7 +29,7 @@ def _read_timeouts(_: click.Context, __: click.Parameter, given: tuple[str, ...]
     """Return the timeouts of several texts NAME=SECONDS; raise Refused for another form."""
     timeouts = {}
     for text in given:
-        name, _, seconds = text.partition("=")
+        name, _equals, seconds = text.partition("=")
         try:
             timeouts[name] = float(seconds)
         except ValueError:
