@@ -210,7 +210,7 @@ class AggregatorService:
         )
         self.link = link
         self._plane = ShardedDataPlane(
-            shards, core=self.core, sessions=self._sessions, feed=self.feed, finished=link.finished
+            shards, core=self.core, sessions=self._sessions, feed=self.feed, on_sum_finished=link.sum_finished
         )
 
     def _make_engine(
@@ -287,7 +287,7 @@ class AggregatorService:
             self.metrics.set_workers(len(self.core.members))
             self._wait_reporter.report(self.core.waits(time.monotonic()))
             if self.shards is not None:
-                self.metrics.set_shards(sum(link.up for link in self.shards.links))
+                self.metrics.set_shards(sum(link.is_up for link in self.shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
             self.metrics.set_queue_length(queued)
             self.metrics.set_standbys(len(self.standbys()))

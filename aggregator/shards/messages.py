@@ -1,4 +1,4 @@
-"""Orders to a shard and its reports, in their envelopes, each once; and the core's effects as orders, and back."""
+"""Orders to a shard and its reports: their envelopes, their sequence, and effects of the core as orders."""
 
 from __future__ import annotations
 
@@ -14,102 +14,116 @@ from protos.tensors_pb2 import ChunkHeader
 from services.tensors.reduction_tree import Node
 from services.transport.links import LinkClosed
 
+MAX_QUEUED_MESSAGES = 1 << 16
+"""Orders or reports that may wait for the peer to read them; a peer that is further behind is disconnected."""
+MAX_BATCH_MESSAGES = 512
+"""Orders or reports in one message on the wire."""
+
 Report: TypeAlias = (
     "cluster.Hello | cluster.Heartbeat | pb.WorkerExchanges | pb.WorkerGone | pb.PartOpened | pb.ArrivedChunk"
     " | pb.StagedChunk | pb.UpdatedPart | pb.PartBroke"
 )
-"""What a shard says."""
+"""Messages from a shard to its aggregator."""
 
 
-def _fields(envelope: type[Message]) -> dict[str, str]:
-    """The names of an envelope's fields by those of the messages in them."""
+def _field_names(envelope: type[Message]) -> dict[str, str]:
+    """Return the names of an envelope's fields by the full names of their message types."""
     fields = envelope.DESCRIPTOR.fields
     return {field.message_type.full_name: field.name for field in fields if field.message_type is not None}
 
 
-_ORDER_FIELDS, _REPORT_FIELDS = _fields(pb.ShardOrder), _fields(pb.ShardReport)
+_ORDER_FIELDS, _REPORT_FIELDS = _field_names(pb.ShardOrder), _field_names(pb.ShardReport)
 
 
-def order(body: Message) -> pb.ShardOrder:
-    """An order in its envelope."""
-    sealed = pb.ShardOrder()
-    getattr(sealed, _ORDER_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
-    return sealed
+def wrap_order(body: Message) -> pb.ShardOrder:
+    """Return an order in its envelope."""
+    envelope = pb.ShardOrder()
+    getattr(envelope, _ORDER_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
+    return envelope
 
 
-def report(body: Message) -> pb.ShardReport:
-    """A report in its envelope."""
-    sealed = pb.ShardReport()
-    getattr(sealed, _REPORT_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
-    return sealed
+def wrap_report(body: Message) -> pb.ShardReport:
+    """Return a report in its envelope."""
+    envelope = pb.ShardReport()
+    getattr(envelope, _REPORT_FIELDS[body.DESCRIPTOR.full_name]).CopyFrom(body)
+    return envelope
 
 
-def opened(sealed: pb.ShardOrder | pb.ShardReport) -> Message | None:
-    """What an envelope holds; None: nothing that this version knows."""
-    field = sealed.WhichOneof("body")
-    return getattr(sealed, field) if field else None
+def unwrap(envelope: pb.ShardOrder | pb.ShardReport) -> Message | None:
+    """Return the body of an envelope; None if this version knows no such body."""
+    field = envelope.WhichOneof("body")
+    return getattr(envelope, field) if field else None
 
 
-def to_order(effect: Drop | Merge | Forward | DropAll) -> Message:
-    """An effect on kept sums, for the shard that has them; all shards for DropAll."""
+def effect_to_order(effect: Drop | Merge | Forward | DropAll) -> Message:
+    """Return the order that carries out an effect on kept sums, in the shard that has them or, for DropAll, in all."""
     match effect:
         case Drop():
-            return pb.DropSum(chunk=effect.chunk, node=to_node(effect.node))
+            return pb.DropSum(chunk=effect.chunk, node=node_to_message(effect.node))
         case Merge():
-            left, right, parent = (to_node(each) for each in (effect.left, effect.right, effect.parent))
+            left, right, parent = (
+                node_to_message(each) for each in (effect.left, effect.right, effect.parent)
+            )
             return pb.MergeSums(chunk=effect.chunk, left=left, right=right, parent=parent)
         case Forward():
-            return pb.FinishSum(chunk=effect.header.index, node=to_node(effect.node))
+            return pb.FinishSum(chunk=effect.header.index, node=node_to_message(effect.node))
         case DropAll():
             return pb.DropSums()
 
 
-def to_effect(body: Message) -> Drop | Merge | Forward | DropAll | None:
-    """What `to_order` was given, of Forward the chunk's index alone; None: it is another order."""
+def order_to_effect(body: Message) -> Drop | Merge | Forward | DropAll | None:
+    """Return the effect that `effect_to_order` turned into an order; None for any other order.
+
+    The header of Forward has the chunk's index alone.
+    """
     match body:
         case pb.DropSum():
-            return Drop(body.chunk, from_node(body.node))
+            return Drop(body.chunk, node_from_message(body.node))
         case pb.MergeSums():
-            return Merge(body.chunk, from_node(body.left), from_node(body.right), from_node(body.parent))
+            left, right, parent = (node_from_message(each) for each in (body.left, body.right, body.parent))
+            return Merge(body.chunk, left, right, parent)
         case pb.FinishSum():
-            return Forward(ChunkHeader(index=body.chunk), from_node(body.node))
+            return Forward(ChunkHeader(index=body.chunk), node_from_message(body.node))
         case pb.DropSums():
             return DropAll()
     return None
 
 
-def to_node(node: Node) -> pb.SumNode:
-    """A node as a message."""
+def node_to_message(node: Node) -> pb.SumNode:
+    """Return a node of the reduction tree as a message."""
     return pb.SumNode(first=node.first, count=node.count)
 
 
-def from_node(node: pb.SumNode) -> Node:
-    """A message's node."""
+def node_from_message(node: pb.SumNode) -> Node:
+    """Return the node of the reduction tree in a message."""
     return Node(node.first, node.count)
 
 
 class SequenceFilter:
-    """Of a stream whose messages are carried out in order, each once: what was told before would be of another step.
+    """Filter of one stream's numbered messages: each is taken once and in order.
+
+    Carried out twice or out of order, a message would change the sums of another step.
 
     Args:
-        last: number of the newest message so far.
+        last: number of the newest message before this filter.
     """
 
     def __init__(self, last: int = 0) -> None:
         self._last = last
 
     def is_new(self, number: int) -> bool:
-        """Whether a message is the next one, or not counted; False: it has come before.
+        """Whether a message is the next one or has no number; False for a repetition.
 
         Raises:
-            LinkClosed: one before it is missing.
+            LinkClosed: a message before it is missing.
         """
         if number == 0:
             return True
         if number > self._last + 1:
-            raise LinkClosed(
-                f"message {number} came, expected {self._last + 1}", grpc.StatusCode.INVALID_ARGUMENT
+            text = (
+                f"message number {number}, expected at most {self._last + 1}: a message before it is missing"
             )
+            raise LinkClosed(text, grpc.StatusCode.INVALID_ARGUMENT)
         new = number > self._last
         self._last = max(self._last, number)
         return new

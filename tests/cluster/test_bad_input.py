@@ -395,7 +395,7 @@ def test_the_optimizer_refuses_without_letting_go_of_its_aggregator(
 
 
 def test_the_optimizer_wants_control_before_data(intruder: StockAggregator) -> None:
-    assert "does not attend; open Attend first" in refusal(intruder.exchange(), PRECONDITION)
+    assert "open Attend" in refusal(intruder.exchange(), PRECONDITION)
 
 
 # ---- a worker that makes bad initial weights ----

@@ -8,7 +8,7 @@ import pytest
 
 from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.daemon import OWN_TIMEOUTS
-from aggregator.shards.server.session import WAITING_CHUNKS as WAITING_IN_A_SHARD
+from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MOST_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from aggregator.shards.array_pieces import values_of
+from aggregator.shards.array_pieces import read_piece
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as shards
 from protos.tensors_pb2 import FLOAT32, ChunkHeader
@@ -72,7 +72,7 @@ def _piece(content: bytes) -> None:
         piece = shards.ArrayPiece.FromString(content)
     except DecodeError:
         return  # as whoever reads it says
-    values_of(piece)
+    read_piece(piece)
 
 
 class _Frames:

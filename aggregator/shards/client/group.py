@@ -1,7 +1,7 @@
-"""An aggregator's shards together: the cluster works while all of them are there, and starts over when one is lost.
+"""All shards of an aggregator: the cluster works while all of them are connected.
 
-Tensors that are spread over shards are lost with one of them. So when a link breaks, all are made anew, and every shard
-drops what it holds.
+A job's tensors are spread over all shards, so they are lost with any one of them. When a link breaks, all links are
+closed and opened again, and every shard drops its tensors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from aggregator.shards.client.link import ShardLink
 from protos import cluster_pb2 as cluster
 from protos.jobs_pb2 import ShardStatus
+from services.errors import Refusal
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
 from services.transport.links import run_until_first_ends
@@ -25,23 +26,23 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class ShardGroup:
-    """All shards of this aggregator.
+    """Links to all shards of this aggregator.
 
     Args:
-        addresses: `HOST:PORT` of each, in the order of their numbers.
-        security: certificates to show and to believe.
-        name: of this aggregator.
-        incarnation: of this process.
-        epoch: of this aggregator.
-        timeouts: when both sides speak (`beat`), when a shard is silent (`deaf`) or slow (`stall`).
+        addresses: `HOST:PORT` of each shard, in the order of their numbers.
+        security: certificates of this process and of its peers.
+        name: name of this aggregator.
+        incarnation: incarnation of this process.
+        epoch: epoch of this aggregator.
+        timeouts: `beat` is the heartbeat's period, `deaf` the longest silence of a shard, `stall` the longest work.
 
     Attributes:
-        links: one each.
-        ready: whether all are up.
-        on_ready: called, one after the other, when the last of them has come up.
-        on_lost: called, after those, when one is lost; with which, and why.
-        on_waiting: called while they are not all up, with which is waited for, and why, whenever that has changed.
-        takers: who takes a report, by its type; called on the event loop while `ready`.
+        links: links by the shard's number.
+        ready: whether all links are up.
+        on_ready: callbacks for when the last link has come up, called in order.
+        on_lost: callbacks for the loss of a link after `on_ready`, called with the shard and the reason.
+        on_waiting: callbacks while a link is down, called with the shard and the reason whenever they change.
+        report_handlers: handlers of reports by message type, called on the event loop while `ready`.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class ShardGroup:
         self.on_ready: list[Callable[[], None]] = []
         self.on_lost: list[Callable[[str], None]] = []
         self.on_waiting: list[Callable[[str], None]] = []
-        self._said = ""
-        self.takers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
+        self._reported_wait = ""
+        self.report_handlers: dict[type[Message], Callable[[ShardLink, Any], None]] = {}
         self._timeouts = timeouts
         self.links = [
             ShardLink(
@@ -70,10 +71,10 @@ class ShardGroup:
                 incarnation=incarnation,
                 epoch=epoch,
                 timeouts=timeouts,
-                came=self._came,
-                went=self._went,
-                failed=self._say_what_is_waited_for,
-                reported=self._reported,
+                on_up=self._link_up,
+                on_down=self._link_down,
+                on_connect_error=self._report_waiting,
+                on_report=self._handle_report,
             )
             for index, address in enumerate(addresses)
         ]
@@ -84,72 +85,73 @@ class ShardGroup:
         Raises:
             Deposed: a shard obeys a newer aggregator.
         """
-        await run_until_first_ends(self._keep_in_touch(), *(link.keep_up() for link in self.links))
+        await run_until_first_ends(self._exchange_heartbeats(), *(link.run() for link in self.links))
 
-    def of_chunk(self, chunk: int) -> ShardLink:
-        """The link to the shard that holds a chunk of the layout."""
+    def link_of_chunk(self, chunk: int) -> ShardLink:
+        """Return the link to the shard of a chunk of the layout."""
         return self.links[chunk % len(self.links)]
 
-    def order_all(self, body: Message) -> None:
-        """Send an order to every shard."""
+    def send_to_all(self, body: Message) -> None:
+        """Queue an order to every shard."""
         for link in self.links:
-            link.order(body)
+            link.send_order(body)
 
-    def why_not_ready(self) -> str:
-        """The first shard that is waited for, and why; empty if all are up."""
-        return next((f"{link}: {link.why_down}" for link in self.links if not link.up), "")
+    def check_ready(self) -> Refusal | None:
+        """Return which shard is not connected, and why; None if all are."""
+        return next((Refusal(f"{link}: {link.down_reason}") for link in self.links if not link.is_up), None)
 
     def status(self) -> list[ShardStatus]:
-        """The shards as people see them."""
+        """Return the status of each shard, for people."""
         now = asyncio.get_running_loop().time()
         return [
             ShardStatus(
                 index=link.stripe.index,
                 address=link.address,
                 name=link.name,
-                detail=link.why_down,
-                seconds_since_heard=now - link.heard_seconds if link.up else 0.0,
+                detail=link.down_reason,
+                seconds_since_heard=now - link.last_heard_seconds if link.is_up else 0.0,
             )
             for link in self.links
         ]
 
-    def _say_what_is_waited_for(self) -> None:
-        text = self.why_not_ready()
-        if text and text != self._said:
-            for call in self.on_waiting:
-                call(text)
-        self._said = text
+    def _report_waiting(self) -> None:
+        refusal = self.check_ready()
+        text = refusal.reason if refusal is not None else ""
+        if text and text != self._reported_wait:
+            for callback in self.on_waiting:
+                callback(text)
+        self._reported_wait = text
 
-    def _came(self, link: ShardLink) -> None:
-        self._say_what_is_waited_for()
-        if not self.ready and all(each.up for each in self.links):
+    def _link_up(self, link: ShardLink) -> None:
+        self._report_waiting()
+        if not self.ready and all(each.is_up for each in self.links):
             self.ready = True
-            log.info("all %d shards are there", len(self.links))
-            for call in self.on_ready:
-                call()
+            log.info("all %d shards are connected", len(self.links))
+            for callback in self.on_ready:
+                callback()
 
-    def _went(self, link: ShardLink, reason: str) -> None:
+    def _link_down(self, link: ShardLink, reason: str) -> None:
         if not self.ready:
             return
         self.ready = False
         text = f"{link}: {reason}"
         for other in self.links:
             if other is not link:
-                other.close(f"{link} is lost: all start over")
-        for call in self.on_lost:
-            call(text)
+                other.close(f"{link} is lost: all shards start over")
+        for callback in self.on_lost:
+            callback(text)
 
-    def _reported(self, link: ShardLink, body: Message) -> None:
-        taker = self.takers.get(type(body))
-        if self.ready and taker is not None:
-            taker(link, body)
+    def _handle_report(self, link: ShardLink, body: Message) -> None:
+        handler = self.report_handlers.get(type(body))
+        if self.ready and handler is not None:
+            handler(link, body)
 
-    async def _keep_in_touch(self) -> None:
+    async def _exchange_heartbeats(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._timeouts.beat)
-            self.order_all(cluster.Heartbeat())
+            self.send_to_all(cluster.Heartbeat())
             for link in self.links:
-                silent = loop.time() - link.heard_seconds
-                if link.up and silent > self._timeouts.deaf:
-                    link.close(f"silent for {silent:.1f} s")
+                silent_seconds = loop.time() - link.last_heard_seconds
+                if link.is_up and silent_seconds > self._timeouts.deaf:
+                    link.close(f"silent for {silent_seconds:.1f} s")

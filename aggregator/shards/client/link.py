@@ -1,4 +1,4 @@
-"""An aggregator's connection to one shard: orders and reports on one TCP connection, checkpoints on another."""
+"""An aggregator's link to one shard: orders and reports on one TCP connection, checkpoints on another."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from aggregator.core.succession import Deposed
-from aggregator.shards.messages import SequenceFilter, opened, order
-from aggregator.shards.server.service import BATCH_MESSAGES
-from aggregator.shards.server.session import MESSAGES
+from aggregator.shards.messages import (
+    MAX_BATCH_MESSAGES,
+    MAX_QUEUED_MESSAGES,
+    SequenceFilter,
+    unwrap,
+    wrap_order,
+)
 from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -39,32 +43,30 @@ from services.transport.server import open_channel
 
 log = logging.getLogger("tiermesh.aggregator")
 
-Done = TypeVar("Done")
-_PIECE_TAKEN = "its word that a piece of a checkpoint has been taken"
+Result = TypeVar("Result")
 
 
 class ShardLink:
-    """One shard, kept up.
+    """Link to one shard, opened again whenever it breaks.
 
     Args:
         address: `HOST:PORT` of the shard.
-        stripe: which chunks are its.
-        security: certificates to show and to believe.
-        name: of this aggregator.
-        incarnation: of this process.
-        epoch: of this aggregator.
-        timeouts: `retry` is the longest pause between two attempts to connect, `stall` what a shard may take for
-            something.
-        came: told when the link is up.
-        went: told when it is down again, after `came`; with why.
-        failed: told when it could not be made for another reason than before.
-        reported: takes each report.
+        stripe: chunks of the shard.
+        security: certificates of this process and of its peers.
+        name: name of this aggregator.
+        incarnation: incarnation of this process.
+        epoch: epoch of this aggregator.
+        timeouts: `retry` bounds the pause between two attempts to connect, `stall` the wait for the shard's work.
+        on_up: called when the link comes up.
+        on_down: called with the reason when the link goes down, after `on_up`.
+        on_connect_error: called when an attempt to connect fails for another reason than the one before.
+        on_report: called with each report.
 
     Attributes:
-        name: of the shard, once it said so.
-        tensor_port: where it serves data streams, as it said.
-        why_down: why the link is not up; empty while it is.
-        heard_seconds: when the shard last spoke, by the event loop's clock.
+        name: name of the shard; empty before its first Hello.
+        tensor_port: port of the shard's data streams; 0 if they use the port of `address`.
+        down_reason: reason why the link is down; empty while it is up.
+        last_heard_seconds: time of the shard's last message, by the event loop's clock.
     """
 
     def __init__(
@@ -77,17 +79,17 @@ class ShardLink:
         incarnation: str,
         epoch: int,
         timeouts: Timeouts,
-        came: Callable[[ShardLink], None],
-        went: Callable[[ShardLink, str], None],
-        failed: Callable[[], None],
-        reported: Callable[[ShardLink, Message], None],
+        on_up: Callable[[ShardLink], None],
+        on_down: Callable[[ShardLink, str], None],
+        on_connect_error: Callable[[], None],
+        on_report: Callable[[ShardLink, Message], None],
     ) -> None:
         self.address = address
         self.stripe = stripe
         self.name = ""
         self.tensor_port = 0
-        self.why_down = "not connected yet"
-        self.heard_seconds = 0.0
+        self.down_reason = "not connected yet"
+        self.last_heard_seconds = 0.0
         self._security = security
         self._epoch = epoch
         self._timeouts = timeouts
@@ -101,41 +103,42 @@ class ShardLink:
             shard_index=stripe.index,
             shard_count=stripe.count,
         )
-        self._came, self._went, self._failed, self._reported = came, went, failed, reported
-        self._orders: Mailbox[pb.ShardOrder] = Mailbox(MESSAGES)
-        self._tensors: grpc.aio.Channel | None = None  # while the link is up
-        self._deadline: asyncio.TimerHandle | None = None  # of what the shard does for a step
+        self._on_up, self._on_down = on_up, on_down
+        self._on_connect_error, self._on_report = on_connect_error, on_report
+        self._orders: Mailbox[pb.ShardOrder] = Mailbox(MAX_QUEUED_MESSAGES)
+        self._checkpoint_channel: grpc.aio.Channel | None = None  # None while the link is down
+        self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
 
     def __str__(self) -> str:
         return f"shard {self.stripe.index} of {self.stripe.count} ({self.address})"
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Whether orders reach the shard."""
-        return self._tensors is not None
+        return self._checkpoint_channel is not None
 
-    def order(self, body: Message) -> None:
-        """Send an order; dropped while the link is down: the shard holds nothing then."""
-        if self.up:
-            self._orders.put(order(body))
+    def send_order(self, body: Message) -> None:
+        """Queue an order; drop it while the link is down, since the shard has no tensors then."""
+        if self.is_up:
+            self._orders.put(wrap_order(body))
 
     def close(self, reason: str) -> None:
-        """End the connection; it is made anew."""
-        if self.up:
-            self._tensors, self.why_down = None, reason
+        """End the connection; `run` opens another one."""
+        if self.is_up:
+            self._checkpoint_channel, self.down_reason = None, reason
             self._orders.close(reason)
             if self._deadline is not None:
                 self._deadline.cancel()
-            self._went(self, reason)
+            self._on_down(self, reason)
 
-    async def keep_up(self) -> None:
-        """Connect, again and again, until cancelled.
+    async def run(self) -> None:
+        """Keep the link up until cancelled.
 
         Raises:
             Deposed: the shard obeys a newer aggregator.
         """
         backoff = Backoff(max_seconds=self._timeouts.retry)
-        said = ""
+        logged_reason = ""
         while True:
             try:
                 await self._attend(backoff)
@@ -146,13 +149,13 @@ class ShardLink:
                 if code is grpc.StatusCode.ABORTED:
                     raise Deposed(f"{self}: {reason}") from None
                 if code is grpc.StatusCode.UNIMPLEMENTED:
-                    reason = "it is no shard; start it with `tiermesh aggregator --shard`"
+                    reason = "the process there is not a shard; start it with `tiermesh aggregator --shard`"
             self.close(reason)
-            self.why_down = reason
-            if reason != said:
+            self.down_reason = reason
+            if reason != logged_reason:
                 log.warning("%s: %s; trying again", self, reason)
-                said = reason
-                self._failed()
+                logged_reason = reason
+                self._on_connect_error()
             await backoff.wait()
 
     async def _attend(self, backoff: Backoff) -> None:
@@ -164,137 +167,149 @@ class ShardLink:
                 request_serializer=encode_with_checksum,
             )()
             reports = ControlReader(attend.read, pb.ShardReports, "Attend")
-            hello = pb.ShardOrders(epoch=self._epoch, orders=[order(self._hello)])
+            hello = pb.ShardOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
             answer = await send_hello(attend, hello, reports)
-            first = opened(answer.reports[0]) if answer.reports else None
+            first = unwrap(answer.reports[0]) if answer.reports else None
             if not isinstance(first, cluster.Hello):
-                raise LinkClosed("its first message is no Hello")
-            self._orders = Mailbox(MESSAGES)
-            self._tensors, self.name, self.why_down = tensors, first.name, ""
+                raise LinkClosed(f"its first message is {type(first).__name__}, expected Hello")
+            self._orders = Mailbox(MAX_QUEUED_MESSAGES)
+            self._checkpoint_channel, self.name, self.down_reason = tensors, first.name, ""
             self.tensor_port = first.tensor_port
-            self.heard_seconds = asyncio.get_running_loop().time()
+            self.last_heard_seconds = asyncio.get_running_loop().time()
             backoff.reset()
             log.info("%s is %s", self, first.name)
-            self._came(self)
-            await run_until_first_ends(self._take_reports(attend, reports, answer.number), self._say(attend))
+            self._on_up(self)
+            await run_until_first_ends(
+                self._take_reports(attend, reports, answer.number), self._send_orders(attend)
+            )
 
     async def _take_reports(self, attend: Any, reports: ControlReader[pb.ShardReports], last: int) -> None:
         in_order = SequenceFilter(last)
         loop = asyncio.get_running_loop()
         while (batch := await reports.next()) is not None:
-            self.heard_seconds = loop.time()
+            self.last_heard_seconds = loop.time()
             if not in_order.is_new(batch.number):
                 continue
-            for sealed in batch.reports:
-                body = opened(sealed)
+            for envelope in batch.reports:
+                body = unwrap(envelope)
                 if body is not None:
-                    self._reported(self, body)
+                    self._on_report(self, body)
         await raise_call_status(attend)
 
-    async def _say(self, attend: Any) -> None:
+    async def _send_orders(self, attend: Any) -> None:
         number = 0
         while True:
-            orders = await self._orders.take_batch(BATCH_MESSAGES)
+            orders = await self._orders.take_batch(MAX_BATCH_MESSAGES)
             number += 1
             await write_to_call(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
 
-    async def within(self, awaited: Awaitable[Done], what: str) -> Done:
-        """Wait for what the shard does with its tensors; it may speak all the while, and yet never come to it.
+    async def wait_for(self, awaited: Awaitable[Result], what: str) -> Result:
+        """Wait for the shard's work on its tensors, at most as long as the `stall` timeout.
+
+        A shard whose kernel thread hangs still answers heartbeats.
+
+        Args:
+            awaited: result of the work.
+            what: name of the work for the error text.
 
         Raises:
-            TensorStoreLost: it took longer than the `stall` rung; the link ends with that.
+            TensorStoreLost: the time is over; the link ends too.
         """
         try:
             return await asyncio.wait_for(awaited, self._timeouts.stall)
         except asyncio.TimeoutError:
-            raise self._lost(self._late(what)) from None
+            raise self._close_lost(self._describe_late(what)) from None
 
-    def expect(self, what: str, is_owed: Callable[[], bool]) -> None:
-        """End the link if something that the shard does for a step is still owed after the `stall` rung.
+    def expect(self, what: str, is_pending: Callable[[], bool]) -> None:
+        """End the link if the shard's work for a step is still pending after the `stall` timeout.
 
-        One thing at a time: what was expected before it has come, or is of no use any more.
+        One expectation at a time: a new one replaces the former.
+
+        Args:
+            what: name of the work for the error text.
+            is_pending: returns whether the work is still awaited.
         """
         if self._deadline is not None:
             self._deadline.cancel()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._timeouts.stall, self._end_if_owed, what, is_owed)
+        self._deadline = loop.call_later(self._timeouts.stall, self._end_if_pending, what, is_pending)
 
-    def _end_if_owed(self, what: str, is_owed: Callable[[], bool]) -> None:
-        if is_owed():
-            self.close(self._late(what))
+    def _end_if_pending(self, what: str, is_pending: Callable[[], bool]) -> None:
+        if is_pending():
+            self.close(self._describe_late(what))
 
-    def _late(self, what: str) -> str:
+    def _describe_late(self, what: str) -> str:
         return f"{what} did not come within {self._timeouts.stall:g} s"
 
-    def _lost(self, reason: str) -> TensorStoreLost:
-        """All of a job's tensors hang on this link: let it end."""
+    def _close_lost(self, reason: str) -> TensorStoreLost:
+        """End the link, since a job needs the tensors of all shards, and return the error to raise."""
         self.close(reason)
         return TensorStoreLost(f"{self}: {reason}")
 
     # ---- checkpoints ----
 
-    async def read_part(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
-        """The pieces of a copy that CopyPart asked for.
+    async def read_copy(self, copy: int) -> AsyncIterator[pb.ArrayPiece]:
+        """Yield the pieces of a copy that CopyPart ordered.
 
         Raises:
-            Failed: the shard has no memory for it; its tensors are as they were.
+            Failed: the shard had not enough memory for the copy; its tensors are unchanged.
             TensorStoreLost: the link went down.
         """
-        call = self._channel().unary_stream(
+        call = self._require_channel().unary_stream(
             "/tiermesh.Shard/ReadPart",
             request_serializer=encode_with_checksum,
         )(pb.ReadPartRequest(copy=copy), metadata=self._metadata)
-        channel = self._tensors
+        channel = self._checkpoint_channel
         try:
             while isinstance(
-                content := await self.within(call.read(), f"the next piece of copy {copy} of its tensors"),
+                content := await self.wait_for(call.read(), f"the next piece of copy {copy} of its tensors"),
                 bytes,
             ):
                 yield pb.ArrayPiece.FromString(content)
         except (grpc.aio.AioRpcError, asyncio.CancelledError, DecodeError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Failed(f"{self}: {error.details()}") from None
-            self._gone(error, channel)
+            self._raise_lost(error, channel)
             raise
         await raise_call_status(call)
 
-    async def write_part(self, pieces: Iterable[pb.ArrayPiece]) -> None:
-        """Give the shard what a checkpoint holds of its chunks.
+    async def write_pieces(self, pieces: Iterable[pb.ArrayPiece]) -> None:
+        """Send the shard its pieces of a checkpoint.
 
         Raises:
-            Refused: it is not of this job's optimizer.
+            Refused: the checkpoint does not fit this job's model or optimizer.
             TensorStoreLost: the link went down.
         """
-        call = self._channel().stream_unary(
+        call = self._require_channel().stream_unary(
             "/tiermesh.Shard/WritePart",
             request_serializer=pb.ArrayPiece.SerializeToString,
             response_deserializer=pb.PartWritten.FromString,
         )(metadata=self._metadata)
-        channel = self._tensors
+        channel = self._checkpoint_channel
+        acknowledgement = "the acknowledgement of a piece of a checkpoint"
         try:
             for piece in pieces:
-                await self.within(call.write(piece), _PIECE_TAKEN)
+                await self.wait_for(call.write(piece), acknowledgement)
             await call.done_writing()
-            await self.within(call, _PIECE_TAKEN)
+            await self.wait_for(call, acknowledgement)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
             if call.done() and not call.cancelled() and await call.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise Refused(await call.details()) from None
-            self._gone(error, channel)
+            self._raise_lost(error, channel)
             raise
 
-    def _channel(self) -> grpc.aio.Channel:
-        if self._tensors is None:
-            raise TensorStoreLost(f"{self}: {self.why_down}")
-        return self._tensors
+    def _require_channel(self) -> grpc.aio.Channel:
+        if self._checkpoint_channel is None:
+            raise TensorStoreLost(f"{self}: {self.down_reason}")
+        return self._checkpoint_channel
 
-    def _gone(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
-        """Say why a stream ended on which all of a job's tensors hang, and let the link end with it."""
-        if self._tensors is not channel:
-            raise TensorStoreLost(f"{self}: {self.why_down}") from None
+    def _raise_lost(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
+        """Raise TensorStoreLost, and end the link, if a broken stream or link is why a checkpoint's stream ended."""
+        if self._checkpoint_channel is not channel:
+            raise TensorStoreLost(f"{self}: {self.down_reason}") from None
         if isinstance(error, grpc.aio.AioRpcError | DecodeError):
-            said = (
-                "a message was damaged"
-                if isinstance(error, DecodeError)
-                else error.details() or error.code().name
-            )
-            raise self._lost(f"the stream of a checkpoint ended: {said}") from None
+            if isinstance(error, DecodeError):
+                reason = "a message was damaged"
+            else:
+                reason = error.details() or error.code().name
+            raise self._close_lost(f"the stream of a checkpoint ended: {reason}") from None

@@ -1,4 +1,4 @@
-"""An aggregator's link to its own optimizer whose tensors are in shards: there while all shards are."""
+"""An aggregator's link to the optimizer engine in its own process, whose tensors are in shards."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from services.transport.links import run_until_first_ends
 
 
 class ShardedOptimizerLink:
-    """An `OptimizerLink`.
+    """An `OptimizerLink` that is up while all shards are connected.
 
     Args:
-        engine: decides; its tensors are in the shards.
-        shards: those.
-        name: of this aggregator.
-        epoch: of this aggregator.
-        connected: told the optimizer's name when it is there.
-        lost: told why it is not, whenever that has changed.
-        message: takes what it says.
-        weights: takes the header of each chunk of weights that the shards have.
+        engine: optimizer engine in this process, with a `ShardedTensorStore`.
+        shards: links to the shards.
+        name: name of this aggregator.
+        epoch: epoch of this aggregator.
+        connected: called with the optimizer's name when the link comes up.
+        lost: called with the reason when the link goes down, and whenever that reason changes.
+        message: called with each message of the optimizer.
+        weights: called with the header of each chunk of weights that can be sent by its shard.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ShardedOptimizerLink:
         self._wake = asyncio.Event()
         self._refused: asyncio.Future[None] = self._loop.create_future()
         self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
-        self._outlet = EngineCallbacks(
+        self._callbacks = EngineCallbacks(
             send=lambda body: _later(self._loop, message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),
             wake=self._wake.set,
@@ -61,7 +61,7 @@ class ShardedOptimizerLink:
         shards.on_waiting.append(lost)
 
     async def run(self) -> None:
-        """Keep the shards up, and hand on what weights they have.
+        """Keep the links to the shards up, and pass on the headers of their weights.
 
         Raises:
             Deposed: a shard obeys a newer aggregator.
@@ -69,12 +69,12 @@ class ShardedOptimizerLink:
         await run_until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
 
     def _shards_ready(self) -> None:
-        self._engine.connect(self._hello, self._outlet)
+        self._engine.connect(self._hello, self._callbacks)
         self._connected(f"{self._engine.name}, tensors in {len(self._shards.links)} shards")
 
     def _shards_lost(self, reason: str) -> None:
         self._engine.feed(TensorsLost())
-        self._engine.disconnect(self._outlet)
+        self._engine.disconnect(self._callbacks)
         self._lost(reason)
 
     async def _take_weights(self) -> None:
@@ -85,7 +85,7 @@ class ShardedOptimizerLink:
             await self._wake.wait()
 
     def send_order(self, body: OptimizerOrder) -> None:
-        """Send an order."""
+        """Queue an order to the engine."""
         _later(self._loop, self._order, body)
 
     def _order(self, body: OptimizerOrder) -> None:
@@ -93,12 +93,12 @@ class ShardedOptimizerLink:
             self._engine.feed(Ordered(self._epoch, body))
             self._wake.set()
 
-    def finished(self, header: ChunkHeader) -> None:
-        """The sum of a chunk is finished, in its shard."""
+    def sum_finished(self, header: ChunkHeader) -> None:
+        """Tell the engine that the sum of a chunk is finished and is in its shard."""
         _later(self._loop, self._engine.chunk_arrived, header, None)
 
     def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> Any:
-        """The file parts of a checkpoint."""
+        """Return an async iterator over the file parts of a checkpoint."""
         return self._engine.checkpoint_store.read_files(request)
 
 

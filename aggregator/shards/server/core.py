@@ -1,7 +1,7 @@
-"""A shard's own bookkeeping: whose chunks it takes, which weights it has made, what each worker is to be sent. Pure.
+"""A shard's bookkeeping: which chunks it takes, which weights it has, and which of them each worker gets. Pure.
 
-What becomes of a payload the aggregator's core decides, elsewhere. This stands where that core stands for a worker's
-data stream (`aggregator.data_plane.worker_streams`).
+The aggregator's core decides what happens to a payload. For a worker's data stream
+(`aggregator.data_plane.worker_streams`), this core stands in for that one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from services.tensors.stripes import Stripe
 
 
 @dataclass
-class DueWeights:
-    """What a worker is to be sent.
+class SendProgress:
+    """Weights that a worker gets, and how many of them were sent.
 
     Attributes:
-        version: of the weights; None: nothing yet.
-        limit: how many of the shard's chunks, from its first.
-        sent: how many were sent.
+        version: version of the weights; None before the first order.
+        limit: number of the shard's chunks that may be sent, from its first.
+        sent: number of the shard's chunks that were sent.
     """
 
     version: Version | None = None
@@ -32,15 +32,15 @@ class DueWeights:
 
 
 class ShardCore:
-    """The bookkeeping under one attendance of an aggregator.
+    """Bookkeeping of a shard during one aggregator's session.
 
     Args:
-        epoch: of the aggregator.
-        stripe: the chunks that are this shard's.
+        epoch: epoch of the aggregator.
+        stripe: chunks that belong to this shard.
 
     Attributes:
-        job: the one whose tensors are held; empty if there are none.
-        elements: of its whole layout.
+        job: id of the job whose tensors are here; empty if there are none.
+        elements: number of elements of the job's whole layout.
     """
 
     def __init__(self, epoch: int, stripe: Stripe) -> None:
@@ -49,29 +49,33 @@ class ShardCore:
         self.job = ""
         self.elements = 0
         self._wire = WireTypes()
-        self._version: Version | None = None
-        self._made = 0
-        self._due: dict[int, DueWeights] = {}
+        self._ready_version: Version | None = None
+        self._ready_chunks = 0
+        self._progress: dict[int, SendProgress] = {}  # by session of the worker
 
-    # ---- what is held ----
+    # ---- the job ----
 
-    def opened(self, job: str, elements: int, wire: WireTypes) -> None:
-        """Tensors of a job are held from now on; no weights of it are made yet."""
+    def open_job(self, job: str, elements: int, wire: WireTypes) -> None:
+        """Note that the tensors of a job are here, without weights that can be sent yet."""
         self.job, self.elements, self._wire = job, elements, wire
-        self._version, self._made = None, 0
+        self._ready_version, self._ready_chunks = None, 0
 
-    def dropped(self) -> None:
-        """No tensors are held any more."""
-        self.opened("", 0, WireTypes())
+    def drop_job(self) -> None:
+        """Note that no tensors are here."""
+        self.open_job("", 0, WireTypes())
 
-    def made(self, job: str, version: Version, chunks: int) -> bool:
-        """The messages of the first chunks of a version's weights are made; False: of a job that is held no more."""
+    def weights_ready(self, job: str, version: Version, chunks: int) -> bool:
+        """Note that the first chunks of a version can be sent.
+
+        Returns:
+            False if the job is no longer here.
+        """
         if job != self.job:
             return False
-        self._version, self._made = version, chunks
+        self._ready_version, self._ready_chunks = version, chunks
         return True
 
-    # ---- what a data stream asks ----
+    # ---- data streams ----
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why this shard can't take a worker's chunk; None leaves the decision to the aggregator's core."""
@@ -82,23 +86,23 @@ class ShardCore:
         return None
 
     def expected_elements(self, job: str) -> int | None:
-        """Elements of the whole layout; None: nothing of this job is held."""
+        """Return the number of elements of a job's whole layout; None if the job is not here."""
         return self.elements or None if job == self.job else None
 
     def wire_type(self, kind: ChunkKind) -> DType:
-        """How chunks of this kind travel."""
+        """Return the wire type of chunks of this kind."""
         return self._wire.dtype_of(kind)
 
     def next_weights(self, session: int) -> ChunkHeader | None:
-        """The header of the next chunk of weights for a worker, counted as sent; None: nothing for now."""
-        due = self._due.get(session)
-        if due is None or due.version is None or due.version != self._version:
+        """Return the header of the next chunk of weights for a worker and count it as sent; None: none to send yet."""
+        progress = self._progress.get(session)
+        if progress is None or progress.version is None or progress.version != self._ready_version:
             return None
-        if due.sent >= min(due.limit, self._made):
+        if progress.sent >= min(progress.limit, self._ready_chunks):
             return None
-        due.sent += 1
-        generation, step = due.version
-        index = self.stripe.to_global(due.sent - 1)
+        progress.sent += 1
+        generation, step = progress.version
+        index = self.stripe.to_global(progress.sent - 1)
         start, stop = chunk_range(self.elements, index)
         return ChunkHeader(
             job=self.job,
@@ -114,19 +118,19 @@ class ShardCore:
 
     # ---- workers ----
 
-    def attends(self, session: int) -> None:
-        """A worker's data stream may come."""
-        self._due[session] = DueWeights()
+    def worker_attends(self, session: int) -> None:
+        """Note a worker whose data stream may come."""
+        self._progress[session] = SendProgress()
 
-    def left(self, session: int) -> None:
-        """A worker is gone."""
-        self._due.pop(session, None)
+    def worker_left(self, session: int) -> None:
+        """Forget a worker."""
+        self._progress.pop(session, None)
 
-    def send(self, session: int, version: Version, limit: int) -> None:
-        """A worker is to be sent the first `limit` of the shard's chunks of a version."""
-        due = self._due.get(session)
-        if due is None:
+    def send_up_to(self, session: int, version: Version, limit: int) -> None:
+        """Allow a worker to get the first `limit` of the shard's chunks of a version."""
+        progress = self._progress.get(session)
+        if progress is None:
             return
-        if due.version != version:
-            due.version, due.limit, due.sent = version, 0, 0
-        due.limit = max(due.limit, limit)
+        if progress.version != version:
+            progress.version, progress.limit, progress.sent = version, 0, 0
+        progress.limit = max(progress.limit, limit)

@@ -1,6 +1,6 @@
-"""A shard's payloads and tensors: sums under way, finished sums, and weights, gradient and rule state of its chunks.
+"""What a shard's kernel thread works on: kept sums, finished sums, and the tensors of the shard's chunks.
 
-All of it lives on the shard's kernel thread, which carries out orders in the order in which they came.
+Everything here is used on that thread alone, which carries out orders in the order in which they came.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from aggregator.data_plane.reduction import StoredSums
+from aggregator.shards.array_pieces import STATE_PREFIX, WEIGHTS
 from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
-from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from protos import tensors_pb2 as tensors_pb
+from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
@@ -28,11 +30,11 @@ from services.transport.newest_weights import NewestWeights
 
 @dataclass(frozen=True)
 class WeightsReady:
-    """A chunk of weights is ready to be sent.
+    """Notice that another chunk of weights can be sent.
 
     Attributes:
-        header: of its version.
-        chunks: how many of the shard's chunks of this version are ready with it.
+        header: header with the fields that all chunks of the version share.
+        chunks: number of the shard's chunks of this version that can be sent by now.
     """
 
     header: ChunkHeader
@@ -40,15 +42,15 @@ class WeightsReady:
 
 
 class ShardTensors:
-    """The tensors of one job's chunks.
+    """Tensors of one job's chunks in this shard.
 
     Args:
-        order: what job, and which layout.
-        stripe: which chunks of it.
-        newest: is given weights as soon as they are new.
-        epoch: of the aggregator, for the messages of weights.
-        incarnation: of this process, for the same.
-        metrics: of the update of this part.
+        order: order that names the job and its layout.
+        stripe: chunks of this shard.
+        newest: receives new weights, ready to be sent.
+        epoch: epoch of the aggregator, for the headers of weights.
+        incarnation: incarnation of this process, for the headers of weights.
+        metrics: metrics of this shard's updates.
     """
 
     def __init__(
@@ -69,36 +71,36 @@ class ShardTensors:
         self._metrics = metrics
         config = JobConfig.from_json(order.spec_json)
         self._wire = config.plan().wire
-        self.tensors = MasterTensors(config, stripe.layout_of(Layout.loads(order.layout_json)))
+        self.master = MasterTensors(config, stripe.layout_of(Layout.loads(order.layout_json)))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint keeps, by the names in `ArrayPiece`; the arrays themselves."""
-        state = {f"state/{name}": array for name, array in self.tensors.rule.state.items()}
-        return {"weights": self.tensors.weights, **state}
+        """Return the arrays that a checkpoint keeps, not copied, by their names in `ArrayPiece`."""
+        state = {f"{STATE_PREFIX}{name}": array for name, array in self.master.rule.state.items()}
+        return {WEIGHTS: self.master.weights, **state}
 
     def stage(self, chunk: int, values: Float32Array) -> NDArray[Any]:
-        """Take a finished sum as part of the step's gradient; its block sums, float64."""
+        """Stage a finished sum, [elements of the chunk] float32, and return its block sums, [blocks] float64."""
         local = self._stripe.to_local(chunk)
         with timeline.span("kernel", "stage", chunk=chunk):
-            self.tensors.stage(local, values)
-        return self.tensors.pop_block_sums(local)
+            self.master.stage(local, values)
+        return self.master.pop_block_sums(local)
 
     def store_initial(self, chunk: int, values: Float32Array) -> None:
-        """Take a chunk of initial weights."""
-        self.tensors.store_initial(self._stripe.to_local(chunk), values)
+        """Store a chunk of initial weights, [elements of the chunk] float32."""
+        self.master.store_initial(self._stripe.to_local(chunk), values)
 
-    def update(self, order: pb.UpdatePart, made: Callable[[WeightsReady], None]) -> None:
-        """Update all chunks, and have them ready to be sent one by one."""
+    def update(self, order: pb.UpdatePart, on_ready: Callable[[WeightsReady], None]) -> None:
+        """Update all chunks; call `on_ready` after each, when its weights can be sent."""
         started = time.perf_counter()
         if order.applied:
-            self.tensors.begin_update(order.grad_norm, order.learning_rate)
-        for local in range(self.tensors.layout.chunks):
+            self.master.begin_update(order.grad_norm, order.learning_rate)
+        for local in range(self.master.layout.chunks):
             with timeline.span("kernel", "update", order.step, chunk=self._stripe.to_global(local)):
                 if order.applied:
-                    self.tensors.update(local)
+                    self.master.update(local)
                     hit_failpoint("shard.update.mid")
-                weights = self._weights(local, order.generation, order.step + 1)
-            made(weights)
+                ready = self._publish(local, order.generation, order.step + 1)
+            on_ready(ready)
         self._metrics.record_update(
             self.job,
             seconds=time.perf_counter() - started,
@@ -106,52 +108,53 @@ class ShardTensors:
             learning_rate=order.learning_rate,
         )
 
-    def make_weights(self, order: pb.MakeWeights, made: Callable[[WeightsReady], None]) -> None:
-        """Have the weights as they are ready to be sent."""
-        for local in range(self.tensors.layout.chunks):
-            made(self._weights(local, order.generation, order.step))
+    def publish_weights(self, order: pb.MakeWeights, on_ready: Callable[[WeightsReady], None]) -> None:
+        """Encode the current weights; call `on_ready` after each chunk, when it can be sent."""
+        for local in range(self.master.layout.chunks):
+            on_ready(self._publish(local, order.generation, order.step))
 
-    def _weights(self, local: int, generation: int, step: int) -> WeightsReady:
+    def _publish(self, local: int, generation: int, step: int) -> WeightsReady:
         header = ChunkHeader(
             job=self.job,
             epoch=self._epoch,
             generation=generation,
             step=step,
             incarnation=self._incarnation,
-            kind=WEIGHTS,
+            kind=tensors_pb.WEIGHTS,
             dtype=self._wire.weights,
         )
-        values, elements = self.tensors.chunk_weights(local), self.tensors.layout.elements
+        values, elements = self.master.chunk_weights(local), self.master.layout.elements
         self._newest.put(header, self._stripe.to_global(local), values, elements)
         return WeightsReady(header, local + 1)
 
 
 class KernelState:
-    """What the kernel thread works on: kept sums, finished sums, and the part that is open.
+    """Sums and tensors of a shard.
 
     Attributes:
-        part: that is open.
-        opening: which one it is, or was, or was to be.
+        tensors: tensors of the open job; None if there are none.
+        opening: number of the newest OpenPart, whether or not it succeeded.
+        sums: sums of subtrees of the reduction tree.
     """
 
     def __init__(self) -> None:
-        self.part: ShardTensors | None = None
+        self.tensors: ShardTensors | None = None
         self.opening = 0
-        self.sums = StoredSums(self._finished)
-        self._waiting: dict[int, Float32Array] = {}  # finished sums, until they are staged
+        self.sums = StoredSums(self._sum_finished)
+        self._finished_sums: dict[int, Float32Array] = {}  # by chunk, until they are staged
 
-    def _finished(self, header: ChunkHeader, values: Float32Array) -> None:
-        self._waiting[header.index] = values
+    def _sum_finished(self, header: ChunkHeader, values: Float32Array) -> None:
+        self._finished_sums[header.index] = values
 
-    def take(self, chunk: int) -> Float32Array:
-        """A finished sum, [elements] float32, which is forgotten here."""
-        return self._waiting.pop(chunk)
+    def pop_finished_sum(self, chunk: int) -> Float32Array:
+        """Return the finished sum of a chunk, [elements of the chunk] float32, and forget it."""
+        return self._finished_sums.pop(chunk)
 
-    def open(self, part: ShardTensors | None) -> None:
-        """Another part, or none; finished sums were for the one before."""
-        self.part = part
-        self._waiting.clear()
+    def replace_tensors(self, tensors: ShardTensors | None) -> None:
+        """Replace the tensors; finished sums of the former ones are discarded."""
+        self.tensors = tensors
+        self._finished_sums.clear()
 
-    def decided(self) -> None:
-        """A step is decided: finished sums that were not staged never will be."""
-        self._waiting.clear()
+    def discard_finished_sums(self) -> None:
+        """Discard finished sums that were not staged: their step is decided."""
+        self._finished_sums.clear()

@@ -1,4 +1,4 @@
-"""A shard's gRPC service: one aggregator at a time attends and orders, its workers exchange tensors."""
+"""A shard's gRPC service: orders of one aggregator at a time, and the data streams of its workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from aggregator.shards.array_pieces import DamagedPiece
-from aggregator.shards.messages import SequenceFilter, opened, report
+from aggregator.shards.messages import MAX_BATCH_MESSAGES, SequenceFilter, unwrap, wrap_report
 from aggregator.shards.server.session import ShardSession
-from optimizer import update_rules as rules
+from optimizer import update_rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
@@ -27,14 +27,21 @@ from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, r
 
 log = logging.getLogger("tiermesh.aggregator")
 
-BATCH_MESSAGES = 512
-"""Orders or reports of one message."""
-_SESSION_DIGITS = 20
-"""Of the longest number that a session may have, a uint64's."""
+_MAX_SESSION_DIGITS = 20
+"""Digits of the largest session number, a uint64."""
 
 
 class ShardService:
-    """Serves `tiermesh.Shard`, and workers' data streams of `tiermesh.Cluster`."""
+    """Server of `tiermesh.Shard`, and of workers' data streams of `tiermesh.Cluster`.
+
+    Args:
+        name: name of this shard.
+        metrics: metrics of this process.
+        shared_memory: whether payloads may go through memory shared with a worker on the same host.
+
+    Attributes:
+        tensor_port: port of data streams, 0 if they use the port of the gRPC server; set by the daemon.
+    """
 
     service_names = ("tiermesh.Shard", "tiermesh.Cluster")
 
@@ -46,13 +53,13 @@ class ShardService:
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
         self._epoch = 0
-        self._hold: ShardSession | None = None
+        self._session: ShardSession | None = None
 
     # ---- life ----
 
     async def start(self) -> None:
-        """Have the update rules ready."""
-        rules.prepare()
+        """Load the update rules' kernels."""
+        update_rules.prepare()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -60,11 +67,11 @@ class ShardService:
 
     async def stop(self) -> None:
         """End all streams."""
-        if self._hold is not None:
-            self._hold.close("the shard stops")
+        if self._session is not None:
+            self._session.close("the shard stops")
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """For the server; workers' data streams are given and taken as raw messages."""
+        """Return the gRPC handlers; workers' data streams take and give raw messages."""
         shard = {
             "Attend": grpc.stream_stream_rpc_method_handler(
                 self._attend, response_serializer=encode_with_checksum
@@ -77,7 +84,7 @@ class ShardService:
             ),
         }
         workers = {
-            "Attend": grpc.stream_stream_rpc_method_handler(self._turn_away),
+            "Attend": grpc.stream_stream_rpc_method_handler(self._refuse_attend),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
         }
         return [
@@ -86,33 +93,33 @@ class ShardService:
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:
-        """For the tensor port."""
+        """Return the handlers of the tensor port by method path."""
         return {"/tiermesh.Cluster/Exchange": lambda stream: self._exchange(None, stream)}
 
     # ---- the aggregator ----
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         orders = ControlReader(context.read, pb.ShardOrders, "Attend")
-        hello = await receive_hello(context, orders, _first)
-        why_not = self._why_not(hello)
-        if why_not:
-            await context.abort(*why_not)
-        if self._hold is not None:
+        hello = await receive_hello(context, orders, _unwrap_first)
+        status = self._check_hello(hello)
+        if status is not None:
+            await context.abort(*status)
+        if self._session is not None:
             newer = hello.epoch_seen > self._epoch
             text = (
                 f"aggregator {hello.name} of epoch {hello.epoch_seen} has taken over from epoch {self._epoch}"
             )
-            self._hold.close(text if newer else "replaced by a newer connection of the same aggregator")
+            self._session.close(text if newer else "replaced by a newer connection of the same aggregator")
         self._epoch = hello.epoch_seen
-        hold = self._hold = ShardSession(
+        session = self._session = ShardSession(
             hello,
             incarnation=self._incarnation,
             metrics=self._metrics,
             optimizer_metrics=self._optimizer_metrics,
             shared_memory=self._shared_memory,
         )
-        hold.reports.put(
-            report(
+        session.reports.put(
+            wrap_report(
                 cluster.Hello(
                     protocol=PROTOCOL_VERSION,
                     role="aggregator",
@@ -133,18 +140,20 @@ class ShardService:
         )
         reason = f"aggregator {hello.name} has left"
         try:
-            await run_until_first_ends(self._take_orders(hold, orders), self._say(hold, context))
+            await run_until_first_ends(
+                self._take_orders(session, orders), self._send_reports(session, context)
+            )
         except LinkClosed as closed:
             reason = f"aggregator {hello.name}: {closed}"
             await context.abort(closed.code, str(closed))
         finally:
-            hold.close(reason)
-            if self._hold is hold:
-                self._hold = None
-            log.info("%s; what was held for it is dropped", reason)
+            session.close(reason)
+            if self._session is session:
+                self._session = None
+            log.info("%s; its tensors are dropped", reason)
 
-    def _why_not(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
-        """Why this aggregator is turned away; None if it is welcome."""
+    def _check_hello(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
+        """Return the status and reason with which this aggregator is refused; None if it is accepted."""
         if hello.protocol != PROTOCOL_VERSION:
             return grpc.StatusCode.FAILED_PRECONDITION, (
                 f"aggregator {hello.name} speaks protocol {hello.protocol}, this shard {PROTOCOL_VERSION}; "
@@ -160,95 +169,98 @@ class ShardService:
                 f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this shard obeys epoch {self._epoch}: a "
                 "newer aggregator has taken over; stop this one"
             )
-        hold = self._hold
-        if hold is not None and hold.incarnation == hello.incarnation:
-            asked, is_now = hello.shard_index, hold.stripe.index
-            if asked != is_now:
+        session = self._session
+        if session is not None and session.incarnation == hello.incarnation:
+            requested, present = hello.shard_index, session.stripe.index
+            if requested != present:
                 return grpc.StatusCode.FAILED_PRECONDITION, (
-                    f"shard {self.name} is shard {is_now} of {hello.shard_count} already, and can't be shard {asked} "
-                    "too; give --shards each process once"
+                    f"shard {self.name} is shard {present} of {hello.shard_count} already and can't be shard "
+                    f"{requested} too; list each process once in --shards"
                 )
         return None
 
-    async def _take_orders(self, hold: ShardSession, orders: ControlReader[pb.ShardOrders]) -> None:
+    async def _take_orders(self, session: ShardSession, orders: ControlReader[pb.ShardOrders]) -> None:
         in_order = SequenceFilter()
         while (batch := await orders.next()) is not None:
-            if batch.epoch == hold.epoch and in_order.is_new(batch.number):
-                hold.carry_out(batch.orders)
+            if batch.epoch == session.epoch and in_order.is_new(batch.number):
+                session.carry_out(batch.orders)
 
-    async def _say(self, hold: ShardSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _send_reports(self, session: ShardSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         number = 0
         while True:
-            reports = await hold.reports.take_batch(BATCH_MESSAGES)
+            reports = await session.reports.take_batch(MAX_BATCH_MESSAGES)
             number += 1
-            await context.write(pb.ShardReports(epoch=hold.epoch, reports=reports, number=number))
+            await context.write(pb.ShardReports(epoch=session.epoch, reports=reports, number=number))
 
     # ---- workers ----
 
-    async def _turn_away(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        of = f"shard {self._hold.stripe.index} of aggregator {self._hold.name}" if self._hold else "a shard"
-        text = f"{self.name} is {of}; workers attend the aggregator itself: give them its address"
+    async def _refuse_attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        session = self._session
+        role = f"shard {session.stripe.index} of aggregator {session.name}" if session else "a shard"
+        text = f"{self.name} is {role}, not an aggregator; give workers the aggregator's address"
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     async def _exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         metadata = dict(context.invocation_metadata() or ())
         incarnation, number = str(metadata.get(INCARNATION_KEY)), str(metadata.get(SESSION_KEY))
-        hold = self._hold
-        numbered = number.isdecimal() and len(number) <= _SESSION_DIGITS
-        session = await hold.session_of(incarnation, int(number)) if hold and numbered else None
-        if hold is None or session is None:
+        session = self._session
+        is_number = number.isdecimal() and len(number) <= _MAX_SESSION_DIGITS
+        worker = await session.find_worker(incarnation, int(number)) if session and is_number else None
+        if session is None or worker is None:
             text = (
-                f"no worker incarnation {incarnation!r:.100} of session {number[:_SESSION_DIGITS]} attends this "
-                "shard's aggregator; attend it anew"
+                f"worker incarnation {incarnation!r:.100}, session {number[:_MAX_SESSION_DIGITS]}: unknown to this "
+                "shard's aggregator; attend the aggregator again"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
         reason = "its data stream ended"
         try:
-            await hold.exchange.serve(requests, context)
+            await session.data_streams.serve(requests, context)
         finally:
-            session.mailbox.close(reason)
+            worker.mailbox.close(reason)
             try:
-                await session.mailbox.wait_closed()  # it is, for the reason that was given first
+                await worker.mailbox.wait_closed()  # raises the reason of the first close
             except LinkClosed as closed:
                 reason = str(closed)
-            hold.gone(session, reason)
+            session.worker_gone(worker, reason)
 
     # ---- checkpoints ----
 
-    async def _attended(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
+    async def _require_session(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
         incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
-        hold = self._hold
-        if hold is None or hold.incarnation != incarnation:
-            text = f"aggregator incarnation {incarnation!r} does not attend; open Attend first"
+        session = self._session
+        if session is None or session.incarnation != incarnation:
+            text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             raise AssertionError  # abort raises
-        return hold
+        return session
 
     async def _read_part(
         self, content: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ArrayPiece]:
-        hold = await self._attended(context)
+        session = await self._require_session(context)
         try:
             request, _ = decode_with_checksum(pb.ReadPartRequest, content)
         except ChecksumMismatch as damaged:
-            await context.abort(grpc.StatusCode.DATA_LOSS, f"what was asked for was damaged: {damaged}")
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"the request was damaged: {damaged}")
         try:
-            async for piece in hold.copies.read(request.copy):
+            async for piece in session.copies.read(request.copy):
                 yield piece
         except MemoryError as error:
-            text = f"no memory for a copy of its tensors ({error}); give its host more"
+            text = f"not enough memory for a copy of the shard's tensors ({error}); give its host more"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
     async def _write_part(
         self, pieces: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.PartWritten:
-        hold = await self._attended(context)
+        session = await self._require_session(context)
         try:
             async for piece in pieces:
-                await hold.write(pb.ArrayPiece.FromString(piece))
+                await session.write_piece(pb.ArrayPiece.FromString(piece))
         except DecodeError:
-            await context.abort(grpc.StatusCode.DATA_LOSS, "a message was damaged")
+            await context.abort(
+                grpc.StatusCode.DATA_LOSS, "a message of the checkpoint was damaged; send it again"
+            )
         except DamagedPiece as damaged:
             await context.abort(grpc.StatusCode.DATA_LOSS, str(damaged))
         except Refused as refused:
@@ -256,5 +268,5 @@ class ShardService:
         return pb.PartWritten()
 
 
-def _first(batch: pb.ShardOrders) -> Any:
-    return opened(batch.orders[0]) if batch.orders else None
+def _unwrap_first(batch: pb.ShardOrders) -> Any:
+    return unwrap(batch.orders[0]) if batch.orders else None

@@ -1,6 +1,6 @@
-"""What a shard holds for the aggregator that attends it, from its Hello to the end of its streams.
+"""One aggregator's connection to a shard, from its Hello to the end of its streams.
 
-Bookkeeping is on the event loop; payloads and tensors are the kernel thread's (part.py).
+Bookkeeping happens on the event loop, work on payloads and tensors on the kernel thread (kernel_state.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from google.protobuf.message import Message
 
 from aggregator.core.events import ChunkArrived, DataStreamOpened, Keep
 from aggregator.data_plane.worker_streams import WorkerDataStreams
-from aggregator.shards.array_pieces import TensorCopies, put
-from aggregator.shards.messages import from_node, opened, report, to_effect
+from aggregator.shards.array_pieces import write_piece
+from aggregator.shards.messages import (
+    MAX_QUEUED_MESSAGES,
+    node_from_message,
+    order_to_effect,
+    unwrap,
+    wrap_report,
+)
 from aggregator.shards.server.core import ShardCore
 from aggregator.shards.server.kernel_state import KernelState, ShardTensors, WeightsReady
+from aggregator.shards.server.tensor_copies import TensorCopies
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.tensor_store import reason_of
 from protos import cluster_pb2 as cluster
@@ -41,25 +48,25 @@ from services.transport.newest_weights import NewestWeights
 
 log = logging.getLogger("tiermesh.aggregator")
 
-MESSAGES = 1 << 16
-"""Orders or reports that may wait for a peer to read."""
-WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
-"""Payloads that may wait for the aggregator's word on them and for the kernel thread; then workers' streams are not
-read."""
+MAX_WAITING_CHUNKS = TOTAL_WINDOW_CHUNKS
+"""Payloads that may wait for the aggregator's decision and for the kernel thread; then no worker's stream is read."""
 
 
 class ShardSession:
-    """One attendance of an aggregator.
+    """Session of the aggregator that this shard obeys.
 
     Args:
-        hello: what the aggregator said first.
-        incarnation: of this process.
-        metrics: of this shard.
-        optimizer_metrics: of the updates of its part.
-        shared_memory: whether payloads may go through memory shared with a worker.
+        hello: Hello of the aggregator.
+        incarnation: incarnation of this process.
+        metrics: metrics of this shard.
+        optimizer_metrics: metrics of the updates of this shard's chunks.
+        shared_memory: whether payloads may go through memory shared with a worker on the same host.
 
     Attributes:
-        reports: on their way to the aggregator; closing it ends the attendance.
+        stripe: chunks of this shard.
+        reports: reports on their way to the aggregator; closing it ends the session.
+        copies: copies of the tensors for checkpoints.
+        data_streams: server of the workers' data streams.
     """
 
     def __init__(
@@ -73,66 +80,73 @@ class ShardSession:
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
-        self.reports: Mailbox[pb.ShardReport] = Mailbox(MESSAGES)
+        self.reports: Mailbox[pb.ShardReport] = Mailbox(MAX_QUEUED_MESSAGES)
         self.copies = TensorCopies()
         self._own_incarnation = incarnation
         self._optimizer_metrics = optimizer_metrics
         self._loop = asyncio.get_running_loop()
         self._core = ShardCore(self.epoch, self.stripe)
-        self._sessions = WorkerSessions(self.epoch)
-        self._attending = asyncio.Event()  # set when a worker is told of
+        self._workers = WorkerSessions(self.epoch)
+        self._worker_attended = asyncio.Event()
         self._newest = NewestWeights(self.stripe)
-        self._backlog = Backlog(WAITING_CHUNKS)
-        self.exchange = WorkerDataStreams(
+        self._backlog = Backlog(MAX_WAITING_CHUNKS)
+        self.data_streams = WorkerDataStreams(
             core=self._core,
             newest=self._newest,
-            sessions=self._sessions,
+            sessions=self._workers,
             metrics=metrics,
             feed=self._feed,
             wait_for_room=self._backlog.wait_for_room,
             shared_memory=shared_memory,
         )
-        self._bench = KernelState()
+        self._kernel_state = KernelState()
         self._kernel = ThreadPoolExecutor(1, "shard")
-        self._arrived: dict[int, TensorChunk] = {}  # that the aggregator is to decide on
+        self._arrived: dict[int, TensorChunk] = {}  # by arrival, until the aggregator decides
         self._last_arrival = 0
         self._opening = 0
 
     def close(self, reason: str) -> None:
-        """The attendance is over: workers' streams end, and what is held is forgotten."""
+        """End the session and the workers' streams, and drop all payloads and tensors."""
         self.reports.close(reason)
-        self._sessions.close_all(reason)
+        self._workers.close_all(reason)
         self.copies.close()
         self._kernel.shutdown(wait=False, cancel_futures=True)
         self._arrived.clear()
 
     def _report(self, body: Message) -> None:
-        self.reports.put(report(body))
+        self.reports.put(wrap_report(body))
 
     # ---- workers ----
 
-    async def session_of(self, incarnation: str, number: int) -> WorkerSession | None:
-        """The session by which a worker's data stream names itself; the aggregator's word of it is waited for."""
+    async def find_worker(self, incarnation: str, number: int) -> WorkerSession | None:
+        """Return the worker session that a data stream names; None if the aggregator does not announce it in time.
+
+        A worker may connect to the shard before the aggregator's WorkerAttends has come.
+
+        Args:
+            incarnation: incarnation of the worker's process.
+            number: session number in the worker's Welcome.
+        """
         deadline = self._loop.time() + HELLO_SECONDS
         while True:
-            session = self._sessions.of_incarnation(incarnation)
-            if session is not None and session.number >= number:
-                return session if session.number == number else None
-            self._attending.clear()
+            worker = self._workers.of_incarnation(incarnation)
+            if worker is not None and worker.number >= number:
+                return worker if worker.number == number else None
+            self._worker_attended.clear()
             try:
-                await asyncio.wait_for(self._attending.wait(), deadline - self._loop.time())
+                await asyncio.wait_for(self._worker_attended.wait(), deadline - self._loop.time())
             except asyncio.TimeoutError:
                 return None
 
-    def gone(self, session: WorkerSession, reason: str) -> None:
-        """A worker's data stream is over."""
-        if self._sessions.get(session.number) is not None:
-            self._sessions.close(session.number)
-            self._core.left(session.number)
-            self._report(pb.WorkerGone(session=session.number, reason=reason))
+    def worker_gone(self, worker: WorkerSession, reason: str) -> None:
+        """Report the end of a worker's data stream."""
+        if self._workers.get(worker.number) is not None:
+            self._workers.close(worker.number)
+            self._core.worker_left(worker.number)
+            self._report(pb.WorkerGone(session=worker.number, reason=reason))
 
     def _feed(self, event: DataStreamOpened | ChunkArrived, chunk: TensorChunk | None) -> None:
-        """What a worker's data stream brings."""
+        """Report what a worker's data stream brings."""
         if isinstance(event, DataStreamOpened):
             self._report(pb.WorkerExchanges(session=event.session))
             return
@@ -141,8 +155,8 @@ class ShardSession:
         if not self.stripe.contains(header.index):
             count = self.stripe.count
             raise ChunkRefused(
-                f"chunk {header.index}: of job {header.job}, lease {header.lease}: it is shard "
-                f"{header.index % count}'s of {count}, this is shard {self.stripe.index}"
+                f"chunk {header.index} of job {header.job}, lease {header.lease}: it belongs to shard "
+                f"{header.index % count} of {count}, but this is shard {self.stripe.index}"
             )
         self._last_arrival += 1
         self._arrived[self._last_arrival] = chunk
@@ -150,11 +164,11 @@ class ShardSession:
         hit_failpoint("shard.arrived")
         self._report(pb.ArrivedChunk(session=event.session, arrival=self._last_arrival, header=header))
 
-    def _decide(self, arrival: int) -> TensorChunk:
+    def _pop_arrived(self, arrival: int) -> TensorChunk:
         chunk = self._arrived.pop(arrival, None)
         if chunk is None:
             raise LinkClosed(
-                f"an order on arrival {arrival}: the newest is {self._last_arrival}, and each is decided on once",
+                f"order for arrival {arrival}: expected an undecided one, at most {self._last_arrival}",
                 grpc.StatusCode.INVALID_ARGUMENT,
             )
         return chunk
@@ -162,12 +176,12 @@ class ShardSession:
     # ---- orders ----
 
     def carry_out(self, orders: Sequence[pb.ShardOrder]) -> None:
-        """Orders of the aggregator, in their order.
+        """Carry out orders of the aggregator, in their sequence.
 
         Raises:
-            LinkClosed: one makes no sense.
+            LinkClosed: an order names an arrival that there is not.
         """
-        tasks = [self._begin(body) for sealed in orders if (body := opened(sealed)) is not None]
+        tasks = [self._begin(body) for envelope in orders if (body := unwrap(envelope)) is not None]
         work = [task for task in tasks if task is not None]
         if work:
             self._kernel.submit(self._run, work)
@@ -176,101 +190,103 @@ class ShardSession:
         try:
             for task in work:
                 task()
-        except Exception as error:  # must reach the event loop: this thread has nobody to tell
-            self._loop.call_soon_threadsafe(self._give_up, error)
+        except Exception as error:  # the thread pool would swallow it
+            self._loop.call_soon_threadsafe(self._fail, error)
 
-    def _give_up(self, error: Exception) -> None:
-        """What is held does not fit the aggregator's orders: it has to start over."""
+    def _fail(self, error: Exception) -> None:
+        """End the session: the sums here do not match the aggregator's orders, so it must start over."""
         log.error("%s", describe_internal_error(error), exc_info=error)
         self.reports.close(
             f"it can't carry out an order: {describe_internal_error(error)}", grpc.StatusCode.INTERNAL
         )
 
     def _begin(self, body: Message) -> Callable[[], None] | None:
-        """What is to be done on the event loop is done; what is left is for the kernel thread."""
+        """Do an order's work on the event loop; return its work for the kernel thread, if there is any."""
         match body:
             case pb.KeepSum():
-                chunk = self._decide(body.arrival)
-                return partial(self._keep, Keep(chunk.header.index, from_node(body.node)), chunk)
+                chunk = self._pop_arrived(body.arrival)
+                return partial(self._keep, Keep(chunk.header.index, node_from_message(body.node)), chunk)
             case pb.DiscardChunk():
-                self._decide(body.arrival)
+                self._pop_arrived(body.arrival)
                 self._backlog.cancel()
             case pb.SendUpTo():
-                self._core.send(body.session, Version(body.generation, body.step), body.limit)
-                session = self._sessions.get(body.session)
-                if session is not None:
-                    session.wake.set()
+                self._core.send_up_to(body.session, Version(body.generation, body.step), body.limit)
+                worker = self._workers.get(body.session)
+                if worker is not None:
+                    worker.wake.set()
             case pb.WorkerAttends():
                 hello = cluster.Hello(name=body.name, incarnation=body.incarnation)
-                self._sessions.open(hello, body.session)
-                self._core.attends(body.session)
-                self._attending.set()
+                self._workers.open(hello, body.session)
+                self._core.worker_attends(body.session)
+                self._worker_attended.set()
             case pb.WorkerLeft():
-                left = self._sessions.get(body.session)
-                if left is not None:
-                    self._sessions.close(body.session)
-                    self._core.left(body.session)
-                    left.mailbox.close(body.reason)
+                worker = self._workers.get(body.session)
+                if worker is not None:
+                    self._workers.close(body.session)
+                    self._core.worker_left(body.session)
+                    worker.mailbox.close(body.reason)
             case cluster.Heartbeat():
                 self._report(cluster.Heartbeat())
             case _:
-                effect = to_effect(body)
+                effect = order_to_effect(body)
                 if effect is not None:
-                    return partial(self._bench.sums.carry_out, effect, None)
+                    return partial(self._kernel_state.sums.carry_out, effect, None)
                 return partial(self._guarded, body)
         return None
 
     # ---- on the kernel thread ----
 
     def _keep(self, effect: Keep, chunk: TensorChunk) -> None:
-        self._bench.sums.carry_out(effect, chunk)
+        self._kernel_state.sums.carry_out(effect, chunk)
         self._backlog.remove()
 
     def _guarded(self, body: Message) -> None:
-        """Work on the part, whose failure is the job's, not the process's."""
+        """Carry out an order on the tensors so that an error fails the job, not the process."""
         try:
             self._work(body)
         except Exception as error:
-            self._tell(pb.PartBroke(opening=self._bench.opening, reason=reason_of(error)))
+            self._report_from_kernel(
+                pb.PartBroke(opening=self._kernel_state.opening, reason=reason_of(error))
+            )
 
-    def _tell(self, body: Message) -> None:
+    def _report_from_kernel(self, body: Message) -> None:
         self._loop.call_soon_threadsafe(self._report, body)
 
     def _work(self, body: Message) -> None:
-        bench, part = self._bench, self._bench.part
+        state, tensors = self._kernel_state, self._kernel_state.tensors
         if isinstance(body, pb.OpenPart | pb.DropPart):
             self._open(body)
             return
-        if part is None:
-            return  # dropped, for a reason that was told of
+        if tensors is None:
+            return  # they were dropped, or PartBroke said why they could not be opened
         match body:
             case pb.StageChunk(initial=True):
-                part.store_initial(body.chunk, bench.take(body.chunk))
+                tensors.store_initial(body.chunk, state.pop_finished_sum(body.chunk))
             case pb.StageChunk():
-                sums = part.stage(body.chunk, bench.take(body.chunk))
+                block_sums = tensors.stage(body.chunk, state.pop_finished_sum(body.chunk))
                 hit_failpoint("shard.staged")
-                self._tell(pb.StagedChunk(chunk=body.chunk, block_sums=sums.tolist()))
+                self._report_from_kernel(pb.StagedChunk(chunk=body.chunk, block_sums=block_sums.tolist()))
             case pb.UpdatePart():
-                bench.decided()
-                part.update(body, self._tell_updated)
+                state.discard_finished_sums()
+                tensors.update(body, self._on_updated)
             case pb.MakeWeights():
-                part.make_weights(body, self._tell_made)
+                tensors.publish_weights(body, self._on_published)
             case pb.CopyPart():
-                self.copies.make(body.copy, part.arrays())
+                self.copies.make(body.copy, tensors.arrays())
 
-    def _tell_updated(self, made: WeightsReady) -> None:
-        self._loop.call_soon_threadsafe(self._made, made, True)
+    def _on_updated(self, ready: WeightsReady) -> None:
+        self._loop.call_soon_threadsafe(self._weights_ready, ready, True)
 
-    def _tell_made(self, made: WeightsReady) -> None:
-        self._loop.call_soon_threadsafe(self._made, made, False)
+    def _on_published(self, ready: WeightsReady) -> None:
+        self._loop.call_soon_threadsafe(self._weights_ready, ready, False)
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
-        self._bench.open(None)  # so that two are never held
+        self._kernel_state.replace_tensors(None)  # first, so that the memory of two jobs is never needed
         self._newest.clear()
-        self._loop.call_soon_threadsafe(self._core.dropped)
+        self._loop.call_soon_threadsafe(self._core.drop_job)
         if isinstance(order, pb.OpenPart):
-            self._bench.opening = order.opening
-            part = ShardTensors(
+            self._kernel_state.opening = order.opening
+            tensors = ShardTensors(
                 order,
                 self.stripe,
                 self._newest,
@@ -278,37 +294,36 @@ class ShardSession:
                 incarnation=self._own_incarnation,
                 metrics=self._optimizer_metrics,
             )
-            self._bench.open(part)
+            self._kernel_state.replace_tensors(tensors)
             self._loop.call_soon_threadsafe(self._opened, order)
 
     def _opened(self, order: pb.OpenPart) -> None:
-        """On the event loop."""
         self._opening = order.opening
         elements = Layout.loads(order.layout_json).elements
-        self._core.opened(order.job, elements, JobConfig.from_json(order.spec_json).plan().wire)
+        self._core.open_job(order.job, elements, JobConfig.from_json(order.spec_json).plan().wire)
         hit_failpoint("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 
-    def _made(self, made: WeightsReady, updated: bool) -> None:
-        """On the event loop: a chunk of weights is ready to be sent."""
-        header = made.header
-        if not self._core.made(header.job, Version(header.generation, header.step), made.chunks):
+    def _weights_ready(self, ready: WeightsReady, updated: bool) -> None:
+        """Send a chunk of weights to the workers, on the event loop; report it if it was just updated."""
+        header = ready.header
+        if not self._core.weights_ready(header.job, Version(header.generation, header.step), ready.chunks):
             return
         if updated:
-            self._report(pb.UpdatedPart(step=header.step - 1, chunks=made.chunks))
-        self._sessions.wake_all()
+            self._report(pb.UpdatedPart(step=header.step - 1, chunks=ready.chunks))
+        self._workers.wake_all()
 
-    async def write(self, piece: pb.ArrayPiece) -> None:
-        """Take what a checkpoint holds.
+    async def write_piece(self, piece: pb.ArrayPiece) -> None:
+        """Write a piece of a checkpoint into this shard's tensors.
 
         Raises:
-            Refused: it belongs to another part, or nowhere in this one.
+            Refused: the piece is damaged, does not fit, or belongs to another OpenPart than the newest.
         """
         if piece.opening != self._opening:
-            raise Refused(f"array {piece.array}: of opening {piece.opening}, expected {self._opening}")
-        await self._loop.run_in_executor(self._kernel, self._put, piece)
+            raise Refused(f"array {piece.array}: for opening {piece.opening}, expected {self._opening}")
+        await self._loop.run_in_executor(self._kernel, self._write_piece, piece)
 
-    def _put(self, piece: pb.ArrayPiece) -> None:
-        if self._bench.part is not None:
-            put(piece, self._bench.part.arrays())
+    def _write_piece(self, piece: pb.ArrayPiece) -> None:
+        if self._kernel_state.tensors is not None:
+            write_piece(piece, self._kernel_state.tensors.arrays())
             hit_failpoint("shard.write.mid")

@@ -1,4 +1,4 @@
-"""Effects on payloads reach the shard that holds them, in order; whatever the core does not have kept is discarded."""
+"""Effects become orders to the shard that has the payload, and chunks that the core does not keep are discarded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from google.protobuf.message import Message
 from aggregator.core import events as ev
 from aggregator.shards.client.data_plane import ShardedDataPlane
 from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.messages import SequenceFilter, opened, order, report, to_effect, to_order
+from aggregator.shards.messages import (
+    SequenceFilter,
+    effect_to_order,
+    order_to_effect,
+    unwrap,
+    wrap_order,
+    wrap_report,
+)
 from aggregator.worker_sessions import WorkerSessions
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -28,7 +35,7 @@ ROOT, LEFT, RIGHT = Node(0, 2), Node(0, 1), Node(1, 1)
 
 
 def line(body: Message) -> str:
-    """An order on one line."""
+    """Return an order as one line."""
     match body:
         case pb.KeepSum():
             return f"keep arrival {body.arrival}"
@@ -42,7 +49,7 @@ def line(body: Message) -> str:
 
 
 class Core:
-    """Answers as a test says."""
+    """A core whose answers a test sets."""
 
     def __init__(self) -> None:
         self.stale: Refusal | None = None
@@ -60,10 +67,10 @@ class Core:
 
 
 class Dialogue:
-    """ShardedDataPlane over shards that are all up and only take orders."""
+    """A sharded data plane over links that record orders, without shards behind them."""
 
     def __init__(self, shards: int = 2) -> None:
-        self.told: list[tuple[int, str]] = []
+        self.sent: list[tuple[int, str]] = []
         self.fed: list[ev.DataStreamOpened | ev.ChunkArrived] = []
         self.finished: list[int] = []
         self.core = Core()
@@ -78,34 +85,34 @@ class Dialogue:
         )
         for link in self.shards.links:
             index = link.stripe.index
-            vars(link)["order"] = lambda body, index=index: self.told.append((index, line(body)))
+            vars(link)["send_order"] = lambda body, index=index: self.sent.append((index, line(body)))
         self.decide: Callable[[ev.ChunkArrived], Sequence[ev.SumEffect]] = lambda event: ()
-        self.lanes = ShardedDataPlane(
+        self.data_plane = ShardedDataPlane(
             self.shards,
-            core=self.core,  # type: ignore[arg-type]  # of it, all that lanes ask
+            core=self.core,  # type: ignore[arg-type]  # has what a data plane calls
             sessions=self.sessions,
             feed=self._feed,
-            finished=lambda header: self.finished.append(header.index),
+            on_sum_finished=lambda header: self.finished.append(header.index),
         )
-        self.lanes.submit([ev.DropAll()], None)
+        self.data_plane.submit([ev.DropAll()], None)
         self.orders()
 
     def _feed(self, event: ev.DataStreamOpened | ev.ChunkArrived) -> None:
         self.fed.append(event)
         if isinstance(event, ev.ChunkArrived) and (effects := self.decide(event)):
-            self.lanes.submit(effects, None)
+            self.data_plane.submit(effects, None)
 
     def report(self, shard: int, body: Any) -> None:
-        """A shard says something."""
-        self.shards.takers[type(body)](self.shards.links[shard], body)
+        """Give a report of a shard to its handler."""
+        self.shards.report_handlers[type(body)](self.shards.links[shard], body)
 
     def arrive(self, shard: int, arrival: int, chunk: int) -> None:
         self.report(shard, pb.ArrivedChunk(session=1, arrival=arrival, header=ChunkHeader(index=chunk)))
 
     def orders(self) -> list[tuple[int, str]]:
-        """What the shards were told since the last time."""
-        told, self.told = self.told, []
-        return told
+        """Return the orders since the last call, with the shard's number."""
+        sent, self.sent = self.sent, []
+        return sent
 
 
 def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
@@ -117,7 +124,7 @@ def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
     asyncio.run(run())
 
 
-def test_a_payload_is_kept_merged_and_finished_where_it_is() -> None:
+def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
     def scenario(talk: Dialogue) -> None:
         talk.decide = lambda event: (
             ev.Keep(3, RIGHT),
@@ -138,22 +145,22 @@ def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
         talk.core.stale = Refusal("its step is 9")
         talk.arrive(0, 2, chunk=2)
         talk.core.stale = None
-        for arrival, chunk in ((3, 1), (4, 99)):  # another shard's, and no chunk of this layout
+        for arrival, chunk in ((3, 1), (4, 99)):  # a chunk of another shard, and one beyond the layout
             talk.arrive(0, arrival, chunk)
-        assert len(talk.fed) == 1, "the core is not told of what it would drop"
+        assert len(talk.fed) == 1, "the core does not see stale chunks"
         assert talk.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
 
     with_dialogue(scenario)
 
 
-def test_sums_that_were_lost_with_a_shard_are_not_asked_for() -> None:
+def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
     def scenario(talk: Dialogue) -> None:
-        for call in talk.shards.on_lost:
-            call("shard 0 of 2: gone")
+        for callback in talk.shards.on_lost:
+            callback("shard 0 of 2: gone")
         talk.decide = lambda event: (ev.Keep(0, RIGHT), ev.Merge(0, LEFT, RIGHT, ROOT))
         talk.arrive(0, 1, chunk=0)
-        assert talk.orders() == [(0, "discard arrival 1")], "the core believes in LEFT, which nobody has"
-        talk.lanes.submit([ev.DropAll()], None)
+        assert talk.orders() == [(0, "discard arrival 1")], "the core still knows LEFT, which no shard has"
+        talk.data_plane.submit([ev.DropAll()], None)
         talk.decide = lambda event: (ev.Keep(0, RIGHT),)
         talk.arrive(0, 2, chunk=0)
         assert talk.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep arrival 2")]
@@ -161,28 +168,28 @@ def test_sums_that_were_lost_with_a_shard_are_not_asked_for() -> None:
     with_dialogue(scenario)
 
 
-def test_a_worker_exchanges_once_it_does_so_with_all_shards() -> None:
+def test_a_worker_counts_as_exchanging_once_all_shards_have_its_streams() -> None:
     def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.worker_connected(session)
+        talk.data_plane.worker_connected(session)
         assert talk.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
         talk.report(1, pb.WorkerExchanges(session=session.number))
         assert talk.fed == []
         talk.report(0, pb.WorkerExchanges(session=session.number))
         assert talk.fed == [ev.DataStreamOpened(session.number)]
         welcome = cluster.Welcome()
-        talk.lanes.fill_welcome(session.number, welcome)
+        talk.data_plane.fill_welcome(session.number, welcome)
         assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
-        talk.lanes.worker_lost(session, "it stops")
+        talk.data_plane.worker_lost(session, "it stops")
         assert talk.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
 
     with_dialogue(scenario)
 
 
-def test_a_worker_that_one_shard_lost_starts_over() -> None:
+def test_a_worker_that_one_shard_lost_is_disconnected() -> None:
     async def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.worker_connected(session)
+        talk.data_plane.worker_connected(session)
         talk.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
         with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
             await session.mailbox.wait_closed()
@@ -190,17 +197,17 @@ def test_a_worker_that_one_shard_lost_starts_over() -> None:
     with_dialogue(scenario)
 
 
-def test_weights_are_sent_by_the_shards_that_have_them() -> None:
+def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
     async def scenario(talk: Dialogue) -> None:
         session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.lanes.worker_connected(session)
+        talk.data_plane.worker_connected(session)
         talk.orders()
 
         def due(step: int, *chunks: int) -> None:
             headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
             talk.core.weights[session.number] = headers
-            talk.lanes.wake_senders()
-            talk.lanes.wake_senders()
+            talk.data_plane.wake_senders()
+            talk.data_plane.wake_senders()
 
         due(4, 0, 1, 2)
         assert talk.orders() == [], "once in a turn of the event loop"
@@ -208,7 +215,7 @@ def test_weights_are_sent_by_the_shards_that_have_them() -> None:
         assert talk.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
         due(4, 3)
         await asyncio.sleep(0)
-        assert talk.orders() == [(1, "send 1 1.4 up to 2")], "no word to a shard for which nothing changes"
+        assert talk.orders() == [(1, "send 1 1.4 up to 2")], "no order to a shard whose limit is unchanged"
         due(5, 0)
         await asyncio.sleep(0)
         assert talk.orders() == [(0, "send 1 1.5 up to 1")]
@@ -225,21 +232,21 @@ def test_weights_are_sent_by_the_shards_that_have_them() -> None:
         ev.DropAll(),
     ],
 )
-def test_effects_travel_as_they_are(
+def test_effects_survive_the_conversion_to_orders(
     effect: ev.Drop | ev.Merge | ev.Forward | ev.DropAll,
 ) -> None:
-    body = opened(pb.ShardOrder.FromString(order(to_order(effect)).SerializeToString()))
+    body = unwrap(pb.ShardOrder.FromString(wrap_order(effect_to_order(effect)).SerializeToString()))
     assert body is not None
-    assert to_effect(body) == effect
+    assert order_to_effect(body) == effect
 
 
-def test_an_envelope_of_a_newer_version_is_passed_over() -> None:
-    assert opened(pb.ShardOrder()) is None
-    assert opened(report(cluster.Heartbeat())) == cluster.Heartbeat()
-    assert to_effect(pb.DropPart()) is None
+def test_an_envelope_of_a_newer_version_is_ignored() -> None:
+    assert unwrap(pb.ShardOrder()) is None
+    assert unwrap(wrap_report(cluster.Heartbeat())) == cluster.Heartbeat()
+    assert order_to_effect(pb.DropPart()) is None
 
 
-def test_a_message_that_comes_again_is_passed_over_and_one_that_is_missing_ends_the_stream() -> None:
+def test_a_repeated_message_is_ignored_and_a_missing_one_ends_the_stream() -> None:
     in_order = SequenceFilter()
     assert [in_order.is_new(number) for number in (1, 2, 2, 1, 0, 3)] == [
         True,
@@ -249,5 +256,5 @@ def test_a_message_that_comes_again_is_passed_over_and_one_that_is_missing_ends_
         True,
         True,
     ]
-    with pytest.raises(LinkClosed, match="message 5 came, expected 4"):
+    with pytest.raises(LinkClosed, match=r"5, expected at most 4"):
         in_order.is_new(5)

@@ -1,4 +1,4 @@
-"""Shards together: there when all are, lost with one, and who is waited for is told whenever that changes."""
+"""All shards of an aggregator: ready when all links are up, lost with one, and the missing shard is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from aggregator.shards.client.group import ShardGroup
-from aggregator.shards.messages import report
+from aggregator.shards.messages import wrap_report
 from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 class Hosts:
-    """Shard processes that are not processes, each at an address that outlives it."""
+    """Two shard services in this process, each at an address that stays the same after a restart."""
 
     def __init__(self) -> None:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
@@ -55,24 +55,24 @@ class Hosts:
             await self.stop(index)
 
 
-class Told:
-    """What shards tell, awaited."""
+class GroupEvents:
+    """Lines about the calls of a group's callbacks, in order."""
 
     def __init__(self, shards: ShardGroup) -> None:
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         shards.on_ready.append(lambda: self._lines.put_nowait("ready"))
-        shards.on_lost.append(lambda why: self._lines.put_nowait(f"lost {why}"))
-        shards.on_waiting.append(lambda why: self._lines.put_nowait(f"waiting {why}"))
+        shards.on_lost.append(lambda reason: self._lines.put_nowait(f"lost {reason}"))
+        shards.on_waiting.append(lambda reason: self._lines.put_nowait(f"waiting {reason}"))
 
-    async def until(self, *parts: str) -> str:
-        """The next line that has all these parts."""
+    async def wait_for_line(self, *parts: str) -> str:
+        """Return the next line that contains all these parts; skip others."""
         while True:
             line = await self._lines.get()
             if all(part in line for part in parts):
                 return line
 
 
-def with_shards(scenario: Callable[[Hosts, ShardGroup, Told], Awaitable[None]]) -> None:
+def with_shards(scenario: Callable[[Hosts, ShardGroup, GroupEvents], Awaitable[None]]) -> None:
     async def run() -> None:
         hosts = Hosts()
         shards = ShardGroup(
@@ -83,10 +83,10 @@ def with_shards(scenario: Callable[[Hosts, ShardGroup, Told], Awaitable[None]]) 
             epoch=3,
             timeouts=Timeouts.from_heartbeat(0.2),
         )
-        told = Told(shards)
+        events = GroupEvents(shards)
         running = asyncio.ensure_future(shards.run())
         try:
-            await scenario(hosts, shards, told)
+            await scenario(hosts, shards, events)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -95,47 +95,47 @@ def with_shards(scenario: Callable[[Hosts, ShardGroup, Told], Awaitable[None]]) 
     asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
 
 
-def test_all_must_be_there_and_the_one_that_is_not_is_named() -> None:
-    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
-        assert "shard 0 of 2" in await told.until("waiting")
+def test_the_group_is_ready_with_all_shards_and_names_the_missing_one() -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
+        assert "shard 0 of 2" in await events.wait_for_line("waiting")
         await hosts.start(0)
-        assert hosts.addresses[1] in await told.until("waiting", "shard 1 of 2")
-        assert "shard 1 of 2" in shards.why_not_ready()
+        assert hosts.addresses[1] in await events.wait_for_line("waiting", "shard 1 of 2")
+        assert "shard 1 of 2" in str(shards.check_ready())
         first, second = shards.status()
         assert (first.name, first.detail) == ("s0", "")
         assert (second.name, bool(second.detail)) == ("", True)
         await hosts.start(1)
-        await told.until("ready")
-        assert (shards.ready, shards.why_not_ready()) == (True, "")
+        await events.wait_for_line("ready")
+        assert (shards.ready, shards.check_ready()) == (True, None)
 
     with_shards(scenario)
 
 
-def test_all_start_over_when_one_is_lost() -> None:
-    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
+def test_all_shards_start_over_when_one_is_lost() -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
         await hosts.start(0)
         await hosts.start(1)
-        await told.until("ready")
+        await events.wait_for_line("ready")
         await hosts.stop(1)
-        await told.until("lost", "shard 1 of 2")
+        await events.wait_for_line("lost", "shard 1 of 2")
         assert not shards.ready
         await hosts.start(1)
-        await told.until("ready")
+        await events.wait_for_line("ready")
 
     with_shards(scenario)
 
 
-def test_an_aggregator_is_no_shard() -> None:
-    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
+def test_a_process_that_is_not_a_shard_is_named() -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
         handlers: list[grpc.GenericRpcHandler] = []
         server = await start_server(hosts.addresses[0], Security(), handlers, ())
-        await told.until("waiting", "shard 0", "it is no shard; start it with `tiermesh aggregator --shard`")
+        await events.wait_for_line("waiting", "shard 0", "not a shard", "`tiermesh aggregator --shard`")
         await server.stop(0)
 
     with_shards(scenario)
 
 
-def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_between_attempts_to_connect_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     enough = asyncio.Event()
 
@@ -146,7 +146,7 @@ def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: py
                 enough.set()
             await asyncio.sleep(0)
 
-    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
+    async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
         await enough.wait()
 
     monkeypatch.setattr("aggregator.shards.client.link.Backoff", Hasty)
@@ -155,23 +155,23 @@ def test_a_shard_that_is_away_is_looked_for_at_the_clusters_pace(monkeypatch: py
 
 
 def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
-    async def scenario(hosts: Hosts, shards: ShardGroup, told: Told) -> None:
-        await told.until("waiting")
-        shards.order_all(cluster.Heartbeat())
+    async def scenario(hosts: Hosts, shards: ShardGroup, events: GroupEvents) -> None:
+        await events.wait_for_line("waiting")
+        shards.send_to_all(cluster.Heartbeat())
         await hosts.start(0)
         await hosts.start(1)
-        await told.until("ready")
-        heard = [link.heard_seconds for link in shards.links]
-        while [link.heard_seconds for link in shards.links] == heard:
-            await asyncio.sleep(0.05)  # they answer heartbeats
+        await events.wait_for_line("ready")
+        heard = [link.last_heard_seconds for link in shards.links]
+        while [link.last_heard_seconds for link in shards.links] == heard:
+            await asyncio.sleep(0.05)  # until both have answered a heartbeat
 
     with_shards(scenario)
 
 
-def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() -> None:
+def test_a_link_with_a_damaged_message_is_opened_again_at_once() -> None:
     async def scenario() -> None:
         hello, beat = (
-            pb.ShardReports(epoch=3, reports=[report(body)])
+            pb.ShardReports(epoch=3, reports=[wrap_report(body)])
             for body in (cluster.Hello(name="s"), cluster.Heartbeat())
         )
         peer = DamagingPeer("tiermesh.Shard", hello, beat)
@@ -184,11 +184,11 @@ def test_a_shard_whose_words_are_damaged_is_connected_to_anew_before_a_beat() ->
                 epoch=3,
                 timeouts=Timeouts.from_heartbeat(5.0),
             )
-            told = Told(shards)
+            events = GroupEvents(shards)
             running = asyncio.ensure_future(shards.run())
-            await told.until("lost shard 0 of 1", "Attend: message 2, of ")
+            await events.wait_for_line("lost shard 0 of 1", "Attend: message 2, of ")
             await peer.again.wait()
-            assert peer.heard[0] == 1, "Hello alone: no beat was waited for"
+            assert peer.heard[0] == 1, "Hello alone, without waiting for a heartbeat"
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

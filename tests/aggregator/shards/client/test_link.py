@@ -1,4 +1,4 @@
-"""A link to a shard: what is asked of the shard's tensors has an end, whatever becomes of it there."""
+"""A link to a shard: every wait for the shard's tensors is bounded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from google.protobuf.message import Message
 
-from aggregator.shards.array_pieces import piece_of
+from aggregator.shards.array_pieces import make_piece
 from aggregator.shards.client.link import ShardLink
 from aggregator.shards.server.kernel_state import ShardTensors
 from aggregator.shards.server.service import ShardService
@@ -34,10 +34,10 @@ PATIENT, HASTY = Timeouts.from_heartbeat(5.0), Timeouts.from_heartbeat(0.005)
 
 
 class Linked:
-    """A link to a real shard, and what it tells, awaited."""
+    """A link to a shard service in this process, with queues of its callbacks' arguments."""
 
     def __init__(self, address: str, timeouts: Timeouts) -> None:
-        self.told: asyncio.Queue[str] = asyncio.Queue()
+        self.events: asyncio.Queue[str] = asyncio.Queue()
         self.reports: asyncio.Queue[Message] = asyncio.Queue()
         self.link = ShardLink(
             address,
@@ -47,22 +47,22 @@ class Linked:
             incarnation="i",
             epoch=1,
             timeouts=timeouts,
-            came=lambda _: self.told.put_nowait("came"),
-            went=lambda _, reason: self.told.put_nowait(reason),
-            failed=lambda: None,
-            reported=lambda _, body: self.reports.put_nowait(body),
+            on_up=lambda _: self.events.put_nowait("up"),
+            on_down=lambda _, reason: self.events.put_nowait(reason),
+            on_connect_error=lambda: None,
+            on_report=lambda _, body: self.reports.put_nowait(body),
         )
 
     async def open(self, tmp_path: Path) -> None:
-        """Have the shard hold a part."""
+        """Open a job in the shard."""
         spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
-        self.link.order(pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json=LAYOUT.dumps()))
+        self.link.send_order(pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json=LAYOUT.dumps()))
         assert await self.reports.get() == pb.PartOpened(opening=1)
 
     async def pieces(self, copy: int) -> int:
-        """Have a copy made and read it; the number of its pieces."""
-        self.link.order(pb.CopyPart(copy=copy))
-        return len([piece async for piece in self.link.read_part(copy)])
+        """Order a copy and read it; return the number of its pieces."""
+        self.link.send_order(pb.CopyPart(copy=copy))
+        return len([piece async for piece in self.link.read_copy(copy)])
 
 
 def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]]) -> None:
@@ -71,9 +71,9 @@ def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]])
         await service.start()
         server = await start_server("127.0.0.1:0", Security(), service.handlers(), service.service_names)
         linked = Linked(f"127.0.0.1:{server.port}", timeouts)
-        running = asyncio.ensure_future(linked.link.keep_up())
+        running = asyncio.ensure_future(linked.link.run())
         try:
-            assert await linked.told.get() == "came"
+            assert await linked.events.get() == "up"
             await scenario(linked)
         finally:
             running.cancel()
@@ -86,33 +86,31 @@ def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]])
 
 def test_a_copy_that_is_never_made_ends_the_link() -> None:
     async def scenario(linked: Linked) -> None:
-        late = f"the next piece of copy 3 of its tensors did not come within {HASTY.stall:g} s"
-        with pytest.raises(TensorStoreLost) as gone:
-            [piece async for piece in linked.link.read_part(3)]
-        assert str(gone.value) == f"shard 0 of 1 ({linked.link.address}): {late}"
-        assert await linked.told.get() == late
-        assert await linked.told.get() == "came", "it is made anew"
+        with pytest.raises(TensorStoreLost) as lost:
+            [piece async for piece in linked.link.read_copy(3)]
+        facts = ("shard 0 of 1", linked.link.address, "copy 3", f"within {HASTY.stall:g} s")
+        assert all(fact in str(lost.value) for fact in facts)
+        assert "copy 3" in await linked.events.get()
+        assert await linked.events.get() == "up", "the link is opened again"
 
     with_link(HASTY, scenario)
 
 
-def test_a_piece_that_is_never_taken_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_that_is_never_acknowledged_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(linked: Linked) -> None:
-        piece = piece_of("weights", np.zeros(3, np.float32), 0, offset=0, elements=3)
-        with pytest.raises(
-            TensorStoreLost, match="a piece of a checkpoint has been taken did not come within"
-        ):
-            await linked.link.write_part([piece])
-        assert "did not come within" in await linked.told.get()
+        piece = make_piece("weights", np.zeros(3, np.float32), 0, offset=0, elements=3)
+        with pytest.raises(TensorStoreLost, match=r"acknowledgement .* did not come within"):
+            await linked.link.write_pieces([piece])
+        assert "did not come within" in await linked.events.get()
 
     async def write(_: ShardSession, __: pb.ArrayPiece) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(ShardSession, "write", write)
+    monkeypatch.setattr(ShardSession, "write_piece", write)
     with_link(HASTY, scenario)
 
 
-def test_a_copy_that_there_is_no_memory_for_is_none_and_nothing_more(
+def test_without_memory_for_a_copy_only_the_copy_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Large:
@@ -126,9 +124,9 @@ def test_a_copy_that_there_is_no_memory_for_is_none_and_nothing_more(
             short.setattr(ShardTensors, "arrays", lambda _: {"weights": Large()})
             with pytest.raises(Failed) as failed:
                 await linked.pieces(2)
-        line = "no memory for a copy of its tensors (Unable to allocate 9 GiB); give its host more"
-        assert str(failed.value) == f"shard 0 of 1 ({linked.link.address}): {line}"
-        assert await linked.pieces(3) > 1, "its tensors are as they were"
-        assert linked.told.empty()
+        facts = ("shard 0 of 1", linked.link.address, "Unable to allocate 9 GiB")
+        assert all(fact in str(failed.value) for fact in facts)
+        assert await linked.pieces(3) > 1, "the shard's tensors are unchanged"
+        assert linked.events.empty()
 
     with_link(PATIENT, scenario)

@@ -1,4 +1,4 @@
-"""A shard's bookkeeping: what of workers it takes, and what each is sent, when."""
+"""A shard's core: which chunks of workers it takes, and which weights each worker gets when."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from services.tensors.stripes import Stripe
 V1, V2 = Version(1, 1), Version(1, 2)
 
 
-def weights_loaded(chunks: int = 6) -> ShardCore:
-    """Shard 1 of 2, of a job of that many chunks, with one worker attending."""
+def core_with_job(chunks: int = 6) -> ShardCore:
+    """Return the core of shard 1 of 2, with a job of so many chunks and one worker."""
     core = ShardCore(7, Stripe(1, 2))
-    core.opened("j", chunks * CHUNK_ELEMENTS, WireTypes(BFLOAT16, FLOAT32))
-    core.attends(1)
+    core.open_job("j", chunks * CHUNK_ELEMENTS, WireTypes(BFLOAT16, FLOAT32))
+    core.worker_attends(1)
     return core
 
 
 def sent(core: ShardCore, session: int = 1) -> list[tuple[int, int]]:
-    """Step and index of what may be sent now."""
+    """Take all weights that may be sent now; return their steps and indices."""
     headers = []
     while (header := core.next_weights(session)) is not None:
         assert (header.kind, header.epoch, header.job, header.generation) == (WEIGHTS, 7, "j", 1)
@@ -30,19 +30,19 @@ def sent(core: ShardCore, session: int = 1) -> list[tuple[int, int]]:
     return headers
 
 
-def test_what_no_aggregator_would_take_is_stale_here_already() -> None:
-    core = weights_loaded()
+def test_chunks_of_another_epoch_or_job_are_refused() -> None:
+    core = core_with_job()
     assert core.check_chunk(1, ChunkHeader(job="j", epoch=7)) is None
     older = str(core.check_chunk(1, ChunkHeader(job="j", epoch=6)))
     assert "6" in older and "epoch 7" in older
     other = str(core.check_chunk(1, ChunkHeader(job="k", epoch=7)))
     assert "'k'" in other and "holds j" in other
-    core.dropped()
+    core.drop_job()
     assert "holds none" in str(core.check_chunk(1, ChunkHeader(job="j", epoch=7)))
 
 
-def test_chunks_are_held_against_the_whole_layout() -> None:
-    core = weights_loaded(6)
+def test_the_expected_elements_are_those_of_the_whole_layout() -> None:
+    core = core_with_job(6)
     assert core.expected_elements("j") == 6 * CHUNK_ELEMENTS
     assert core.expected_elements("k") is None
     assert [core.wire_type(kind) for kind in (GRADIENT, WEIGHTS, INITIAL_WEIGHTS)] == [
@@ -52,43 +52,43 @@ def test_chunks_are_held_against_the_whole_layout() -> None:
     ]
 
 
-def test_a_worker_is_sent_what_it_is_to_have_and_is_there() -> None:
-    core = weights_loaded(6)
-    core.send(1, V1, 2)
-    assert sent(core) == [], "nothing is made yet"
-    core.made("j", V1, 1)
+def test_a_worker_gets_the_weights_that_are_allowed_and_ready() -> None:
+    core = core_with_job(6)
+    core.send_up_to(1, V1, 2)
+    assert sent(core) == [], "no weights are ready yet"
+    core.weights_ready("j", V1, 1)
     assert sent(core) == [(1, 1)]
-    core.made("j", V1, 3)
-    assert sent(core) == [(1, 3)], "the limit holds back the third"
-    core.send(1, V1, 3)
+    core.weights_ready("j", V1, 3)
+    assert sent(core) == [(1, 3)], "the third is ready but above the limit"
+    core.send_up_to(1, V1, 3)
     assert sent(core) == [(1, 5)]
-    core.send(1, V1, 3)
+    core.send_up_to(1, V1, 3)
     assert sent(core) == [], "each once"
 
 
-def test_a_newer_version_begins_anew() -> None:
-    core = weights_loaded(6)
-    core.made("j", V1, 3)
-    core.send(1, V1, 3)
+def test_a_newer_version_is_sent_from_its_first_chunk() -> None:
+    core = core_with_job(6)
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
     assert core.next_weights(1) is not None
-    core.made("j", V2, 1)
-    assert sent(core) == [], "the rest of the older one has been overwritten"
-    core.send(1, V2, 3)
+    core.weights_ready("j", V2, 1)
+    assert sent(core) == [], "the rest of the older version was overwritten"
+    core.send_up_to(1, V2, 3)
     assert sent(core) == [(2, 1)]
 
 
-def test_a_worker_that_left_and_one_that_was_never_told_of_are_sent_nothing() -> None:
-    core = weights_loaded()
-    core.made("j", V1, 3)
-    core.send(1, V1, 3)
-    core.left(1)
-    core.send(9, V1, 3)
+def test_unknown_workers_get_no_weights() -> None:
+    core = core_with_job()
+    core.weights_ready("j", V1, 3)
+    core.send_up_to(1, V1, 3)
+    core.worker_left(1)
+    core.send_up_to(9, V1, 3)
     assert (sent(core, 1), sent(core, 9)) == ([], [])
 
 
-def test_weights_of_a_job_that_is_held_no_more_are_not_told_of() -> None:
-    core = weights_loaded()
-    core.opened("k", CHUNK_ELEMENTS, WireTypes())
-    assert not core.made("j", V1, 1)
-    core.send(1, V1, 1)
+def test_weights_of_a_former_job_are_not_sent() -> None:
+    core = core_with_job()
+    core.open_job("k", CHUNK_ELEMENTS, WireTypes())
+    assert not core.weights_ready("j", V1, 1)
+    core.send_up_to(1, V1, 1)
     assert sent(core) == []

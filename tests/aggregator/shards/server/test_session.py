@@ -1,4 +1,4 @@
-"""What a shard holds: how much of it may wait."""
+"""A shard's session: bound on the payloads that wait."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aggregator.core.events import ChunkArrived
-from aggregator.shards.messages import order
-from aggregator.shards.server.session import WAITING_CHUNKS, ShardSession
+from aggregator.shards.messages import wrap_order
+from aggregator.shards.server.session import MAX_WAITING_CHUNKS, ShardSession
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
@@ -22,34 +22,36 @@ VALUES = np.ones(3, np.float32)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "discarded"])
-def test_payloads_wait_until_the_kernel_thread_has_come_to_them(kept: bool) -> None:
+def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(kept: bool) -> None:
     async def scenario() -> None:
-        hold = ShardSession(
+        session = ShardSession(
             cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=1),
             incarnation="s",
             metrics=AggregatorMetrics(),
             optimizer_metrics=OptimizerMetrics(),
             shared_memory=False,
         )
-        go = threading.Event()
-        hold._kernel.submit(go.wait, LIMIT_SECONDS)
-        for arrival in range(1, WAITING_CHUNKS + 1):
-            await hold._backlog.wait_for_room()
+        kernel_may_run = threading.Event()
+        session._kernel.submit(kernel_may_run.wait, LIMIT_SECONDS)
+        for arrival in range(1, MAX_WAITING_CHUNKS + 1):
+            await session._backlog.wait_for_room()
             chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), arrival, VALUES)
-            hold._feed(ChunkArrived(1, chunk.header), chunk)
+            session._feed(ChunkArrived(1, chunk.header), chunk)
             decision = pb.KeepSum(arrival=arrival, node=pb.SumNode(count=1))
             if kept:
-                hold.carry_out([order(decision)])
-        room = asyncio.ensure_future(hold._backlog.wait_for_room())
+                session.carry_out([wrap_order(decision)])
+        room = asyncio.ensure_future(session._backlog.wait_for_room())
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not room.done(), "decided on or not, they are held"
+        assert not room.done(), "they take memory, whether decided on or not"
         if kept:
-            go.set()
+            kernel_may_run.set()
         else:
-            hold.carry_out([order(pb.DiscardChunk(arrival=each + 1)) for each in range(WAITING_CHUNKS)])
+            session.carry_out(
+                [wrap_order(pb.DiscardChunk(arrival=each + 1)) for each in range(MAX_WAITING_CHUNKS)]
+            )
         await room
-        go.set()
-        hold.close("over")
+        kernel_may_run.set()
+        session.close("over")
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
