@@ -6,14 +6,13 @@ from mesh.device import Mesh
 from mesh.placement import Placements
 from services.errors import Refused
 from training import ops
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd import Parameter, Split, Tape, Tensor, Variable
 from training.models.causal import Masks
 from training.models.model import Array, Model, batched, constant
 from training.models.tokens import Tokens
 from training.modules import LayerNorm, Linear, RMSNorm
 from training.ops.placing import check_whole_rows, gathered
 from training.ops.precision import accurate
-from training.parameter_split import Split
 
 __all__ = [
     "Array",

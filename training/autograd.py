@@ -9,6 +9,7 @@ mesh (mesh/placement.py), and adds up the parts of a gradient that devices hold.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mesh.collectives import add, reduce_partial_sums
@@ -16,7 +17,6 @@ from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
 from mesh.transfer import upload
 from training.inputs import Array, KeptInputs, Prepare, as_it_is
-from training.parameter_split import Split
 
 Tensor: TypeAlias = Any
 """A tensor of the mesh's device module, be it `ttnn` or what stands in for it; the two share no base class."""
@@ -90,6 +90,22 @@ class Variable:
     def used_placements(self) -> Placements:
         """Of the value that operations compute with."""
         return self.placements
+
+
+@dataclass(frozen=True)
+class Split:
+    """How tensor-parallel devices share a parameter.
+
+    Attributes:
+        dim: of the logical shape, cut into equal pieces, one for each device.
+        parts: sizes of what lies side by side along `dim` and is shared out each for itself, such as queries, keys and
+            values; empty if it is one thing.
+        padded: whether `dim` gets zeros at its end, up to whole tiles for each device.
+    """
+
+    dim: int
+    parts: tuple[int, ...] = ()
+    padded: bool = False
 
 
 class Parameter(Variable):

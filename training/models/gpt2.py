@@ -17,7 +17,7 @@ from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array, constant
 from training.models.tokens import Tokens
 from training.modules import GPT2Block, LayerNorm
-from training.modules.initial import INITIAL_DEVIATION
+from training.modules.linear import INITIAL_DEVIATION
 
 
 class GPT2(LanguageModel):

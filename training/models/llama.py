@@ -18,7 +18,7 @@ from training.models.model import Array
 from training.models.positions import Rotations, frequencies
 from training.models.tokens import Tokens
 from training.modules import LlamaBlock, RMSNorm
-from training.modules.initial import INITIAL_DEVIATION
+from training.modules.linear import INITIAL_DEVIATION
 
 
 class Llama(LanguageModel):

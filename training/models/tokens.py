@@ -7,10 +7,9 @@ from functools import cached_property
 
 from mesh.device import Mesh
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd import Parameter, Split, Tape, Variable
 from training.models.model import Array, batched
-from training.modules.initial import INITIAL_DEVIATION
-from training.parameter_split import Split
+from training.modules.linear import INITIAL_DEVIATION
 
 
 class Tokens:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from services.config.models import GPT2Config
 from training import ops
 from training.autograd import Parameter, Tape, Variable
-from training.modules.initial import INITIAL_DEVIATION, residual_deviation
-from training.modules.linear import Linear
+from training.modules.linear import INITIAL_DEVIATION, Linear, residual_deviation
 
 
 class FeedForward:

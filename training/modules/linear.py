@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from training import ops
-from training.autograd import Parameter, Tape, Variable
-from training.parameter_split import Split
+from training.autograd import Parameter, Split, Tape, Variable
+
+INITIAL_DEVIATION = 0.02
+"""Standard deviation of initial weights."""
 
 
 class Linear:
@@ -66,3 +68,8 @@ class Linear:
     def __call__(self, tape: Tape, x: Variable) -> Variable:
         """[1, 1, N, inputs] to [1, 1, N, outputs]."""
         return ops.linear(tape, x, self.weight, self.bias, transpose_weight=self._transposed)
+
+
+def residual_deviation(blocks: int) -> float:
+    """Of weights whose product adds to the residual stream, which has two such summands a block."""
+    return float(INITIAL_DEVIATION / (2 * blocks) ** 0.5)

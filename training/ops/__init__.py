@@ -7,7 +7,7 @@ product is one matrix product then, and no operation but attention needs another
 
 from __future__ import annotations
 
-from training.ops.activation import Gelu, gelu, relu, silu
+from training.ops.activation import Gelu, gelu, relu, silu, swiglu
 from training.ops.attention import causal_attention, grouped_attention
 from training.ops.cache import KeyValueCache, Past
 from training.ops.dropout import dropout
@@ -21,7 +21,6 @@ from training.ops.placing import gathered, rows_of
 from training.ops.rms_norm import EPSILON as RMS_NORM_EPSILON
 from training.ops.rms_norm import rms_norm
 from training.ops.rotary import Rotation
-from training.ops.swiglu import swiglu
 from training.ops.vocabulary import Vocabulary, token_loss
 
 __all__ = [

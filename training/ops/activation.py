@@ -39,6 +39,19 @@ def silu(tape: Tape, x: Variable) -> Variable:
     return _elementwise(tape, x, tt.silu(x.value), tt.silu_bw)
 
 
+def swiglu(tape: Tape, gate: Variable, up: Variable) -> Variable:
+    """Element-wise silu(gate) * up of one shape."""
+    tt = tape.mesh.tt
+    gate_value, up_value = gate.value, up.value
+    opened = tt.silu(gate_value)
+
+    def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        dgate = tt.silu_bw(tt.multiply(gradient, up_value), gate_value)[0]
+        return dgate, tt.multiply(gradient, opened)
+
+    return tape.record(tt.multiply(opened, up_value), (gate, up), backward)
+
+
 def _elementwise(
     tape: Tape, x: Variable, value: Tensor, gradient_of: Callable[[Tensor, Tensor], list[Tensor]]
 ) -> Variable:
