@@ -1,4 +1,4 @@
-"""The parts that models are made of, for models of one's own (docs/own-model.md): the same that ours use."""
+"""The public API for users' own models (docs/own-model.md): the same parts that the shipped models use."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Tape autograd over device tensors.
 
-An operation (training/ops) computes its value at once and records on the tape how a gradient of that value becomes
-gradients of its inputs. `Tape.backward` replays the records from the last to the first, dropping each as it goes, so
-that the values it kept are freed while the pass runs. The tape, not the device library, knows how a value lies on the
-mesh (mesh/placement.py), and adds up the parts of a gradient that devices hold.
+An operation (training/ops) computes its value at once. It records on the tape how a gradient of that value becomes
+gradients of its inputs. `Tape.backward` replays the records from last to first and drops each one, so the values that
+it kept are freed while the pass runs. The tape, not the device library, knows how a value lies on the mesh
+(mesh/placement.py), and adds up the parts of a gradient that devices hold.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from mesh.transfer import upload
 from training.inputs import Array, KeptInputs, Prepare, as_it_is
 
 Tensor: TypeAlias = Any
-"""A tensor of the mesh's device module, be it `ttnn` or what stands in for it; the two share no base class."""
+"""A tensor of the mesh's device module, `ttnn` or the emulator; the two share no base class."""
 
 Backward: TypeAlias = Callable[[Any], tuple[Tensor | None, ...]]
-"""From the gradient of an operation's value to those of its inputs, in their order; None where none is needed.
-Of a loss the gradient is a plain number."""
+"""Returns the gradients of an operation's inputs, in their order, given the gradient of its value.
+
+None stands for an input that needs no gradient. The gradient of a loss is given as a plain number."""
 
 
 class Gradient:
-    """Where the gradient of one variable is added up during one backward pass.
+    """The sum of one variable's gradient during one backward pass.
 
     Attributes:
         value: the sum so far; None before the first summand.
-        placements: of that sum; devices may hold parts that are yet to be added up.
-        target: the placements of the complete gradient.
-        uses: recorded operations that have yet to add their summand.
-        parameter: whose gradient it is, if it is a parameter's.
+        placements: how that sum lies on the mesh; devices may hold parts that are still to be added up.
+        target: placements of the complete gradient.
+        uses: number of recorded operations that have not added their summand yet.
+        parameter: the parameter whose gradient it is, None for another variable.
     """
 
     __slots__ = ("parameter", "placements", "target", "uses", "value")
@@ -52,13 +53,13 @@ class Gradient:
             self.value, self.placements = summand, placements
             return
         if placements != self.placements:
-            # One is partial where the other isn't: as long as all are alike, they are added up over devices once.
+            # One is partial and the other is not. While all are alike, they are added up over devices only once.
             summand = reduce_partial_sums(mesh, summand, placements, self.target)
             self.complete(mesh)
         self.value = add(mesh, self.value, summand)
 
     def complete(self, mesh: Mesh) -> Tensor:
-        """The value, laid out as the target says."""
+        """Return the sum, laid out as the target says."""
         if self.placements != self.target:
             self.value = reduce_partial_sums(mesh, self.value, self.placements, self.target)
             self.placements = self.target
@@ -66,12 +67,12 @@ class Gradient:
 
 
 class Variable:
-    """A value on the mesh that operations take and give.
+    """A value on the mesh that operations take and return.
 
     Attributes:
         value: the device tensor.
-        placements: of the value over the mesh's axes.
-        gradient: where its gradient is added up; None if none is wanted, and for a parameter (the tape has those).
+        placements: placements of the value over the mesh's axes.
+        gradient: the sum of its gradient; None if it needs none, and for a parameter, whose gradients the tape keeps.
     """
 
     __slots__ = ("gradient", "placements", "value")
@@ -83,12 +84,12 @@ class Variable:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether a gradient is wanted for it."""
+        """Whether a gradient is needed."""
         return self.gradient is not None
 
     @property
     def used_placements(self) -> Placements:
-        """Of the value that operations compute with."""
+        """Placements of the value that operations compute with."""
         return self.placements
 
 
@@ -97,10 +98,10 @@ class Split:
     """How tensor-parallel devices share a parameter.
 
     Attributes:
-        dim: of the logical shape, cut into equal pieces, one for each device.
-        parts: sizes of what lies side by side along `dim` and is shared out each for itself, such as queries, keys and
-            values; empty if it is one thing.
-        padded: whether `dim` gets zeros at its end, up to whole tiles for each device.
+        dim: dimension of the logical shape that is cut into equal pieces, one for each device.
+        parts: sizes of blocks that lie next to each other along `dim` and are cut separately, such as queries, keys
+            and values; empty for a single block.
+        padded: whether `dim` is padded with zeros to whole tiles for each device.
     """
 
     dim: int
@@ -109,18 +110,18 @@ class Split:
 
 
 class Parameter(Variable):
-    """A trained value, float32 with the optimizer, in the mesh's dtype here.
+    """A trained value: float32 in the optimizer, in the mesh's dtype on the mesh.
 
     Attributes:
-        name: in the layout, e.g. `blocks.0.attention.qkv.weight`.
+        name: name in the layout, for example `blocks.0.attention.qkv.weight`.
         shape: logical shape, as in the layout and in checkpoints.
-        mesh_shape: the same elements in the same order, as they lie on a mesh of one device.
-        split: how tensor-parallel devices share it; None if each has the whole.
-        initial_deviation: of the normal distribution that it starts from; 0 for a constant.
-        initial_mean: of that distribution, or the constant.
-        export_name: of the tensor in `model.safetensors`.
-        fetch: set while newer weights are on their way to the mesh and this parameter's are not there yet; called
-            before the next use of the value, it waits for them, puts them there, and unsets itself.
+        mesh_shape: shape on a mesh of one device, with the same elements in the same order.
+        split: how tensor-parallel devices share it; None if each device has the whole.
+        initial_deviation: standard deviation of the normal distribution of its initial values; 0 for a constant.
+        initial_mean: mean of that distribution, or the constant.
+        export_name: name of the tensor in `model.safetensors`.
+        fetch: callback that puts newer weights on the mesh, set while they are on their way. It is called before the
+            next use of the value, waits for the weights, and unsets itself.
     """
 
     __slots__ = (
@@ -158,7 +159,7 @@ class Parameter(Variable):
 
     @property
     def value(self) -> Tensor:
-        """The device tensor, with the newest weights in it. Whatever computes with it gets it here."""
+        """The device tensor with the newest weights; reading it waits for them if they are on their way."""
         if self.fetch is not None:
             self.fetch()
         return self._value
@@ -170,17 +171,17 @@ class Parameter(Variable):
 
     @property
     def requires_grad(self) -> bool:
-        """Always: that is what a parameter is."""
+        """True: every parameter is trained."""
         return True
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix (embedding tables among them) and not a bias or a gain."""
+        """Whether it is a matrix or an embedding table, and not a bias or a gain."""
         return len(self.shape) > 1
 
     @property
     def used_placements(self) -> Placements:
-        """A parameter that is sharded over the data axis is gathered before it is used."""
+        """Placements after a parameter that is sharded over the data axis is gathered."""
         return Placements(REPLICATED, self.placements.tensor)
 
 
@@ -191,10 +192,10 @@ class Tape:
     """The record of one forward pass.
 
     Args:
-        mesh: whose device module the operations call.
-        recording: off for evaluation and generation: nothing is kept for a backward pass.
-        dropout_seed: seed of a dropout site, by the site's name; None switches dropout off.
-        inputs: keeps the inputs of the pass for the next one; None uploads them for this pass alone.
+        mesh: the mesh whose device module the operations call.
+        recording: False for evaluation and generation, which keep nothing for a backward pass.
+        dropout_seed: returns the seed of a dropout site, given the site's name; None switches dropout off.
+        inputs: keeps the inputs of the pass on the mesh for the next one; None uploads them for this pass alone.
     """
 
     def __init__(
@@ -211,10 +212,10 @@ class Tape:
         self._recording = recording
         self._records: list[_Record] = []
         self._parameters: dict[Parameter, Gradient] = {}
-        self._noted: dict[Parameter, None] | None = None  # used in what is being passed through unrecorded
+        self._noted: dict[Parameter, None] | None = None  # used by the function that `recompute` runs
 
     def __len__(self) -> int:
-        """Operations recorded and not yet replayed."""
+        """Return the number of operations that are recorded and not yet replayed."""
         return len(self._records)
 
     def input(
@@ -226,14 +227,14 @@ class Tape:
         placements: Placements,
         prepare: Prepare = as_it_is,
     ) -> Variable:
-        """What operations take of a batch.
+        """Return an input of the pass as a variable without a gradient.
 
         Args:
             source: one of the batch's arrays.
-            dtype: on the mesh.
-            layout: on the mesh.
-            placements: over the mesh's axes.
-            prepare: from `source`, and nothing else, to the array that is uploaded.
+            dtype: dtype on the mesh.
+            layout: tensor layout on the mesh.
+            placements: placements over the mesh's axes.
+            prepare: returns the array to upload, given `source`; a function of it alone.
         """
         if self._inputs is not None:
             value = self._inputs.tensor(source, prepare, dtype, layout, placements)
@@ -248,25 +249,28 @@ class Tape:
         backward: Backward,
         placements: Placements | None = None,
     ) -> Variable:
-        """The variable that an operation gives; keeps `backward` if a gradient of any input is wanted.
+        """Return the variable that an operation gives; keep `backward` if any input needs a gradient.
 
-        How a gradient lies over an axis follows: where an input is sharded, its gradient is sharded alike. Where it is
-        replicated but the result sharded, each device knows only its own share of the gradient, which the tape adds
-        up over devices when the last summand is there. Else the gradient is replicated.
+        How a gradient lies over an axis follows from the placements. Where an input is sharded, its gradient is
+        sharded in the same way. Where an input is replicated and the result is sharded, each device knows only a share
+        of the gradient; the tape adds the shares up over the devices after the last summand. Otherwise the gradient is
+        replicated.
 
         Args:
-            value: what the operation computed.
-            inputs: the variables it took; `backward` gives one gradient (or None) for each.
-            backward: see `Backward`. It must hold on to no more values than it needs.
-            placements: of the value; None if it lies as the inputs do, element for element.
+            value: the operation's value.
+            inputs: the operation's variables; `backward` returns one gradient (or None) for each.
+            backward: see `Backward`. It should keep no values that it does not need.
+            placements: placements of the value; None if it lies as the inputs do, element for element.
 
         Raises:
-            ValueError: the value is said to be partial, or lies as the inputs do, which lie in different ways.
+            ValueError: the value is partial, or `placements` is None and the inputs lie in different ways.
         """
         if placements is None:
             placements = elementwise(inputs)
         elif PARTIAL in placements:
-            raise ValueError("an operation gave a partial sum; it must add it up itself")
+            raise ValueError(
+                "record: the value is a partial sum, expected the operation to add it up over devices"
+            )
         if not any(variable.requires_grad for variable in inputs):
             return Variable(value, placements)
         if not self._recording:
@@ -276,11 +280,11 @@ class Tape:
         return self._record(value, inputs, backward, placements)
 
     def recompute(self, function: Callable[..., Variable], *inputs: Variable) -> Variable:
-        """`function(*inputs)`, of whose values nothing is kept: the backward pass computes them again.
+        """Return `function(*inputs)` and keep none of its values: the backward pass computes them again.
 
         Args:
-            function: operations on this tape, from `inputs` and parameters to one variable. It is called again in the
-                backward pass and must do the same then (dropout does: its seeds follow from names).
+            function: operations on this tape, from `inputs` and parameters to one variable. The backward pass calls it
+                again, and it must compute the same then. Dropout does, because its seeds follow from names.
             inputs: the variables it takes.
         """
         if not self._recording:
@@ -302,26 +306,28 @@ class Tape:
             )
             repeated = function(*variables)
             if len(self._records) == before or repeated.gradient is not self._records[-1][0]:
-                raise ValueError("what is recomputed must end with the operation that gives its result")
+                raise ValueError("recompute: the function's last operation must return its result")
             repeated.gradient.add(self.mesh, gradient, repeated.placements)
             return (None,) * (len(inputs) + len(parameters))
 
         return self._record(result.value, (*inputs, *parameters), again, result.placements)
 
     def backward(self, loss: Variable, seed: float, on_final: Callable[[Parameter, Tensor], None]) -> None:
-        """Replay the tape backwards from `loss`, emptying it.
+        """Replay the tape backwards from `loss`, which empties it.
 
         Args:
-            loss: what a loss operation gave; its gradient is the number `seed`, the weight of each of its elements.
-            seed: e.g. 1 / tokens for the mean over them.
-            on_final: called with each parameter and its gradient, which lies as the parameter does, as soon as it is
-                complete, last used first. The gradient is dropped when the call returns.
+            loss: result of a loss operation. Its gradient is the number `seed`, the weight of each of its elements.
+            seed: weight of an element, for example 1 / tokens for the mean over the tokens.
+            on_final: called with each parameter and its gradient as soon as that is complete, last used first. The
+                gradient lies as the parameter does, and is dropped when the call returns.
 
         Raises:
             ValueError: `loss` is not what was recorded last, or a recorded value does not enter it.
         """
         if not self._records or loss.gradient is not self._records[-1][0]:
-            raise ValueError("backward wants the loss that was recorded last, on the tape that recorded it")
+            raise ValueError(
+                "backward: the loss is not this tape's last record; call it on the tape that recorded it"
+            )
         loss.gradient.value = seed
         while self._records:
             self._replay_last(on_final)
@@ -338,10 +344,10 @@ class Tape:
         return Variable(value, placements, result)
 
     def _summand(self, variable: Variable, result: Placements) -> tuple[Gradient, Placements] | None:
-        """Where the gradient of an input is added up, and how a summand of it lies."""
+        """Return the gradient sum of an input, and how a summand of it lies."""
         gradient = variable.gradient
         if isinstance(variable, Parameter):
-            # A parameter outlives tapes, so its gradient is the tape's.
+            # A parameter outlives the tape, so the tape keeps its gradient.
             gradient = self._parameters.setdefault(variable, Gradient(variable.placements, variable))
         if gradient is None:
             return None
@@ -349,23 +355,23 @@ class Tape:
         return gradient, Placements(_share(used.data, result.data), _share(used.tensor, result.tensor))
 
     def _replay_last(self, on_final: Callable[[Parameter, Tensor], None]) -> None:
-        """Replay one record; its values die with this frame."""
+        """Replay one record; its values are freed when this frame ends."""
         result, summands, backward = self._records.pop()
         if result.value is None:
             raise ValueError("a recorded value does not enter the loss")
         depth = len(self._records)
         computed = backward(result.complete(self.mesh))
         recomputed = len(self._records) > depth
-        # Last input first, so that a weight's bias, behind it in the layout, is final before it.
+        # Last input first: a bias comes after its weight in the layout, so it must be final before the weight.
         for summand, value in reversed(list(zip(summands, computed, strict=True))):
             if summand is None:
                 continue
             gradient, placements = summand
             gradient.uses -= 1
             if recomputed:
-                continue  # its summands come from the records that were just made
+                continue  # the records that were just made add its summands
             if value is None:
-                raise ValueError("an operation left out a gradient that is wanted")
+                raise ValueError("backward: an operation returned no gradient for an input that needs one")
             gradient.add(self.mesh, value, placements)
             if gradient.parameter is not None and gradient.uses == 0:
                 on_final(gradient.parameter, gradient.complete(self.mesh))
@@ -374,7 +380,7 @@ class Tape:
 
 
 def elementwise(inputs: tuple[Variable, ...]) -> Placements:
-    """How the result of an operation lies that works element by element on inputs that broadcast over dimensions.
+    """Return the placements of an element-wise operation's result; inputs may broadcast over dimensions.
 
     Raises:
         ValueError: two inputs are sharded in different ways.
@@ -390,12 +396,12 @@ def elementwise(inputs: tuple[Variable, ...]) -> Placements:
 def _common(one: Placement, other: Placement, inputs: tuple[Variable, ...]) -> Placement:
     if other == PARTIAL or not (one == other or REPLICATED in (one, other)):
         shown = " and ".join(str(variable.used_placements) for variable in inputs)
-        raise ValueError(f"an operation was given inputs that don't lie alike on the mesh: {shown}")
+        raise ValueError(f"record: the inputs lie on the mesh as {shown}, expected the same placements")
     return other if one == REPLICATED else one
 
 
 def _share(used: Placement, result: Placement) -> Placement:
-    """How the gradient of an input that lies as `used` comes out of an operation whose result lies as `result`."""
+    """Return how the gradient of an input that lies as `used` leaves an operation whose result lies as `result`."""
     if used == REPLICATED and result.dim is not None:
         return PARTIAL
     return used

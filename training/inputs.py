@@ -1,4 +1,4 @@
-"""What a pass takes of its batch: where it lies on the mesh, and how another batch is put into the same place."""
+"""Inputs of a pass that is repeated: they stay in place on the mesh, and each batch is written into them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh.transfer import upload, upload_into
 
 Array = npt.NDArray[Any]
 Prepare = Callable[[Array], Array]
-"""From an array of a batch to what is uploaded: a function of it alone."""
+"""Returns the array to upload, given an array of the batch; a function of it alone."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class _Input:
 
 
 class KeptInputs:
-    """The inputs of a pass that is run again and again, in the order in which it asks for them.
+    """The inputs of a pass that is repeated, in the order in which the pass asks for them.
 
-    The first pass uploads them. Before each later one `fill` puts another batch's values into the same tensors.
+    The first pass uploads them. Before each later pass, `fill` writes another batch's values into the same tensors.
 
     Args:
-        mesh: to upload to.
-        batch: the arrays of the first batch; a pass makes its inputs of these alone.
+        mesh: the mesh to upload to.
+        batch: arrays of the first batch; every input must be made of one of them.
     """
 
     def __init__(self, mesh: Mesh, *batch: Array) -> None:
@@ -43,27 +43,29 @@ class KeptInputs:
         self._asked = 0
 
     def tensor(self, source: Array, prepare: Prepare, dtype: Any, layout: Any, placements: Placements) -> Any:
-        """The next input's tensor.
+        """Return the tensor of the next input.
 
         Raises:
-            ValueError: it is made of something else than the batch, or this pass asks for more than the first.
+            ValueError: `source` is not an array of the batch, or this pass asks for more inputs than the first.
         """
         if self._batch is None:
             if self._asked == len(self._inputs):
-                raise ValueError(f"a repeated pass asks for more than its {len(self._inputs)} inputs")
+                raise ValueError(
+                    f"a repeated pass asks for more inputs than the first, which had {len(self._inputs)}"
+                )
             self._asked += 1
             return self._inputs[self._asked - 1].tensor
         places = [place for place, array in enumerate(self._batch) if array is source]
         if not places:
             raise ValueError(
-                "an input of a pass is made of something else than its batch; give the batch's array"
+                "a repeated pass has an input that is no array of its batch, expected one of them"
             )
         tensor = upload(self._mesh, prepare(source), dtype=dtype, layout=layout, placements=placements)
         self._inputs.append(_Input(places[0], prepare, placements, tensor))
         return tensor
 
     def fill(self, *batch: Array) -> None:
-        """Put another batch's values into the tensors; the next pass gets these, from the first on."""
+        """Write another batch's values into the tensors, for the next pass."""
         for kept in self._inputs:
             upload_into(self._mesh, kept.tensor, kept.prepare(batch[kept.source]), kept.placements)
         self._batch = None
@@ -71,5 +73,5 @@ class KeptInputs:
 
 
 def as_it_is(array: Array) -> Array:
-    """For inputs that need no preparing."""
+    """Return the array unchanged, for inputs that need no preparation."""
     return np.asarray(array)

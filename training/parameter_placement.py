@@ -1,6 +1,6 @@
-"""How parameters lie on the mesh: shared out over tensor-parallel devices, sharded over data-parallel ones, or whole.
+"""Placements of parameters: cut over tensor-parallel devices, sharded over data-parallel ones, or replicated.
 
-Layout, wire, optimizer and checkpoints know logical shapes only; padding and order on the mesh are known here alone.
+Layout, wire, optimizer and checkpoints know only logical shapes. Only this module knows padding and order on the mesh.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from training.autograd import Parameter, Split
 Array = npt.NDArray[Any]
 
 TILE = 32
-"""Side of a tile, in which the device computes."""
+"""Side of the square tiles that the device computes with."""
 
 
 def axes_of(config: DeviceConfig) -> Axes:
-    """The mesh axes of a job's strategies."""
+    """Return the mesh axes of a job's parallel strategies."""
     return Axes(config.data_axis, config.tensor_axis, config.shard_parameters)
 
 
 def placements_of(parameter: Parameter, mesh: Mesh) -> Placements:
-    """How a parameter lies on a mesh, by dimensions of its shape there.
+    """Return how a parameter lies on a mesh, in dimensions of its shape there.
 
     Raises:
-        Refused: the devices don't divide it.
+        Refused: the number of devices does not divide the parameter.
     """
     leading = len(parameter.mesh_shape) - len(parameter.shape)
     tensor = REPLICATED
@@ -44,7 +44,7 @@ def placements_of(parameter: Parameter, mesh: Mesh) -> Placements:
 
 
 def to_mesh(parameter: Parameter, values: Array, mesh: Mesh) -> Array:
-    """A parameter's values, flat and logical, as the array whose pieces the devices get."""
+    """Return a parameter's flat, logical values as the array whose pieces the devices get."""
     array = values.reshape(parameter.mesh_shape)
     split, dim = parameter.split, parameter.placements.tensor.dim
     if split is None or dim is None:
@@ -63,7 +63,7 @@ def to_mesh(parameter: Parameter, values: Array, mesh: Mesh) -> Array:
 
 
 def from_mesh(parameter: Parameter, array: Array, mesh: Mesh) -> Array:
-    """The reverse of `to_mesh`: flat and logical."""
+    """Return an array from the mesh as flat, logical values: the reverse of `to_mesh`."""
     split, dim = parameter.split, parameter.placements.tensor.dim
     if split is not None and dim is not None:
         if split.parts:
@@ -79,7 +79,7 @@ def from_mesh(parameter: Parameter, array: Array, mesh: Mesh) -> Array:
 
 
 def padded_size(size: int, devices: int) -> int:
-    """The least number of whole tiles for each device that holds `size`; as it is on one device, whose library pads."""
+    """Return `size` rounded up to whole tiles for each device; unchanged for one device, whose library pads."""
     return size if devices == 1 else -(-size // (TILE * devices)) * TILE * devices
 
 
@@ -90,16 +90,19 @@ def _check_divides(parameter: Parameter, split: Split, devices: int) -> None:
         if size % devices:
             raise Refused(
                 f"device_config.mesh_shape: {devices} tensor-parallel devices can't share the {size} of "
-                f"{parameter.name} {list(parameter.shape)}; take a number of devices that divides it"
+                f"{parameter.name} {list(parameter.shape)}; choose a number of devices that divides it"
             )
 
 
 def _sharded_dim(parameter: Parameter, tensor: Placement, leading: int, mesh: Mesh) -> Placement:
-    """Where a parameter is cut over the data axis. Small ones stay whole: gathering them costs more than it saves."""
+    """Return where a parameter is cut over the data axis.
+
+    Vectors and other small parameters are replicated, because gathering them costs more than it saves.
+    """
     if not mesh.axes.shard_parameters or len(parameter.shape) < 2:
         return REPLICATED
     for dim, size in enumerate(parameter.shape):
-        # Both strategies can't cut one dimension, and collectives want whole tiles for each device.
+        # Two strategies can't cut one dimension, and collectives need whole tiles for each device.
         if dim + leading != tensor.dim and size % (TILE * mesh.data_size) == 0:
             return sharded(dim + leading)
     return REPLICATED

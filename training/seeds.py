@@ -1,6 +1,6 @@
-"""Random numbers that follow from names: of a job, a step, a micro-batch, a parameter, a dropout site.
+"""Random numbers that follow from names, such as those of a job, a step, a micro-batch, a parameter or a dropout site.
 
-Whoever draws, on whichever worker, in whatever order, draws the same numbers.
+The same names give the same numbers on every worker and in any order.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import numpy as np
 
 
 def _digest(parts: tuple[int | str, ...]) -> bytes:
-    """16 bytes that hang on every part and on where one ends and the next begins."""
+    """Return 16 bytes that depend on every part and on the boundaries between them."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 def generator(*parts: int | str) -> np.random.Philox:
-    """The counter-based bit generator of these names."""
+    """Return the counter-based bit generator for these names."""
     return np.random.Philox(key=int.from_bytes(_digest(parts), "little"))
 
 
 def seed32(*parts: int | str) -> int:
-    """A seed in [0, 2^32) of these names; the device library takes no larger ones."""
+    """Return a seed in [0, 2^32) for these names; the device library takes no larger ones."""
     return int.from_bytes(_digest(parts)[:4], "little")

@@ -1,4 +1,4 @@
-"""The training step of one worker: everything of a job that runs on its mesh. One thread drives it."""
+"""A worker's training step: everything of a job that runs on its mesh. One thread calls it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout
 from training.autograd import Parameter, Tape, Tensor, Variable
 from training.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
-from training.models import Model, blamed, build_model, initial_value, load_parameter, model_layout
+from training.models import (
+    Model,
+    build_model,
+    initial_value,
+    load_parameter,
+    model_layout,
+    name_own_model_in_errors,
+)
 from training.models.imported import imported_weights
 from training.parameter_placement import from_mesh
 from training.seeds import seed32
@@ -34,7 +41,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 class PassPhase(str, Enum):
-    """A part of a micro-batch's computing that is observed by itself."""
+    """The two phases of a micro-batch that can be observed."""
 
     FORWARD_PASS = "FORWARD_PASS"
     BACKWARD_PASS = "BACKWARD_PASS"
@@ -49,22 +56,21 @@ class TrainingStep:
     """Model and data of a job on a mesh.
 
     Args:
-        config: of the job.
-        mesh: opened for it; whoever opened it closes it.
-        data_dir: folder of this host where corpus, tokenizer and checkpoint are looked for if they are not where the
-            job says.
+        config: config of the job.
+        mesh: the mesh opened for the job; the caller closes it.
+        data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each forward and each backward pass runs in.
         on_non_finite: called for a micro-batch whose gradient has a NaN or an infinity, with its index and the first
             such parameter in the order of the backward pass.
 
     Attributes:
-        layout: of the model's parameters.
+        layout: layout of the model's parameters.
         evaluation_batches: number of held-out batches.
-        tokens_per_micro_batch: tokens (samples, for a regression) that a micro-batch trains on.
+        tokens_per_micro_batch: tokens (samples, for a regression) in one micro-batch.
 
     Raises:
-        Refused: data that is missing or of no use, sizes that can't be, a model that can't be built.
+        Refused: data is missing or unusable, sizes are impossible, or the model can't be built.
     """
 
     def __init__(
@@ -93,12 +99,13 @@ class TrainingStep:
         self.tokens_per_micro_batch = self._dataset.rows_per_micro_batch
 
     def initial_weights(self) -> Float32Array:
-        """The weights that training starts from, flat in layout order.
+        """Return the weights that training starts from, flat in layout order.
 
-        They are those of the checkpoint that the job names, else they follow from its seed and their names alone.
+        They come from the checkpoint that the job names. Without one they follow from the job's seed and the
+        parameters' names.
 
         Raises:
-            Refused: the checkpoint isn't on this host, or not as it was when the job was submitted.
+            Refused: the checkpoint is not on this host, or has changed since the job was submitted.
         """
         if self._config.pretrained is not None:
             return imported_weights(self._config, self.layout, self._data_dir)
@@ -106,11 +113,11 @@ class TrainingStep:
         return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
 
     def expect(self, fetch: Callable[[int], None]) -> None:
-        """Newer weights are on their way: passes wait for them, parameter by parameter.
+        """Let passes wait for newer weights, parameter by parameter.
 
         Args:
             fetch: called before a pass uses a parameter that has not been loaded since, with the index of its layout
-                entry; returns when it has been.
+                entry; returns when it has been loaded.
         """
         for index, parameter in enumerate(self._parameters):
             parameter.fetch = partial(fetch, index)
@@ -119,7 +126,7 @@ class TrainingStep:
         """Put one parameter on the mesh.
 
         Args:
-            entry_index: of its layout entry.
+            entry_index: index of its layout entry.
             values: float32, flat.
         """
         parameter = self._parameters[entry_index]
@@ -127,24 +134,21 @@ class TrainingStep:
         load_parameter(self._mesh, parameter, values)
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Forward and backward pass of micro-batch `index` of a step.
+        """Compute the gradient of micro-batch `index` of a step and return its mean loss.
 
         Args:
-            step: of the job.
-            index: in the step; with step and job seed it settles data and dropout.
-            out: float32 [layout.elements], filled with the gradient of the micro-batch's mean loss, last entry first,
-                each as early as the backward pass has it.
-            ready: called with an offset when everything in `out` from it to the end is in place; last with 0.
-
-        Returns:
-            The mean loss.
+            step: step of the job.
+            index: index in the step; with step and job seed it determines data and dropout.
+            out: float32 [layout.elements], filled with the gradient of the mean loss. The last entry is written first,
+                and each as early as the backward pass has it.
+            ready: called with an offset when `out` is complete from there to its end; the last call is with 0.
         """
         config, mesh = self._config, self._mesh
         batch = self._dataset.micro_batch(step, index)
         gradients = _GradientSink(self.layout, self._indices, self.read_gradient, out, ready)
-        with blamed(config.model):
+        with name_own_model_in_errors(config.model):
             if self._traced is not None:
-                self._fetch_all()  # a trace of the device's runs through, whatever else happens
+                self._fetch_all()  # a trace can't wait for weights in between
                 loss = self._traced.run(batch, gradients.take)
             else:
                 tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
@@ -155,25 +159,28 @@ class TrainingStep:
             return float(self._rows(loss).sum() / batch.rows)
 
     def read_gradient(self, parameter: Parameter, gradient: Tensor) -> Float32Array:
-        """Return a complete gradient off the mesh, flat and in its logical shape's order."""
+        """Return a complete gradient from the mesh, flat and in the order of its logical shape."""
         return from_mesh(parameter, download(self._mesh, gradient, parameter.placements), self._mesh)
 
     def evaluate(self, index: int) -> tuple[float, int]:
-        """Forward pass of held-out batch `index`, without dropout.
+        """Compute the losses of held-out batch `index`, without dropout.
 
         Returns:
-            Sum of the rows' losses (float64), and how many rows: tokens, or samples.
+            The sum of the rows' losses (float64), and the number of rows: tokens or samples.
         """
         batch = self._dataset.evaluation_batch(index)
         tape = Tape(self._mesh, recording=False)
-        with blamed(self._config.model):
+        with name_own_model_in_errors(self._config.model):
             losses = self._rows(self._model.loss(tape, batch.inputs, batch.targets))
         return float(losses[: batch.rows].sum()), batch.rows
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """What a checkpoint holds of the model beside weights: `config.json`, `tokenizer.json` if there is one, and
-        `constants.safetensors` with the untrained tensors that other programs expect, if there are any."""
-        with blamed(self._config.model):
+        """Return the files of a checkpoint that describe the model, by name.
+
+        They are `config.json`, `tokenizer.json` for a model with a tokenizer, and `constants.safetensors` if other
+        programs expect untrained tensors.
+        """
+        with name_own_model_in_errors(self._config.model):
             described = json.dumps(self._model.hugging_face_config(), indent=2) + "\n"
             constants = self._model.constant_exports()
         files = {"config.json": described.encode()}
@@ -184,7 +191,7 @@ class TrainingStep:
         return files
 
     def fingerprint(self) -> dict[str, str]:
-        """What the bits of this worker's gradients hang on."""
+        """Return what the bits of this worker's gradients depend on."""
         return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
@@ -209,15 +216,15 @@ class TrainingStep:
             _ = parameter.value
 
     def _rows(self, loss: Variable) -> npt.NDArray[np.float64]:
-        """The loss of every row of the batch, sequence by sequence."""
+        """Return the loss of every row of the batch, sequence by sequence."""
         return download(self._mesh, loss.value, loss.placements).reshape(-1).astype(np.float64)
 
 
 class _GradientSink:
-    """Takes gradients as the backward pass completes them, in any order, and tells how far down all are in place.
+    """Writes gradients to a flat array, in any order, and reports from which offset on they are complete.
 
     Attributes:
-        non_finite: the first parameter whose gradient has a NaN or an infinity; empty if none has.
+        non_finite: name of the first parameter whose gradient has a NaN or an infinity; empty if none has.
     """
 
     def __init__(
@@ -238,12 +245,12 @@ class _GradientSink:
         self.non_finite = ""
 
     def take(self, parameter: Parameter, gradient: Tensor) -> None:
-        """Read a complete gradient, which lies as its parameter does, off the mesh into its place."""
+        """Read a complete gradient from the mesh into its place."""
         index = self._indices[parameter]
         entry = self._layout.entries[index]
         place = self._out[entry.offset : entry.stop]
         place[:] = self._read(parameter, gradient)
-        if not self.non_finite and not all_finite(place):  # now: `ready` may add other micro-batches to it
+        if not self.non_finite and not all_finite(place):  # before `ready` adds other micro-batches to it
             self.non_finite = entry.name
         self._early.add(index)
         offset = None
@@ -255,20 +262,24 @@ class _GradientSink:
             self._ready(offset)
 
     def finish(self) -> None:
-        """Hold that every gradient came (ValueError: the model lists a parameter that it doesn't use)."""
+        """Check that every gradient has arrived.
+
+        Raises:
+            ValueError: the model lists a parameter that its loss does not use.
+        """
         if self._missing_below:
             name = self._layout.entries[self._missing_below - 1].name
             raise ValueError(f"no gradient of {name}: parameters() lists it, but the loss does not use it")
 
 
 def _vocabulary(config: JobConfig, tokenizer: Tokenizer | None) -> int:
-    """Tokens of the model: those of its checkpoint, else those of the tokenizer; 0 for a model without any."""
+    """Return the number of tokens: that of the checkpoint, else that of the tokenizer, else 0."""
     tokens = tokenizer.size if tokenizer else 0
     stored = getattr(config.model, "vocab_size", None)
     if stored is not None and tokens > stored:
         raise Refused(
             f"training_config.tokenizer_path: the tokenizer has {tokens} tokens, expected at most the {stored} of the "
-            "checkpoint; give the checkpoint's own tokenizer"
+            "checkpoint; use the checkpoint's own tokenizer"
         )
     return tokens if stored is None else int(stored)
 
@@ -282,6 +293,6 @@ def _dataset(config: JobConfig, data_dir: Path | None) -> tuple[Dataset, Tokeniz
     if isinstance(config.model, RegressionConfig):
         return RegressionDataset(config.model, **sizes), None
     if config.data is None:
-        raise ValueError("a language model without data; JobConfig lets none through")
+        raise ValueError("job config: a language model without data, which JobConfig should have refused")
     ids, tokenizer = load_tokens(config.data, data_dir)
     return TokenDataset(ids, tokens=config.model.max_sequence_length, **sizes), tokenizer

@@ -1,7 +1,7 @@
-"""A forward and backward pass that the device repeats by itself, from a trace of its commands (`device_config.trace`).
+"""A forward and backward pass that the device repeats from a trace of its commands (`device_config.trace`).
 
-What a trace records are commands and addresses, so inputs, weights, loss and gradients stay where they are: inputs and
-weights are filled in anew, and results are read from the same tensors every time.
+A trace records commands and addresses. So inputs, weights, loss and gradients must stay in place: inputs and weights
+are overwritten before each pass, and results are read from the same tensors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Compute = Callable[[Tape, Batch, Callable[[Parameter, Tensor], None]], Variable]
 
 
 class TracedPass:
-    """Runs `compute` as it is the first time (which compiles its programs), captured the second time, then repeated.
+    """Runs `compute` normally the first time, which compiles its programs, captures the second pass, then repeats it.
 
-    Where the device refuses to capture, every pass runs as the first one did.
+    Where the device refuses to capture, every pass runs normally.
 
     Args:
-        mesh: to run on; opened with room for traces.
-        compute: does the same operations whatever the batch.
+        mesh: the mesh to run on, opened with memory for traces.
+        compute: the pass; it must do the same operations for every batch.
     """
 
     def __init__(self, mesh: Mesh, compute: Compute) -> None:
@@ -41,7 +41,7 @@ class TracedPass:
         self._gradients: list[tuple[Parameter, Tensor]] = []
 
     def run(self, batch: Batch, on_final: Callable[[Parameter, Tensor], None]) -> Variable:
-        """One pass: hands on each parameter's gradient, last used first, and gives the loss."""
+        """Run one pass: pass each parameter's gradient to `on_final`, last used first, and return the loss."""
         mesh = self._mesh
         if self._inputs is None:
             self._inputs = KeptInputs(mesh, batch.inputs, batch.targets)
@@ -57,14 +57,14 @@ class TracedPass:
         return self._loss
 
     def close(self) -> None:
-        """Give the trace's room back."""
+        """Free the memory of the trace."""
         if self._trace is not None:
             self._trace.release()
         self._trace, self._loss = None, None
         self._gradients.clear()
 
     def _captured(self, batch: Batch) -> Trace | None:
-        """The trace of a pass; None if the device refuses."""
+        """Return the trace of a pass; None if the device refuses to capture."""
         try:
             with capture_trace(self._mesh) as trace:
                 self._loss = self._compute(

@@ -27,7 +27,7 @@ from worker.weight_loader import WeightInbox
 log = logging.getLogger("tiermesh.worker")
 
 PATIENCE_SECONDS = 60.0
-"""How long a lease waits for weights before a line of the log says so."""
+"""Wait of a lease for weights after which a line is logged; it goes on waiting."""
 
 
 class DeviceThread:

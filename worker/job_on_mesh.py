@@ -139,7 +139,7 @@ class JobOnMesh:
 
 @dataclass(frozen=True)
 class JobBuilder:
-    """What a worker builds its jobs with.
+    """Builds jobs on the mesh.
 
     Attributes:
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.

@@ -1,4 +1,4 @@
-"""What the device thread needs of a training step, and of what makes one.
+"""The interface of a training step and of its factory, as the device thread uses them.
 
 `training.step.TrainingStep` is the step that ships. Tests and benchmarks give a worker steps of their own.
 """

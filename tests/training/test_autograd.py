@@ -156,7 +156,7 @@ def test_sharded_inputs_have_sharded_gradients():
     [(over_data(2), over_data(0)), (over_tensor(2), over_tensor(3)), (Placements(PARTIAL, PARTIAL), WHOLE)],
 )
 def test_operands_that_do_not_lie_alike_are_refused(one: Placements, other: Placements):
-    with pytest.raises(ValueError, match="don't lie alike"):
+    with pytest.raises(ValueError, match="placements"):
         product(Tape(MESH), Variable(1.0, one), Variable(1.0, other))
 
 
@@ -203,7 +203,7 @@ def test_what_is_recomputed_must_end_with_its_result():
         return result
 
     result = tape.recompute(block, times(tape, a, 1.0))
-    with pytest.raises(ValueError, match="must end with"):
+    with pytest.raises(ValueError, match=r"recompute.*result"):
         finals(tape, times(tape, result, 1.0))
 
 
@@ -217,9 +217,9 @@ def test_backward_wants_the_last_recorded_loss():
     tape = Tape(MESH)
     first = times(tape, parameter("a", 2.0), 3.0)
     times(tape, first, 2.0)
-    with pytest.raises(ValueError, match="recorded last"):
+    with pytest.raises(ValueError, match="last record"):
         finals(tape, first)
-    with pytest.raises(ValueError, match="recorded last"):
+    with pytest.raises(ValueError, match="last record"):
         finals(Tape(MESH), first)
 
 

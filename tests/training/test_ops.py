@@ -378,9 +378,7 @@ def test_a_rotation_of_other_tokens_is_an_error(mesh: Mesh):
     mask = constant(mesh, causal_mask(), mesh.dtype)
     rotation = Rotations(mesh, 64, frequencies(WIDTH, 100.0, None)).of(0, 64)
     x = constant(mesh, normal(1, 1, TOKENS, WIDTH), mesh.dtype)
-    with pytest.raises(
-        ValueError, match=r"rotation of shape \[1, 1, 64, 32\] for heads of shape \[1, 1, 32, 32\]"
-    ):
+    with pytest.raises(ValueError, match=r"\[1, 1, 64, 32\].*expected \[1, 1, 32, 32\]"):
         ops.grouped_attention(Tape(mesh), x, x, x, rotation, mask, WIDTH)
 
 
@@ -388,7 +386,7 @@ def test_a_cache_has_room_for_its_window(mesh: Mesh):
     cache = ops.KeyValueCache(mesh, 1, 32, WIDTH)
     row = constant(mesh, normal(1, 1, 1, WIDTH), mesh.dtype).value
     rows = constant(mesh, normal(1, 1, 32, WIDTH), mesh.dtype).value
-    with pytest.raises(ValueError, match="1 tokens from position 32 for a cache of 32"):
+    with pytest.raises(ValueError, match="cache of 32: 1 tokens at position 32"):
         cache.extend(row, row, 32)
-    with pytest.raises(ValueError, match="32 tokens from position 1"):
+    with pytest.raises(ValueError, match="32 tokens at position 1"):
         cache.extend(rows, rows, 1)

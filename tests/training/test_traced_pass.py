@@ -183,10 +183,10 @@ def test_inputs_of_something_else_than_the_batch_are_an_error(mesh: Mesh):
     kept = KeptInputs(mesh, ids)
     from mesh.placement import WHOLE
 
-    with pytest.raises(ValueError, match="something else than its batch"):
+    with pytest.raises(ValueError, match="no array of its batch"):
         kept.tensor(ids.copy(), np.asarray, tt.uint32, tt.ROW_MAJOR_LAYOUT, WHOLE)
     kept.tensor(ids, np.asarray, tt.uint32, tt.ROW_MAJOR_LAYOUT, WHOLE)
     kept.fill(ids)
     kept.tensor(ids, np.asarray, tt.uint32, tt.ROW_MAJOR_LAYOUT, WHOLE)
-    with pytest.raises(ValueError, match="more than its 1 inputs"):
+    with pytest.raises(ValueError, match=r"more inputs.* 1"):
         kept.tensor(ids, np.asarray, tt.uint32, tt.ROW_MAJOR_LAYOUT, WHOLE)

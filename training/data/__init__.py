@@ -1,4 +1,4 @@
-"""Data to train and evaluate on: tokenizers, and batches that follow from (job seed, step, index)."""
+"""Training data: tokenizers, and batches that follow from (job seed, step, index)."""
 
 from __future__ import annotations
 

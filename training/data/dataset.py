@@ -1,4 +1,4 @@
-"""What a training step needs of data."""
+"""The interface of a dataset, for training steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: token ids uint32 [sequences, tokens], or features float32 [samples, features].
-        targets: the following ids, of the same shape, or float32 [samples, targets].
-        rows: how many rows of loss (sequence by sequence) count; what comes after them only fills up the batch.
+        targets: following ids, same shape, or float32 [samples, targets].
+        rows: number of rows of loss that count, sequence by sequence; later rows only fill the batch.
     """
 
     inputs: npt.NDArray[Any]
@@ -22,10 +22,10 @@ class Batch(NamedTuple):
 
 
 class Dataset(Protocol):
-    """Micro-batches to train on, and held-out batches.
+    """Micro-batches for training, and held-out batches.
 
     Attributes:
-        rows_per_micro_batch: rows of loss of a micro-batch: tokens, or samples.
+        rows_per_micro_batch: rows of loss in one micro-batch: tokens or samples.
         evaluation_batches: number of held-out batches.
     """
 
@@ -33,9 +33,9 @@ class Dataset(Protocol):
     evaluation_batches: int
 
     def micro_batch(self, step: int, index: int) -> Batch:
-        """Micro-batch `index` of a step; it follows from (job seed, step, index) alone."""
+        """Return micro-batch `index` of a step; it follows from (job seed, step, index) alone."""
         ...
 
     def evaluation_batch(self, index: int) -> Batch:
-        """Held-out batch `index`; over all of them every held-out row counts once."""
+        """Return held-out batch `index`; all of them together contain every held-out row once."""
         ...

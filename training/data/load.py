@@ -1,4 +1,4 @@
-"""The corpus of a job, tokenized."""
+"""Reads and tokenizes the corpus of a job."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from training.data.tokenizer import Tokenizer, character_tokenizer, load_tokeniz
 
 
 def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np.uint32], Tokenizer]:
-    """Ids of the whole corpus, and the tokenizer that made them.
+    """Return the ids of the whole corpus, and the tokenizer that made them.
 
     Args:
-        data: of the job.
-        data_dir: folder of this host where corpus and tokenizer are looked for if they are not where the job says.
+        data: data config of the job.
+        data_dir: folder of this host that is searched for files missing at the job's path.
 
     Raises:
-        Refused: a file is missing, differs from the one that the job was submitted with, or is of no use.
+        Refused: a file is missing, is unusable, or has changed since the job was submitted.
     """
     text = read_corpus(data, data_dir).replace("\r\n", "\n")
     if data.tokenizer_type == "char":

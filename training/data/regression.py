@@ -1,4 +1,4 @@
-"""Data of linear regression, made from the job's seed: targets are a fixed linear function of normal features."""
+"""Regression data made from the job's seed: targets are a fixed linear function of normal features."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from training.seeds import generator
 class RegressionDataset:
     """`training_samples` samples, of which the last tenth is held out.
 
-    Features are standard normal; weights (and biases) of the function are uniform in [-1, 1); `noise` times a
-    standard normal number is added to each target.
+    Features are standard normal. Weights and biases of the function are uniform in [-1, 1). `noise` times a standard
+    normal number is added to each target.
 
     Args:
-        config: of the model.
-        seed: of the job.
-        batch_size: samples of a micro-batch.
-        validation_batch_size: samples of a held-out batch.
+        config: config of the model.
+        seed: seed of the job.
+        batch_size: number of samples of a micro-batch.
+        validation_batch_size: number of samples of a held-out batch.
 
     Raises:
-        Refused: too few samples for both parts.
+        Refused: there are too few samples for both parts.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class RegressionDataset:
         self.evaluation_batches = -(-(samples - self._training_samples) // validation_batch_size)
 
     def micro_batch(self, step: int, index: int) -> Batch:
-        """`batch_size` training samples, drawn with replacement."""
+        """Return `batch_size` training samples, drawn with replacement."""
         draws = generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
         rows = (draws % np.uint64(self._training_samples)).astype(np.int64)
         return Batch(self._inputs[rows], self._targets[rows], self._batch_size)
 
     def evaluation_batch(self, index: int) -> Batch:
-        """The next `validation_batch_size` held-out samples; zeros fill up the last batch.
+        """Return the next `validation_batch_size` held-out samples; zeros fill the last batch.
 
         Raises:
             IndexError: there is no such batch.

@@ -1,6 +1,6 @@
-"""Tokenizers: a character one made from the corpus, as tt-train's, and byte-pair encodings from a file.
+"""Tokenizers: tt-train's character tokenizer, made from the corpus, and byte-pair encodings from a file.
 
-Both are Hugging Face tokenizers (`tokenizer.json`), so that a checkpoint's can be loaded by other programs.
+Both are Hugging Face tokenizers (`tokenizer.json`), so other programs can load those of a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from services.errors import Refused
 
 PADDING, BEGIN, END = "<PAD>", "<BEG>", "<END>"
-"""tt-train's special tokens: the first id is padding's, the last two are begin's and end's."""
+"""tt-train's special tokens: padding has the first id, begin and end have the last two."""
 
 
 class Tokenizer:
-    """Text to ids and back.
+    """Encodes text to ids, and decodes ids.
 
     Args:
-        tokenizer: Hugging Face's.
+        tokenizer: the Hugging Face tokenizer.
+
+    Attributes:
+        size: largest id plus 1; ids may have gaps.
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer) -> None:
         self._tokenizer = tokenizer
         vocabulary: dict[str, int] = tokenizer.get_vocab()
-        # Ids may have gaps, and the model needs a row for the largest.
         self.size = max(vocabulary.values()) + 1
         self._characters: npt.NDArray[np.int64] | None = None
         words = {token for token in vocabulary if len(token) != 1}
@@ -36,14 +38,14 @@ class Tokenizer:
             self._characters = _character_table(vocabulary)
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
-        """Ids of a text.
+        """Return the ids of a text.
 
         Raises:
-            Refused: a character that the tokenizer doesn't know.
+            Refused: the tokenizer does not know a character.
         """
         if self._characters is None:
             return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
-        # The same ids as the tokenizer's own, a thousand times faster over a corpus of single characters.
+        # Same ids as the tokenizer's own, a thousand times faster.
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         table = self._characters
         ids = np.where(points < table.size, table[np.minimum(points, table.size - 1)], -1)
@@ -56,26 +58,26 @@ class Tokenizer:
         return ids.astype(np.uint32)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of what a text begins with, the tokens before it that its tokenizer's own rules ask for among them.
+        """Return the ids of the start of a text, with the special tokens that the tokenizer puts there.
 
         Raises:
-            Refused: a character that the tokenizer doesn't know.
+            Refused: the tokenizer does not know a character.
         """
         if self._characters is not None:
             return [int(token) for token in self.encode(text)]
         return list(self._tokenizer.encode(text).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
+        """Return the text of ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def to_json(self) -> str:
-        """`tokenizer.json`."""
+        """Return the contents of `tokenizer.json`."""
         return str(self._tokenizer.to_str(pretty=True))
 
 
 def character_tokenizer(text: str) -> Tokenizer:
-    """tt-train's character tokenizer: one token for each character of `text`, in order, between the special ones."""
+    """Return tt-train's character tokenizer: a token for each character of `text`, in order, and special tokens."""
     characters = sorted(set(text))
     vocabulary = {token: index for index, token in enumerate([PADDING, *characters, BEGIN, END])}
     tokenizer = HuggingFaceTokenizer(models.WordLevel(vocabulary))
@@ -86,11 +88,11 @@ def character_tokenizer(text: str) -> Tokenizer:
 
 
 def load_tokenizer(content: bytes | str, name: str) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`.
+    """Return the tokenizer in the contents of a `tokenizer.json`.
 
     Args:
-        content: of the file.
-        name: of the file, for the error.
+        content: contents of the file.
+        name: name of the file, for the error.
 
     Raises:
         Refused: it is no tokenizer.
@@ -98,7 +100,7 @@ def load_tokenizer(content: bytes | str, name: str) -> Tokenizer:
     text = content.decode("utf-8", errors="replace") if isinstance(content, bytes) else content
     try:
         return Tokenizer(HuggingFaceTokenizer.from_str(text))
-    except Exception as error:  # The library raises plain Exception for whatever is wrong with the text.
+    except Exception as error:  # the library raises plain Exception for every error
         reason = str(error).splitlines()[0]
         raise Refused(
             f"training_config.tokenizer_path: {name} is no Hugging Face tokenizer ({reason}); "
@@ -107,7 +109,7 @@ def load_tokenizer(content: bytes | str, name: str) -> Tokenizer:
 
 
 def _character_table(vocabulary: dict[str, int]) -> npt.NDArray[np.int64]:
-    """Id by code point, -1 where there is none."""
+    """Return ids by code point, -1 for characters without one."""
     single = {ord(token): index for token, index in vocabulary.items() if len(token) == 1}
     table = np.full(max(single, default=0) + 1, -1, np.int64)
     table[list(single)] = list(single.values())

@@ -10,18 +10,18 @@ from training.data.dataset import Batch
 from training.seeds import generator
 
 TRAINING_SHARE = 0.9
-"""Of the tokens, from the start; the rest is held out."""
+"""Share of the tokens, from the start, that is trained on; the rest is held out."""
 
 
 class TokenDataset:
-    """Random windows of the first 90 % of a text to train on, consecutive ones of the rest to evaluate on.
+    """Random windows of the first 90 % of a text for training, consecutive windows of the rest for evaluation.
 
     Args:
         ids: token ids of the text.
-        seed: of the job.
-        batch_size: windows of a micro-batch.
-        validation_batch_size: windows of a held-out batch.
-        tokens: of a window.
+        seed: seed of the job.
+        batch_size: number of windows of a micro-batch.
+        validation_batch_size: number of windows of a held-out batch.
+        tokens: number of tokens of a window.
 
     Raises:
         Refused: the text is too short for one window of either part.
@@ -52,14 +52,14 @@ class TokenDataset:
         self.evaluation_batches = -(-windows // validation_batch_size)
 
     def micro_batch(self, step: int, index: int) -> Batch:
-        """`batch_size` windows that start anywhere in the training part, drawn with replacement."""
+        """Return `batch_size` windows of the training part that start anywhere, drawn with replacement."""
         draws = generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
         starts = (draws % np.uint64(self._training.size - self._tokens)).astype(np.int64)
         positions = starts[:, None] + np.arange(self._tokens)
         return Batch(self._training[positions], self._training[positions + 1], self.rows_per_micro_batch)
 
     def evaluation_batch(self, index: int) -> Batch:
-        """The next `validation_batch_size` windows; the last one is filled up with id 0, which does not count.
+        """Return the next `validation_batch_size` windows; id 0 fills the last batch and does not count.
 
         Raises:
             IndexError: there is no such batch.

@@ -1,4 +1,4 @@
-"""Token by token through a text model, whose caches hold what it made of the tokens before."""
+"""Runs a text model token by token; caches keep what it computed for earlier tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from training.parameter_placement import TILE
 
 
 class Decoder:
-    """What a model says of the next token of one text, as the text grows.
+    """Computes the logits of the next token of one text, as the text grows.
 
-    The first tokens go through the model at once. Each further token is a pass of one row, whose cost does not hang on
-    how many there were. When the window is full, the caches are made anew of the last half of it.
+    The first tokens go through the model at once. Each further token is a pass of one row, whose cost does not depend
+    on the number of earlier tokens. When the window is full, the caches are filled again from its last half.
 
     Args:
-        mesh: of one device.
-        model: with weights.
-        window: tokens that a pass looks back on, itself among them; a multiple of 32, within the model's positions.
+        mesh: a mesh of one device.
+        model: the model, with weights.
+        window: number of tokens that a pass sees, its own among them; a multiple of 32, at most the model's positions.
     """
 
     def __init__(self, mesh: Mesh, model: TextModel, window: int) -> None:
@@ -31,17 +31,19 @@ class Decoder:
         self._model = model
         self._window = window
         self._caches = model.caches(window)
-        self._held = 0  # tokens in the caches
-        self._read = 0  # tokens of the text so far
+        self._held = 0  # number of tokens in the caches
+        self._read = 0  # number of tokens of the text so far
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """What the model says of the token after `ids`, [vocabulary].
+        """Return the logits of the token after `ids`, [vocabulary].
 
         Args:
-            ids: the text: at first at least one token, then always one more than before.
+            ids: the text: at least one token in the first call, one more token in each later call.
         """
         if self._held and len(ids) != self._read + 1:
-            raise ValueError(f"{len(ids)} tokens after {self._read}; a text grows by one token at a time")
+            raise ValueError(
+                f"text of {len(ids)} tokens after one of {self._read}, expected {self._read + 1}"
+            )
         self._read = len(ids)
         if self._held == 0:
             return self._begin(ids[-self._window :])
@@ -53,7 +55,7 @@ class Decoder:
 
     def _begin(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         self._held = len(ids)
-        # Whole tiles; what stands behind the last token is masked, and overwritten before it is seen.
+        # Rounded up to whole tiles; ids after the last token are masked, and overwritten before they are seen.
         padded = np.zeros((1, -(-len(ids) // TILE) * TILE), np.uint32)
         padded[0, : len(ids)] = ids
         return self._pass(padded, len(ids) - 1, 0)

@@ -1,4 +1,4 @@
-"""Text from a trained model: a checkpoint of ours, or a Hugging Face GPT-2 or Llama."""
+"""Generates text from a checkpoint of Tiermesh, or from a Hugging Face GPT-2 or Llama."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from training.parameter_placement import TILE
 from training.seeds import generator
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder shows for the first bytes of a character whose last ones are still to come."""
+"""Character that a decoder returns for the first bytes of an incomplete character."""
 _CONTEXT = 5
 """Tokens of the prompt that the first drawn ones are decoded with."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model to draw from.
+    """A model to generate with.
 
     Attributes:
-        config: of the model.
+        config: config of the model.
         vocabulary: number of its tokens.
-        tokenizer: of its text.
-        sampling: as its job has it, if there was one.
-        endings: ids after which there is no more text.
-        weights: from the model's layout to its weights, float32, flat.
+        tokenizer: its tokenizer.
+        sampling: the sampling settings of its job, or the defaults.
+        endings: ids that end a text.
+        weights: returns its weights, float32, flat, given the model's layout.
     """
 
     config: GPT2Config | LlamaConfig
@@ -66,26 +66,26 @@ def generate(
     repetition_penalty: float | None = None,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Continue a text, piece by piece, on one device; this process must have no mesh open.
+    """Continue a text on one device; this process must have no open mesh.
 
-    A setting of the draws that is None is as the checkpoint's job has it.
+    Settings that are None follow the checkpoint's job.
 
     Args:
-        folder: of a checkpoint of ours, or of a GPT-2 or Llama as Hugging Face's tools save it, with its tokenizer.
-        prompt: what to continue; the last tokens that the model has positions for are seen.
-        max_new_tokens: tokens to draw.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only that many likeliest tokens; 0 for all.
-        top_p: only the likeliest tokens that make up this probability; 1 for all.
-        repetition_penalty: logits of tokens seen are divided by it (multiplied if negative); 1 for none.
-        seed: of the draws; the same seed gives the same text.
+        folder: folder of a checkpoint, or of a GPT-2 or Llama that Hugging Face's tools saved, with its tokenizer.
+        prompt: the text to continue; the model sees its last tokens, as many as it has positions.
+        max_new_tokens: maximum number of tokens to draw.
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: number of likeliest tokens to draw from; 0 for all.
+        top_p: probability of the set of likeliest tokens to draw from; 1 for all.
+        repetition_penalty: divisor of the logits of tokens seen (factor if the logit is negative); 1 for none.
+        seed: seed of the draws; the same seed gives the same text.
 
     Yields:
-        Text as it comes, without the prompt; together at most `max_new_tokens` tokens, fewer if one of them ends it.
+        Pieces of text without the prompt, together at most `max_new_tokens` tokens. An ending token stops it earlier.
 
     Raises:
-        Refused: no intact checkpoint of a language model, or a prompt that its tokenizer can't take.
-        ValueError: a setting out of range.
+        Refused: the folder has no intact checkpoint of a language model, or its tokenizer can't encode the prompt.
+        ValueError: a setting is out of range.
     """
     source = _checkpoint(folder) if (folder / STATE_FILE).is_file() else _hugging_face(folder)
     given = {
@@ -98,7 +98,7 @@ def generate(
     sampling = SamplingConfig.model_validate(source.sampling.model_dump() | changed)
     ids = source.tokenizer.encode_prompt(prompt)
     if not ids:
-        raise Refused("prompt: no token in it; expected at least one character to continue")
+        raise Refused("prompt: it has no tokens, expected at least one character to continue")
     uniforms = np.random.Generator(generator(seed, "generate")).random(max_new_tokens)
     text = Text(source.tokenizer, ids)
     with open_mesh((1, 1)) as mesh:
@@ -120,20 +120,20 @@ class Text:
     """The text of a growing list of ids, decoded a few tokens at a time.
 
     Args:
-        tokenizer: of the text.
-        ids: that the caller appends to; those there now are not shown.
+        tokenizer: tokenizer of the text.
+        ids: list to which the caller appends; its present ids are not shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: list[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = ids
-        # A token's text hangs on the one before it (at its start, a tokenizer may leave out a space), so that new
-        # tokens are decoded together with those shown last.
+        # A token's text depends on the one before it: a tokenizer may drop a space at the start. So new tokens are
+        # decoded together with those shown last.
         self._context = max(0, len(ids) - _CONTEXT)
         self._shown = len(ids)
 
     def grown(self, at_end: bool = False) -> str:
-        """The text of the ids that are not shown yet; empty while their last character has bytes missing."""
+        """Return the text of the ids not shown yet; empty while their last character is incomplete."""
         before = self._tokenizer.decode(self._ids[self._context : self._shown])
         now = self._tokenizer.decode(self._ids[self._context :])
         if len(now) <= len(before) or (now.endswith(_UNFINISHED) and not at_end):
@@ -148,8 +148,8 @@ def _checkpoint(folder: Path) -> _Source:
     config = job.model
     if not isinstance(config, GPT2Config | LlamaConfig) or TOKENIZER_FILE not in checkpoint.files:
         raise Refused(
-            f"checkpoint {folder}: it is of a {config.model_type} model without a tokenizer; "
-            "text comes from gpt2 and llama models"
+            f"checkpoint {folder}: model_type {config.model_type} generates no text, expected gpt2 or llama; "
+            "give another checkpoint"
         )
     tokenizer = load_tokenizer(checkpoint.files[TOKENIZER_FILE], str(folder / TOKENIZER_FILE))
 
@@ -163,12 +163,12 @@ def _checkpoint(folder: Path) -> _Source:
 def _hugging_face(folder: Path) -> _Source:
     try:
         stored = open_model(folder)
-    except Refused as error:  # which names the field of a job that would start from this folder
+    except Refused as error:  # the text names the field of a job that starts from such a folder
         raise Refused(f"checkpoint {str(error).removeprefix(f'{MODEL_PATH_FIELD}: ')}") from None
     content = stored.tokenizer_json()
     if content is None or stored.config.vocab_size is None:
         raise Refused(
-            f"{folder}: no {TOKENIZER_FILE}, expected the model's tokenizer beside it; save it there with "
+            f"{folder}: no {TOKENIZER_FILE}, expected the model's tokenizer in the same folder; save it there with "
             "save_pretrained"
         )
     endings = stored.folder.config.get("eos_token_id")
@@ -188,13 +188,13 @@ def _hold_layout(stored: Layout, expected: Layout, folder: Path) -> None:
     if found != wanted:
         different = sorted({name for name, _ in set(found) ^ set(wanted)}) or ["their order"]
         raise Refused(
-            f"checkpoint {folder}: its layout is not this release's, starting with {different[0]}; "
-            "use the release that wrote it"
+            f"checkpoint {folder}: parameter {different[0]} differs from this release's layout; "
+            "use the release that wrote the checkpoint"
         )
 
 
 def _loaded(source: _Source, mesh: Mesh) -> TextModel:
-    # Both kinds of config are of models that text can be drawn from.
+    # GPT-2 and Llama are both text models.
     model = cast(TextModel, build_model(source.config, source.vocabulary, mesh))
     layout = model_layout(model, decay_all=True)
     weights = source.weights(layout)
@@ -204,5 +204,5 @@ def _loaded(source: _Source, mesh: Mesh) -> TextModel:
 
 
 def _window(config: GPT2Config | LlamaConfig, tokens: int) -> int:
-    """Whole tiles for so many tokens, as far as the model has positions: caches take room for all of them."""
+    """Return the window for so many tokens: whole tiles, at most the model's positions."""
     return min(config.max_sequence_length, -(-tokens // TILE) * TILE)

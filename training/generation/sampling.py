@@ -1,4 +1,4 @@
-"""Drawing the next token from a model's logits."""
+"""Draws the next token from a model's logits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from services.config.job_parts import SamplingConfig
 def choose(
     logits: npt.NDArray[np.float32], seen: Collection[int], sampling: SamplingConfig, uniform: float
 ) -> int:
-    """The next token.
+    """Return the next token, an id below the size of the vocabulary.
 
-    Applied in tt-train's order: repetition penalty, temperature, top-k, top-p.
+    The settings apply in tt-train's order: repetition penalty, temperature, top-k, top-p.
 
     Args:
         logits: [vocabulary].
         seen: ids that the text already has.
-        sampling: how to draw.
-        uniform: a random number in [0, 1); it alone settles the draw.
-
-    Returns:
-        An id below the size of the vocabulary.
+        sampling: settings of the draw.
+        uniform: a random number in [0, 1), which alone determines the draw.
     """
     scores = logits.astype(np.float64)
     if sampling.repetition_penalty != 1 and seen:
@@ -34,7 +31,7 @@ def choose(
     if sampling.temperature == 0:
         return int(np.argmax(scores))
     scores /= sampling.temperature
-    # Likeliest first; a stable order, so that equal scores are told apart by id.
+    # Likeliest first; the sort is stable, so equal scores stay in the order of their ids.
     order = np.argsort(-scores, kind="stable")
     if sampling.top_k:
         order = order[: sampling.top_k]

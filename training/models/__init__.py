@@ -1,4 +1,8 @@
-"""The models that workers can train."""
+"""The models that workers can train.
+
+Read model.py first, the interface of a model. Then read gpt2.py with language.py, a whole model, and build.py, which
+builds a model from a config. own.py builds users' own models.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
 from training.models.model import Model, TextModel
-from training.models.own import blamed
+from training.models.own import name_own_model_in_errors
 
 __all__ = [
     "GPT2",
@@ -18,9 +22,9 @@ __all__ = [
     "Llama",
     "Model",
     "TextModel",
-    "blamed",
     "build_model",
     "initial_value",
     "load_parameter",
     "model_layout",
+    "name_own_model_in_errors",
 ]

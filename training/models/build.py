@@ -1,4 +1,4 @@
-"""From a job's model config to a model on a mesh."""
+"""Builds the model of a job's config on a mesh."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from training.parameter_placement import placements_of, to_mesh
 def build_model(
     config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Collection[str] = ()
 ) -> Model:
-    """The model, its parameters without values yet.
+    """Build a model; its parameters have no values yet.
 
     Args:
-        config: of the model.
-        vocabulary: number of tokens; not read for a model without one.
-        mesh: to run on.
-        allowed_models: whose code may be imported for a model of the user's own, `package.module` or
-            `package.module:Factory` each.
+        config: config of the model.
+        vocabulary: number of tokens; ignored for a model without tokens.
+        mesh: the mesh to run on.
+        allowed_models: code that may be imported for users' own models, `package.module` or `package.module:Factory`
+            each.
 
     Raises:
-        Refused: sizes that the device library has no kernels for, or that the mesh's devices don't divide; code that
-            may not or can't be imported, or gives no model.
+        Refused: the device library has no kernels for the sizes, the mesh's devices do not divide them, or a user's
+            code is not allowed, can't be imported, or returns no model.
     """
     model = _build(config, vocabulary, mesh, allowed_models)
     for parameter in model.parameters():
@@ -57,11 +57,11 @@ def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Col
 
 
 def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:
-    """Put a parameter's value on the mesh, laid out as its placements say, in the mesh's dtype.
+    """Put a parameter's values on the mesh, as its placements say and in the mesh's dtype.
 
     Args:
-        mesh: to put it on.
-        parameter: to give a value; a former one is overwritten where it lies.
+        mesh: the mesh.
+        parameter: the parameter; values that it already has are overwritten in place.
         values: float32, flat, in the order of its logical shape.
     """
     array = to_mesh(parameter, values, mesh)

@@ -1,4 +1,4 @@
-"""Which earlier tokens a token may attend to, as what is added to the scores of attention."""
+"""Causal masks: which earlier tokens a token may attend to, as numbers that are added to attention scores."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from training.autograd import Variable
 from training.models.model import Array, constant
 
 MASKED = -1e9
-"""Added to the score of a key that a query may not see; well within bfloat16's range."""
+"""Added to the score of a key that a query may not see; well inside bfloat16's range."""
 
 
 class Masks:
-    """Masks by which each token sees itself and those before it; that of training is made once, at first use.
+    """Masks with which each token sees itself and earlier tokens. The one for training is made once, at first use.
 
     Args:
-        mesh: to put them on.
-        tokens: of a training sequence.
+        mesh: the mesh to put them on.
+        tokens: number of tokens of a training sequence.
     """
 
     def __init__(self, mesh: Mesh, tokens: int) -> None:
@@ -28,11 +28,11 @@ class Masks:
         self._tokens = tokens
 
     def of(self, tokens: int) -> Variable:
-        """[1, 1, tokens, tokens], for a sequence from its first token on."""
+        """Return the mask of a sequence from its first token on, [1, 1, tokens, tokens]."""
         return self._whole if tokens == self._tokens else self._causal(tokens)
 
     def of_one(self, position: int, window: int) -> Variable:
-        """[1, 1, 1, window], for the one token at `position` and the tokens of a cache."""
+        """Return the mask of the token at `position` over a cache of `window` tokens, [1, 1, 1, window]."""
         keys = np.arange(window).reshape(1, 1, 1, -1)
         return self._constant(np.where(keys <= position, 0, MASKED))
 
@@ -52,5 +52,5 @@ def check_tokens(tokens: int) -> None:
     if tokens % 32:
         raise Refused(
             f"transformer_config.max_sequence_length: {tokens}, expected a multiple of 32 "
-            f"(the device computes in tiles of 32 x 32); take {-(-tokens // 32) * 32}"
+            f"(the device computes in tiles of 32 x 32); choose {-(-tokens // 32) * 32}"
         )

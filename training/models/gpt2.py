@@ -1,4 +1,4 @@
-"""GPT-2, as tt-train's NanoGPT."""
+"""GPT-2, with the config of tt-train's NanoGPT."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from training.modules.linear import INITIAL_DEVIATION
 
 
 class GPT2(LanguageModel):
-    """Positions are added to the tokens' embeddings, trained or fixed.
+    """GPT-2: trained or fixed positions are added to the tokens' embeddings.
 
     Args:
-        config: of the model.
-        vocabulary: number of tokens that the tokenizer has; the mesh pads it, nothing else does.
-        mesh: to run on.
+        config: config of the model.
+        vocabulary: number of the tokenizer's tokens. It is padded on the mesh only.
+        mesh: the mesh to run on.
 
     Raises:
-        Refused: a sequence length that the device library has no kernel for.
+        Refused: the device library has no kernel for the sequence length.
     """
 
     def __init__(self, config: GPT2Config, vocabulary: int, mesh: Mesh) -> None:
@@ -83,14 +83,14 @@ class GPT2(LanguageModel):
 
     @cached_property
     def _positions(self) -> Variable:
-        """[1, 1, tokens, width]."""
+        """Embeddings of the positions, [1, 1, tokens, width]."""
         if self.position_embedding is not None:
             return self.position_embedding
         table = sinusoids(self._config.max_sequence_length, self._config.embedding_dim)
         return constant(self._mesh, table[None, None], self._mesh.dtype)
 
     def hugging_face_config(self) -> dict[str, Any]:
-        """The fields of transformers' GPT2LMHeadModel."""
+        """Return the fields of transformers' GPT2LMHeadModel."""
         config = self._config
         dropout = config.dropout_prob
         return {
@@ -108,14 +108,14 @@ class GPT2(LanguageModel):
             "layer_norm_epsilon": ops.LAYER_NORM_EPSILON,
             "initializer_range": INITIAL_DEVIATION,
             "tie_word_embeddings": config.weight_tying,
-            # Ours starts and ends no text with a token of its own; the defaults are ids of another tokenizer.
+            # This tokenizer has no begin and end of text; the defaults are ids of GPT-2's own.
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": "float32",
         }
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
-        """The zero biases of a model without any, and fixed positions: transformers' GPT-2 wants both."""
+        """Return zero biases for a model without biases, and fixed positions: transformers' GPT-2 needs both."""
         config = self._config
         width = config.embedding_dim
         exports: dict[str, npt.NDArray[np.float32]] = {}
@@ -138,7 +138,7 @@ class GPT2(LanguageModel):
 
 
 def sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
-    """Fixed positions [tokens, width]: sines in the even columns, cosines in the odd ones."""
+    """Return fixed positions [tokens, width]: sines in the even columns, cosines in the odd ones."""
     columns = np.arange(width)
     angles = np.arange(tokens)[:, None] / 10000.0 ** ((columns - columns % 2) / width)
     return np.where(columns % 2 == 0, np.sin(angles), np.cos(angles)).astype(np.float32)

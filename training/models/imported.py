@@ -1,4 +1,4 @@
-"""Models that another program (or another job) trained: their weights in our layout."""
+"""Pretrained models: checkpoints of other programs, or of other jobs, read into this layout."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model in a folder of Hugging Face's format, ours among them.
+    """A model in a folder of Hugging Face's format; checkpoints of Tiermesh are such folders too.
 
     Attributes:
-        config: of the model, with its `vocab_size`.
-        folder: opened; its tensors' names and shapes are the model's.
+        config: config of the model, with its `vocab_size`.
+        folder: the open folder; names and shapes of its tensors have been checked.
     """
 
     config: PretrainableConfig
     folder: HuggingFaceFolder
 
     def weights(self, layout: Layout) -> Float32Array:
-        """The weights, float32, flat in the order of `layout`.
+        """Return the weights, float32, flat in the order of `layout`.
 
         Args:
-            layout: of a model that was built by `config`, or by one of fewer positions.
+            layout: layout of a model built from `config`, or from a config with fewer positions.
 
         Raises:
-            Refused: a tensor is missing, or has another shape than the layout says.
+            Refused: a tensor is missing, or has another shape than in the layout.
         """
         weights = np.empty(layout.elements, np.float32)
         for entry in layout.entries:
@@ -56,19 +56,19 @@ class StoredModel:
         return weights
 
     def tokenizer_json(self) -> bytes | None:
-        """`tokenizer.json` of the folder, None if it has none."""
+        """Return the folder's `tokenizer.json`; None if it has none."""
         path = self.folder.path / TOKENIZER_FILE
         return path.read_bytes() if path.is_file() else None
 
 
 def open_model(path: Path) -> StoredModel:
-    """Open a folder with a GPT-2 or a Llama: Hugging Face's, or a checkpoint of ours.
+    """Open a folder with a GPT-2 or a Llama.
 
     Args:
-        path: of the folder, with config.json and model.safetensors (or its parts and their index).
+        path: folder with config.json and model.safetensors (or its parts and their index).
 
     Raises:
-        Refused: it is no such folder, is damaged, or is of a model that ours can't follow.
+        Refused: it is no such folder, is damaged, or has a model that Tiermesh can't build.
     """
     config, folder = open_pretrained(path)
     check_tensors(config, folder)
@@ -76,15 +76,15 @@ def open_model(path: Path) -> StoredModel:
 
 
 def imported_weights(config: JobConfig, layout: Layout, data_dir: Path | None = None) -> Float32Array:
-    """The weights of the checkpoint that a job starts from, float32, flat in layout order.
+    """Return the weights of the checkpoint that a job starts from, float32, flat in layout order.
 
     Args:
-        config: of the job, with `pretrained`.
-        layout: of its model.
-        data_dir: folder of this host where the checkpoint's folder is looked for if it is not where the job says.
+        config: config of the job, with `pretrained`.
+        layout: layout of its model.
+        data_dir: folder of this host that is searched for a checkpoint missing at the job's path.
 
     Raises:
-        Refused: the checkpoint isn't here, or differs from the one that the job was submitted with.
+        Refused: the checkpoint is not on this host, or has changed since the job was submitted.
     """
     if config.pretrained is None:
         raise ValueError("a job that starts from its seed has no weights to import")

@@ -12,13 +12,13 @@ from training.seeds import generator
 
 
 def model_layout(model: Model, *, decay_all: bool) -> Layout:
-    """The layout of a model's parameters.
+    """Return the layout of a model's parameters.
 
     Args:
-        model: in any state.
-        decay_all: whether weight decay applies to every parameter, or to matrices only.
+        model: the model; its parameters need no values.
+        decay_all: whether weight decay applies to every parameter; otherwise to matrices only.
     """
-    # Every matrix lies as Hugging Face's GPT-2 has it ([inputs, outputs]; embeddings [ids, width]): no transposes.
+    # Every parameter has the shape of the exported tensor, so nothing is transposed.
     return Layout.build(
         (parameter.name, parameter.shape, decay_all or parameter.is_matrix, parameter.export_name, False)
         for parameter in model.parameters()
@@ -26,7 +26,7 @@ def model_layout(model: Model, *, decay_all: bool) -> Layout:
 
 
 def initial_value(parameter: Parameter, seed: int) -> npt.NDArray[np.float32]:
-    """What a parameter starts from, flat; it follows from the job's seed and the parameter's name alone."""
+    """Return a parameter's initial values, flat; they follow from the job's seed and its name alone."""
     size = int(np.prod(parameter.shape))
     mean = np.float32(parameter.initial_mean)
     if parameter.initial_deviation == 0:

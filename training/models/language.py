@@ -1,4 +1,4 @@
-"""What language models share: tokens in, the residual stream through blocks, what comes next out of it."""
+"""The common part of language models: token embedding, blocks, and the projection to the vocabulary."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ RunBlock: TypeAlias = Callable[[Variable, ops.Past | None], Variable]
 
 
 class Norm(Protocol):
-    """Of rows, with its parameters."""
+    """A normalisation of rows, with its parameters."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         ...
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, width] to the same."""
+        """Map [1, 1, N, width] to the same shape."""
         ...
 
 
 class LanguageModel(ABC):
-    """Token embedding, blocks, a last norm, the projection to the vocabulary.
+    """A token embedding, blocks, a last norm, and the projection to the vocabulary.
 
     Args:
-        config: of the model.
-        mesh: to run on.
+        config: config of the model.
+        mesh: the mesh to run on.
         tokens: the model's first and last layer.
-        norm: the one before the last layer.
-        key_value_heads: of each block.
+        norm: the norm before the last layer.
+        key_value_heads: number of heads of keys and values in each block.
 
     Raises:
-        Refused: a sequence length that the device library has no kernel for.
+        Refused: the device library has no kernel for the sequence length.
     """
 
     def __init__(
@@ -65,30 +65,30 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def _inner_parameters(self) -> Iterator[Parameter]:
-        """Those between the token embedding and the last norm, in order of first use."""
+        """Yield the parameters between token embedding and last norm, in order of first use."""
 
     @abstractmethod
     def _enter(self, tape: Tape, ids: Array, position: int) -> Variable:
-        """The residual stream before the first block, [1, 1, N, width], of ids that begin at `position`."""
+        """Return the input of the first block, [1, 1, N, width], for ids that begin at `position`."""
 
     @abstractmethod
     def _runs(self, tape: Tape, mask: Variable, position: int, tokens: int) -> Sequence[RunBlock]:
-        """The blocks of a pass over `tokens` tokens from `position` on."""
+        """Return functions that run each block, for a pass over `tokens` tokens from `position` on."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use in the forward pass; a tied projection is the token embedding, and comes once."""
+        """Yield the parameters in order of first use; a tied projection is the token embedding and comes once."""
         yield self.tokens.embedding
         yield from self._inner_parameters()
         yield from self.norm.parameters()
         yield from self.tokens.last_parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The negative log-likelihood of each target.
+        """Return the negative log-likelihood of each target.
 
         Args:
-            tape: of this pass.
-            inputs: uint32 [sequences, tokens] token ids; tokens is the model's `max_sequence_length`.
-            targets: the same shape: the id that follows each.
+            tape: the tape of this pass.
+            inputs: token ids, uint32 [sequences, tokens]; tokens is the model's `max_sequence_length`.
+            targets: the id that follows each input, same shape.
 
         Returns:
             float32 [1, 1, sequences x tokens of one device, 1].
@@ -98,19 +98,19 @@ class LanguageModel(ABC):
     def logits(
         self, tape: Tape, ids: Array, row: int, caches: Sequence[ops.KeyValueCache] = (), position: int = 0
     ) -> Variable:
-        """See `TextModel`."""
+        """Return the logits of the next token, see `TextModel`."""
         hidden = self._hidden(tape, ids, caches, position)
         return self.tokens.logits(tape, ops.take_rows(tape, hidden, row, row + 1))
 
     def caches(self, window: int) -> tuple[ops.KeyValueCache, ...]:
-        """See `TextModel`."""
+        """Return empty caches, see `TextModel`."""
         return tuple(
             ops.KeyValueCache(self._mesh, self._key_value_heads, window, self._head_width)
             for _ in range(self._blocks)
         )
 
     def _hidden(self, tape: Tape, ids: Array, caches: Sequence[ops.KeyValueCache], position: int) -> Variable:
-        """[1, 1, sequences x tokens of one device, width], ready for the projection."""
+        """Return the projection's input, [1, 1, sequences x tokens of one device, width]."""
         tokens = ids.shape[1]
         mask = self._masks.of_one(position, caches[0].window) if position else self._masks.of(tokens)
         blocks = self._runs(tape, mask, position, tokens)
@@ -121,7 +121,7 @@ class LanguageModel(ABC):
             def run(x: Variable, block: RunBlock = block, past: ops.Past | None = past) -> Variable:
                 return block(x, past)
 
-            # What the last block computes is wanted again at once.
+            # The backward pass needs the last block's values at once, so recomputing it would only cost time.
             keeps = not self._recomputes or block is blocks[-1]
             x = run(x) if keeps else tape.recompute(run, x)
         return self.norm(tape, x)

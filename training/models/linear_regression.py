@@ -1,4 +1,4 @@
-"""Linear regression: the smallest model that goes the whole way."""
+"""Linear regression: the smallest model that uses every part of the system."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class LinearRegression:
     """One linear layer and the mean squared error.
 
     Args:
-        config: of the model.
+        config: config of the model.
     """
 
     def __init__(self, config: LinearRegressionConfig) -> None:
         self._config = config
-        # A deviation of 1 / sqrt(inputs) makes outputs of inputs of variance 1 start with variance 1.
+        # With a deviation of 1 / sqrt(inputs), inputs of variance 1 give outputs of variance 1.
         deviation = float(config.num_features**-0.5)
         self._layer = Linear(
             "linear",
@@ -36,17 +36,17 @@ class LinearRegression:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """Weight, then bias."""
+        """Yield the weight, then the bias."""
         return self._layer.parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The squared error of each sample, see `regression_loss`."""
+        """Return the squared error of each sample, see `regression_loss`."""
         return regression_loss(tape, lambda x: self._layer(tape, x), inputs, targets)
 
     def hugging_face_config(self) -> dict[str, Any]:
-        """The sizes; no other program has a format for this."""
+        """Return the sizes; no other program has a format for this model."""
         return self._config.model_dump(mode="json")
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
-        """None."""
+        """Return no tensors."""
         return {}

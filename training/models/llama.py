@@ -1,4 +1,4 @@
-"""Llama, as Hugging Face's LlamaForCausalLM, by tt-train's configuration."""
+"""Llama, as Hugging Face's LlamaForCausalLM computes it, with tt-train's config."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from training.modules.linear import INITIAL_DEVIATION
 
 
 class Llama(LanguageModel):
-    """Positions turn queries and keys. Matrices lie as Hugging Face has them, [outputs, inputs].
+    """Llama: queries and keys are turned by their positions. Matrices are [outputs, inputs], as in Hugging Face.
 
     Args:
-        config: of the model.
-        vocabulary: number of tokens; the mesh pads it, nothing else does.
-        mesh: to run on.
+        config: config of the model.
+        vocabulary: number of tokens. It is padded on the mesh only.
+        mesh: the mesh to run on.
 
     Raises:
-        Refused: a sequence length that the device library has no kernel for.
+        Refused: the device library has no kernel for the sequence length.
     """
 
     def __init__(self, config: LlamaConfig, vocabulary: int, mesh: Mesh) -> None:
@@ -73,7 +73,7 @@ class Llama(LanguageModel):
         return [partial(run, block) for block in self.blocks]
 
     def hugging_face_config(self) -> dict[str, Any]:
-        """The fields of transformers' LlamaForCausalLM."""
+        """Return the fields of transformers' LlamaForCausalLM."""
         config, scaling = self._config, self._config.rope_scaling
         return {
             "architectures": ["LlamaForCausalLM"],
@@ -103,12 +103,12 @@ class Llama(LanguageModel):
             "attention_dropout": 0.0,
             "mlp_bias": False,
             "tie_word_embeddings": config.weight_tying,
-            # Ours starts and ends no text with a token of its own; the defaults are ids of another tokenizer.
+            # This tokenizer has no begin and end of text; the defaults are ids of Llama's own.
             "bos_token_id": None,
             "eos_token_id": None,
             "torch_dtype": "float32",
         }
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
-        """None."""
+        """Return no tensors."""
         return {}

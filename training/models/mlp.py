@@ -18,13 +18,13 @@ from training.modules import Linear
 
 
 class MLP:
-    """Linear layers, an activation after each but the last, and the mean squared error.
+    """Linear layers, with an activation after each except the last, and the mean squared error.
 
-    Tensor-parallel devices share out the outputs of the first layer and the inputs of the second, and so on; a last
-    layer without a partner is whole on each.
+    Tensor-parallel devices share out the outputs of the first layer and the inputs of the second, and so on. A last
+    layer without a partner is whole on each device.
 
     Args:
-        config: of the model.
+        config: config of the model.
     """
 
     def __init__(self, config: MLPConfig) -> None:
@@ -37,7 +37,7 @@ class MLP:
                 inputs,
                 outputs,
                 bias=config.bias,
-                # Keeps the variance of what passes through: an activation lets about half of it through.
+                # Keeps the variance from layer to layer: an activation passes about half of it.
                 deviation=float(((1 if index == last else 2) / inputs) ** 0.5),
                 export_prefix=f"layers.{index}.",
                 split=_split(index, last),
@@ -46,20 +46,20 @@ class MLP:
         ]
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         for layer in self._layers:
             yield from layer.parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The squared error of each sample, see `regression_loss`."""
+        """Return the squared error of each sample, see `regression_loss`."""
         return regression_loss(tape, lambda x: self._predict(tape, x), inputs, targets)
 
     def hugging_face_config(self) -> dict[str, Any]:
-        """The sizes; no other program has a format for this."""
+        """Return the sizes; no other program has a format for this model."""
         return self._config.model_dump(mode="json")
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
-        """None."""
+        """Return no tensors."""
         return {}
 
     def _predict(self, tape: Tape, x: Variable) -> Variable:

@@ -1,4 +1,4 @@
-"""What a training step needs of a model."""
+"""The interface of a model, for training steps and for generation."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ Array = npt.NDArray[Any]
 
 
 class Model(Protocol):
-    """A model on a mesh; its parameters' values are uploaded by whoever runs it."""
+    """A model on a mesh. The training step puts the values of its parameters there."""
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use in the forward pass."""
+        """Yield the parameters in order of first use."""
         ...
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """The loss of each row of a batch, float32 [1, 1, rows of one device, 1]."""
+        """Return the loss of each row of a batch, float32 [1, 1, rows of one device, 1]."""
         ...
 
     def hugging_face_config(self) -> dict[str, Any]:
-        """What `config.json` of a checkpoint says."""
+        """Return the contents of a checkpoint's `config.json`."""
         ...
 
     def constant_exports(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Tensors that checkpoints hold beside the parameters, by name, so that other programs can load them."""
+        """Return untrained tensors, by name, that other programs expect in a checkpoint."""
         ...
 
 
 class TextModel(Model, Protocol):
-    """A model that text can be drawn from."""
+    """A model that can generate text."""
 
     def logits(
         self, tape: Tape, ids: Array, row: int, caches: Sequence[KeyValueCache] = (), position: int = 0
     ) -> Variable:
-        """What the model says of the token after one row of `ids`, as [1, 1, 1, vocabulary].
+        """Return the logits of the token after one row of `ids`, [1, 1, 1, vocabulary].
 
         Args:
-            tape: of this pass, not recording; its mesh must be one device.
+            tape: the tape of this pass, not recording; its mesh must be one device.
             ids: uint32 [1, tokens]: a multiple of 32 tokens from position 0 on, or one further token.
-            row: of `ids`; what stands behind it is of no effect.
-            caches: what `caches` gave, of the tokens before; this pass adds its own to them.
-            position: of the first of `ids`.
+            row: index in `ids`; later ids have no effect.
+            caches: keys and values of earlier tokens, made by `caches`; this pass adds its own.
+            position: position of the first of `ids`.
         """
         ...
 
     def caches(self, window: int) -> tuple[KeyValueCache, ...]:
-        """Empty caches for one sequence of up to `window` tokens, one a block, for `logits`."""
+        """Return empty caches for one sequence of up to `window` tokens, one for each block."""
         ...
 
 
 def constant(mesh: Mesh, array: Array, dtype: Any, placements: Placements = WHOLE) -> Variable:
-    """An untrained value in tiles, the same on every device unless told."""
+    """Put an untrained value on the mesh, in tiles; by default each device has a copy."""
     return Variable(
         upload(mesh, array, dtype=dtype, layout=mesh.tt.TILE_LAYOUT, placements=placements), placements
     )
@@ -70,6 +70,9 @@ def constant(mesh: Mesh, array: Array, dtype: Any, placements: Placements = WHOL
 def batched(
     tape: Tape, source: Array, *, dtype: Any, layout: Any, dim: int, prepare: Prepare = as_it_is
 ) -> Variable:
-    """An input (see `Tape.input`) whose dimension `dim` is shared out over the data axis of the mesh, if it has one."""
+    """Return an input whose dimension `dim` is shared out over the mesh's data axis, if it has one.
+
+    See `Tape.input` for the arguments.
+    """
     placements = WHOLE if tape.mesh.axes.data is None else over_data(dim)
     return tape.input(source, dtype=dtype, layout=layout, placements=placements, prepare=prepare)

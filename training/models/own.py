@@ -1,4 +1,4 @@
-"""Models that are not ours: a Python module of the user's, installed beside the worker and allowed by its owner."""
+"""Users' own models: a Python module that is installed on the worker and allowed by its owner."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from training.autograd import Parameter
 from training.models.model import Model
 
 Factory = Callable[[dict[str, Any], int, Mesh], Model]
-"""From the keys of `transformer_config` (`model_type` aside), the size of the vocabulary and the mesh to a model."""
+"""Returns a model, given the keys of `transformer_config` without `model_type`, the vocabulary's size and the mesh."""
 
 _METHODS = ("parameters", "loss", "hugging_face_config", "constant_exports")
 
 
 def own_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collection[str]) -> Model:
-    """The model that `package.module:Factory` gives for the job's options.
+    """Build the model that `package.module:Factory` returns for the job's options.
 
     Args:
-        config: of the model.
-        vocabulary: tokens of the tokenizer.
-        mesh: to run on.
-        allowed: `package.module` or `package.module:Factory` of each code that may be imported.
+        config: config of the model.
+        vocabulary: number of the tokenizer's tokens.
+        mesh: the mesh to run on.
+        allowed: code that may be imported, `package.module` or `package.module:Factory` each.
 
     Raises:
-        Refused: the code isn't allowed, can't be imported, fails, or gives no model; says what to do.
+        Refused: the code is not allowed, can't be imported, fails, or returns no model.
     """
     name = config.model_type
     field = f"transformer_config.model_type: {name}"
@@ -46,8 +46,8 @@ def own_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collec
         module = importlib.import_module(module_name)
     except Exception as error:
         raise Refused(
-            f"{field}: {module_name} can't be imported on this worker ({_said(error, module_name)}); "
-            "install it there, or mend it"
+            f"{field}: {module_name} can't be imported on this worker ({_describe(error, module_name)}); "
+            "install it there, or fix it"
         ) from error
     factory = getattr(module, factory_name, None)
     if not callable(factory):
@@ -63,18 +63,18 @@ def own_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collec
         raise
     except Exception as error:
         raise Refused(
-            f"{field}: {factory_name} failed ({_said(error, module_name)}); mend it or its options"
+            f"{field}: {factory_name} failed ({_describe(error, module_name)}); fix it or its options"
         ) from error
-    _check(model, field, factory_name)
+    _check_model(model, field, factory_name)
     return model
 
 
 @contextmanager
-def blamed(config: ModelConfig) -> Iterator[None]:
-    """Around a pass: what goes wrong in a model of the user's own says whose code it was.
+def name_own_model_in_errors(config: ModelConfig) -> Iterator[None]:
+    """Run a pass so that an error in a user's own model names the user's code.
 
     Raises:
-        Failed: for any other exception than our own, in one line.
+        Failed: the model raised an exception of another kind than Tiermesh's own.
     """
     try:
         yield
@@ -83,22 +83,22 @@ def blamed(config: ModelConfig) -> Iterator[None]:
     except Exception as error:
         if not isinstance(config, CustomConfig):
             raise
-        said = _said(error, config.model_type.partition(":")[0])
-        raise Failed(f"model {config.model_type}: {said}") from error
+        described = _describe(error, config.model_type.partition(":")[0])
+        raise Failed(f"model {config.model_type}: {described}") from error
 
 
-def _said(error: Exception, module_name: str) -> str:
-    """An exception in one line, with the place in the module's folder that it came from, if it came through there."""
+def _describe(error: Exception, module_name: str) -> str:
+    """Return an exception in one line, with the line of the user's code that it passed through."""
     text = f"{type(error).__name__}: {' | '.join(str(error).splitlines())}"
-    folder = _folder(module_name)
+    folder = _find_folder(module_name)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if folder is not None and Path(frame.filename).parent == folder:
             return f"{text}, at {Path(frame.filename).name}:{frame.lineno}"
     return text
 
 
-def _folder(module_name: str) -> Path | None:
-    """Where a module lies, imported or not; None if it isn't there, or in no folder."""
+def _find_folder(module_name: str) -> Path | None:
+    """Return the folder of a module, imported or not; None if it is not installed, or in no folder."""
     try:
         spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):
@@ -106,22 +106,22 @@ def _folder(module_name: str) -> Path | None:
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
-def _check(model: object, field: str, factory_name: str) -> None:
-    """Hold that it is a model, with parameters of different names."""
+def _check_model(model: object, field: str, factory_name: str) -> None:
+    """Check that it is a model, and that its parameters have different names."""
     missing = [name for name in _METHODS if not callable(getattr(model, name, None))]
     if missing:
         raise Refused(
             f"{field}: {factory_name} gave a {type(model).__name__} without {', '.join(missing)}, expected a model "
-            f"with the methods {', '.join(_METHODS)}; mend it"
+            f"with the methods {', '.join(_METHODS)}; fix it"
         )
     names: set[str] = set()
     for parameter in cast(Model, model).parameters():
         if not isinstance(parameter, Parameter):
             raise Refused(
-                f"{field}: parameters() gave a {type(parameter).__name__}, expected training.api.Parameter; mend it"
+                f"{field}: parameters() gave a {type(parameter).__name__}, expected training.api.Parameter; fix it"
             )
         if parameter.name in names:
             raise Refused(f"{field}: two parameters are named {parameter.name}; give each its own name")
         names.add(parameter.name)
     if not names:
-        raise Refused(f"{field}: parameters() gave none, expected at least one to train; mend it")
+        raise Refused(f"{field}: parameters() gave none, expected at least one to train; fix it")

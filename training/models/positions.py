@@ -1,4 +1,4 @@
-"""Rotary positions: how far each pair of elements of a head turns from one token to the next."""
+"""Rotary positions: by how much each pair of elements of a head turns from one token to the next."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from training.models.model import constant
 
 
 def frequencies(head_width: int, theta: float, scaling: RopeScaling | None) -> npt.NDArray[np.float64]:
-    """Radians a token, [head width / 2]: from 1 down to almost 1 / theta; stretched as Llama 3.1 does if told."""
+    """Return radians per token, [head width / 2], from 1 down to almost 1 / theta.
+
+    With `scaling`, low frequencies are slowed down as in Llama 3.1.
+    """
     plain: npt.NDArray[np.float64] = theta ** (-np.arange(0, head_width, 2) / head_width)
     if scaling is None:
         return plain
-    # Turns that a pair makes in the original context: few are slowed by the factor, many stay as they are.
+    # Turns of a pair in the original context: pairs with few turns are slowed down, those with many are not.
     turns = scaling.original_context_length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((turns - low) / (high - low), 0, 1)
@@ -28,12 +31,12 @@ def frequencies(head_width: int, theta: float, scaling: RopeScaling | None) -> n
 
 
 class Rotations:
-    """By how much tokens turn; of a whole window made once, at first use.
+    """Angles of tokens. Those of a training sequence are made once, at first use.
 
     Args:
-        mesh: to put them on.
-        window: tokens of a training sequence.
-        per_token: what `frequencies` gives.
+        mesh: the mesh to put them on.
+        window: number of tokens of a training sequence.
+        per_token: the result of `frequencies`.
     """
 
     def __init__(self, mesh: Mesh, window: int, per_token: npt.NDArray[np.float64]) -> None:
@@ -42,7 +45,7 @@ class Rotations:
         self._per_token = per_token
 
     def of(self, position: int, tokens: int) -> ops.Rotation:
-        """Of so many tokens from `position` on."""
+        """Return the angles of `tokens` tokens from `position` on."""
         return self._whole if (position, tokens) == (0, self._window) else self._made(position, tokens)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What models of numbers (not of text) share: batches of samples and the squared error."""
+"""The common part of regression models: batches of samples, and the squared error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from training.models.model import Array, batched
 def regression_loss(
     tape: Tape, predict: Callable[[Variable], Variable], inputs: Array, targets: Array
 ) -> Variable:
-    """The squared error of each sample, its mean over the targets.
+    """Return the squared error of each sample, averaged over the targets.
 
     Args:
-        tape: of this pass.
-        predict: from [1, 1, samples of one device, features] to [1, 1, samples of one device, targets].
+        tape: the tape of this pass.
+        predict: maps [1, 1, samples of one device, features] to [1, 1, samples of one device, targets].
         inputs: float32 [samples, features].
         targets: float32 [samples, targets].
 

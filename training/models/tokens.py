@@ -1,4 +1,4 @@
-"""The two ends of a language model: from token ids into the residual stream, and out of it to what comes next."""
+"""The two ends of a language model: the token embedding, and the projection to the vocabulary."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from training.modules.linear import INITIAL_DEVIATION
 
 
 class Tokens:
-    """The token embedding, and the projection to the vocabulary; tensor-parallel devices have some of the tokens each.
+    """The token embedding and the projection to the vocabulary; each tensor-parallel device has a part of the tokens.
 
     Args:
-        mesh: to run on.
+        mesh: the mesh to run on.
         vocabulary: number of tokens.
-        width: of the residual stream.
+        width: width of the residual stream.
         embedding_export: name of the embedding in `model.safetensors`.
         projection_export: name of the projection there; None if it is the embedding.
     """
@@ -50,19 +50,19 @@ class Tokens:
             self.projection = table("projection.weight", projection_export)
 
     def last_parameters(self) -> Iterator[Parameter]:
-        """The projection if it is a parameter of its own; `embedding` comes first of a model's parameters."""
+        """Yield the projection if it is not the embedding, which a model yields first of all."""
         if self.projection is not self.embedding:
             yield self.projection
 
     def embed(self, tape: Tape, ids: Array) -> Variable:
-        """[1, 1, sequences x tokens of one device, width] of ids, uint32 [sequences, tokens]."""
+        """Return [1, 1, sequences x tokens of one device, width] for ids, uint32 [sequences, tokens]."""
         return ops.embedding(tape, ids, self.embedding)
 
     def loss(self, tape: Tape, hidden: Variable, targets: Array) -> Variable:
-        """Negative log-likelihood of each target, float32 [1, 1, sequences x tokens of one device, 1].
+        """Return the negative log-likelihood of each target, float32 [1, 1, sequences x tokens of one device, 1].
 
         Args:
-            tape: of this pass.
+            tape: the tape of this pass.
             hidden: [1, 1, sequences x tokens of one device, width], normalised.
             targets: uint32 [sequences, tokens].
         """
@@ -78,7 +78,7 @@ class Tokens:
         return ops.token_loss(tape, self.logits(tape, hidden), following, self._vocabulary)
 
     def logits(self, tape: Tape, hidden: Variable) -> Variable:
-        """[1, 1, N, vocabulary] of [1, 1, N, width]; each tensor-parallel device has its tokens' columns."""
+        """Map [1, 1, N, width] to [1, 1, N, vocabulary]; each tensor-parallel device has the columns of its tokens."""
         return ops.linear(tape, hidden, self.projection, transpose_weight=True)
 
     @cached_property

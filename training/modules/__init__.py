@@ -1,4 +1,4 @@
-"""Building blocks of models: parameters with their names, and the operations that use them."""
+"""Building blocks of models: named parameters, and the operations that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal self-attention with its projections."""
+"""GPT-2's causal self-attention with its projections."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from training.modules.linear import INITIAL_DEVIATION, Linear, residual_deviatio
 
 
 class CausalSelfAttention:
-    """GPT-2's attention: one projection to queries, keys and values, one back.
+    """GPT-2's attention: one projection to queries, keys and values, and one back.
 
     Args:
-        name: prefix of the parameters' names, and of the dropout sites.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: GPT2Config, export_prefix: str) -> None:
@@ -45,12 +45,12 @@ class CausalSelfAttention:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield from self.qkv.parameters()
         yield from self.projection.parameters()
 
     def __call__(self, tape: Tape, x: Variable, mask: Variable, past: ops.Past | None = None) -> Variable:
-        """[1, 1, N, width] to the same; see `ops.causal_attention` for mask and past."""
+        """Map [1, 1, N, width] to the same shape; see `ops.causal_attention` for mask and past."""
         qkv = self.qkv(tape, x)
         attended = ops.causal_attention(
             tape, qkv, mask, self._head_width, self._dropout, f"{self._name}.weights_dropout", past

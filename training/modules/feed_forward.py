@@ -1,4 +1,4 @@
-"""The feed-forward half of a block."""
+"""GPT-2's feed-forward half of a block."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from training.modules.linear import INITIAL_DEVIATION, Linear, residual_deviatio
 
 
 class FeedForward:
-    """Linear to four times the width, gelu, linear back, dropout.
+    """Linear layer to four times the width, gelu, linear layer back, dropout.
 
     Args:
-        name: prefix of the parameters' names, and of the dropout site.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: GPT2Config, export_prefix: str) -> None:
@@ -44,11 +44,11 @@ class FeedForward:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield from self.expand.parameters()
         yield from self.projection.parameters()
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, width] to the same."""
+        """Map [1, 1, N, width] to the same shape."""
         hidden = ops.gelu(tape, self.expand(tape, x), self._form)
         return ops.dropout(tape, self.projection(tape, hidden), self._dropout, f"{self._name}.dropout")

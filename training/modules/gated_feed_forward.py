@@ -11,12 +11,12 @@ from training.modules.linear import INITIAL_DEVIATION, Linear
 
 
 class GatedFeedForward:
-    """down(silu(gate(x)) * up(x)), without biases; then dropout.
+    """down(silu(gate(x)) * up(x)) without biases, then dropout.
 
     Args:
-        name: prefix of the parameters' names, and of the dropout site.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: LlamaConfig, export_prefix: str) -> None:
@@ -48,11 +48,11 @@ class GatedFeedForward:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         for layer in (self.gate, self.up, self.down):
             yield from layer.parameters()
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, width] to the same."""
+        """Map [1, 1, N, width] to the same shape."""
         hidden = ops.swiglu(tape, self.gate(tape, x), self.up(tape, x))
         return ops.dropout(tape, self.down(tape, hidden), self._dropout, f"{self._name}.dropout")

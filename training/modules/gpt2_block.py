@@ -1,4 +1,4 @@
-"""One transformer block."""
+"""One transformer block of GPT-2."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from training.modules.layer_norm import LayerNorm
 
 
 class GPT2Block:
-    """GPT-2's block: x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Args:
-        name: prefix of the parameters' names, and of the dropout sites.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: GPT2Config, export_prefix: str) -> None:
@@ -33,13 +33,13 @@ class GPT2Block:
         self.feed_forward = FeedForward(f"{name}.feed_forward", config, f"{export_prefix}mlp.")
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield from self.attention_norm.parameters()
         yield from self.attention.parameters()
         yield from self.feed_forward_norm.parameters()
         yield from self.feed_forward.parameters()
 
     def __call__(self, tape: Tape, x: Variable, mask: Variable, past: ops.Past | None = None) -> Variable:
-        """[1, 1, N, width] to the same; see `ops.causal_attention` for mask and past."""
+        """Map [1, 1, N, width] to the same shape; see `ops.causal_attention` for mask and past."""
         x = ops.add(tape, x, self.attention(tape, self.attention_norm(tape, x), mask, past))
         return ops.add(tape, x, self.feed_forward(tape, self.feed_forward_norm(tape, x)))

@@ -1,4 +1,4 @@
-"""Causal self-attention of rotated queries and keys, groups of heads sharing keys and values."""
+"""Llama's causal self-attention: rotated queries and keys, and groups of heads that share keys and values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from training.modules.linear import INITIAL_DEVIATION, Linear
 class GroupedAttention:
     """Llama's attention: projections to queries, keys and values, and one back, without biases.
 
-    Tensor-parallel devices share out heads of queries, and of keys and values.
+    Tensor-parallel devices share out the heads of queries, and those of keys and values.
 
     Args:
-        name: prefix of the parameters' names, and of the dropout site.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: LlamaConfig, export_prefix: str) -> None:
@@ -54,7 +54,7 @@ class GroupedAttention:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         for layer in (self.query, self.key, self.value, self.output):
             yield from layer.parameters()
 
@@ -66,7 +66,7 @@ class GroupedAttention:
         rotation: ops.Rotation,
         past: ops.Past | None = None,
     ) -> Variable:
-        """[1, 1, N, width] to the same; see `ops.grouped_attention` for mask, rotation and past."""
+        """Map [1, 1, N, width] to the same shape; see `ops.grouped_attention` for mask, rotation and past."""
         q, k, v = self.query(tape, x), self.key(tape, x), self.value(tape, x)
         attended = ops.grouped_attention(tape, q, k, v, rotation, mask, self._head_width, past)
         return ops.dropout(tape, self.output(tape, attended), self._dropout, f"{self._name}.dropout")

@@ -9,13 +9,13 @@ from training.autograd import Parameter, Tape, Variable
 
 
 class LayerNorm:
-    """Rows to mean 0 and variance 1, times a gain that starts at 1, plus a bias that starts at 0.
+    """Rows with mean 0 and variance 1, times a gain that starts at 1, plus a bias that starts at 0.
 
     Args:
         name: prefix of the parameters' names.
-        width: of a row.
-        bias: whether there is one.
-        export_prefix: of the parameters' names in checkpoints.
+        width: width of a row.
+        bias: whether there is a bias.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, width: int, *, bias: bool, export_prefix: str) -> None:
@@ -25,11 +25,11 @@ class LayerNorm:
         self.bias = Parameter(f"{name}.bias", (width,), export_name=f"{export_prefix}bias") if bias else None
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield self.gain
         if self.bias is not None:
             yield self.bias
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, width] to the same."""
+        """Map [1, 1, N, width] to the same shape."""
         return ops.layer_norm(tape, x, self.gain, self.bias)

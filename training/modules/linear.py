@@ -1,4 +1,4 @@
-"""A linear layer."""
+"""A linear layer, and the deviations that GPT-2's weights start with."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Linear:
         name: prefix of the parameters' names.
         inputs: width of x.
         outputs: width of the result.
-        bias: whether there is one; it starts at 0.
-        deviation: of the normal distribution that the weight starts from.
-        export_prefix: of the parameters' names in checkpoints.
-        split: what tensor-parallel devices share out: its outputs (each then has its columns of the result) or its
-            inputs (which takes such columns); None if each has the whole layer.
-        parts: of the outputs, if several things lie side by side there (see `Split`).
-        transposed: whether the weight lies as [outputs, inputs], as Hugging Face has it for all but GPT-2.
+        bias: whether there is a bias; it starts at 0.
+        deviation: standard deviation of the weight's initial values.
+        export_prefix: prefix of the parameters' names in checkpoints.
+        split: what tensor-parallel devices share out: the outputs (each device then has its columns of the result) or
+            the inputs (the layer then takes such columns); None if each device has the whole layer.
+        parts: sizes of the blocks of outputs that are cut separately, see `Split`.
+        transposed: whether the weight is [outputs, inputs], as Hugging Face has it for all models except GPT-2.
     """
 
     def __init__(
@@ -60,16 +60,19 @@ class Linear:
             )
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield self.weight
         if self.bias is not None:
             yield self.bias
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, inputs] to [1, 1, N, outputs]."""
+        """Map [1, 1, N, inputs] to [1, 1, N, outputs]."""
         return ops.linear(tape, x, self.weight, self.bias, transpose_weight=self._transposed)
 
 
 def residual_deviation(blocks: int) -> float:
-    """Of weights whose product adds to the residual stream, which has two such summands a block."""
+    """Return the initial deviation of weights whose product adds to the residual stream.
+
+    Each block adds two such summands; this keeps the variance of their sum independent of the number of blocks.
+    """
     return float(INITIAL_DEVIATION / (2 * blocks) ** 0.5)

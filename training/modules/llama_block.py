@@ -1,4 +1,4 @@
-"""One block of a Llama."""
+"""One transformer block of Llama."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class LlamaBlock:
     """x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Args:
-        name: prefix of the parameters' names, and of the dropout sites.
-        config: of the model.
-        export_prefix: of the parameters' names in checkpoints.
+        name: prefix of the names of parameters and dropout sites.
+        config: config of the model.
+        export_prefix: prefix of the parameters' names in checkpoints.
     """
 
     def __init__(self, name: str, config: LlamaConfig, export_prefix: str) -> None:
@@ -33,7 +33,7 @@ class LlamaBlock:
         self.feed_forward = GatedFeedForward(f"{name}.feed_forward", config, f"{export_prefix}mlp.")
 
     def parameters(self) -> Iterator[Parameter]:
-        """In order of first use."""
+        """Yield the parameters in order of first use."""
         yield from self.attention_norm.parameters()
         yield from self.attention.parameters()
         yield from self.feed_forward_norm.parameters()
@@ -47,7 +47,7 @@ class LlamaBlock:
         rotation: ops.Rotation,
         past: ops.Past | None = None,
     ) -> Variable:
-        """[1, 1, N, width] to the same; see `ops.grouped_attention` for mask, rotation and past."""
+        """Map [1, 1, N, width] to the same shape; see `ops.grouped_attention` for mask, rotation and past."""
         attended = self.attention(tape, self.attention_norm(tape, x), mask, rotation, past)
         x = ops.add(tape, x, attended)
         return ops.add(tape, x, self.feed_forward(tape, self.feed_forward_norm(tape, x)))

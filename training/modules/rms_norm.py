@@ -9,12 +9,12 @@ from training.autograd import Parameter, Tape, Variable
 
 
 class RMSNorm:
-    """Rows to mean square 1, times a gain that starts at 1.
+    """Rows with mean square 1, times a gain that starts at 1.
 
     Args:
         name: prefix of the parameter's name.
-        width: of a row.
-        export_prefix: of the parameter's name in checkpoints.
+        width: width of a row.
+        export_prefix: prefix of the parameter's name in checkpoints.
     """
 
     def __init__(self, name: str, width: int, *, export_prefix: str) -> None:
@@ -23,9 +23,9 @@ class RMSNorm:
         )
 
     def parameters(self) -> Iterator[Parameter]:
-        """The gain."""
+        """Yield the gain."""
         yield self.gain
 
     def __call__(self, tape: Tape, x: Variable) -> Variable:
-        """[1, 1, N, width] to the same."""
+        """Map [1, 1, N, width] to the same shape."""
         return ops.rms_norm(tape, x, self.gain)

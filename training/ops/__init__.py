@@ -1,8 +1,11 @@
-"""The operations that models are made of, one function each: the value forward, and its gradient on the tape.
+"""The operations that models are made of: one function each, which computes a value and records its gradient.
 
-Only here (and in mesh/) is the device module called. One sequence of calls per model, whatever the dtype, written for
-bfloat16 as ttnn has it. Activations lie as [1, 1, N, width] with N = sequences x tokens of one device: a weight's
-product is one matrix product then, and no operation but attention needs another shape.
+Only this package and mesh/ call the device module. Each model is one sequence of calls for every dtype, written for
+bfloat16 as ttnn has it. Activations have the shape [1, 1, N, width], where N = sequences x tokens of one device. So
+the product with a weight is a single matrix product, and no operation except attention needs another shape.
+
+Read linear.py first, then placing.py (how operands lie on the mesh) and precision.py. attention.py builds on heads.py,
+rotary.py and cache.py; vocabulary.py on losses.py.
 """
 
 from __future__ import annotations
@@ -15,11 +18,9 @@ from training.ops.elementwise import add, add_positions, take_rows
 from training.ops.embedding import embedding
 from training.ops.linear import linear
 from training.ops.losses import cross_entropy, squared_error
-from training.ops.normalisation import EPSILON as LAYER_NORM_EPSILON
-from training.ops.normalisation import layer_norm
+from training.ops.normalisation import LAYER_NORM_EPSILON, layer_norm
 from training.ops.placing import gathered, rows_of
-from training.ops.rms_norm import EPSILON as RMS_NORM_EPSILON
-from training.ops.rms_norm import rms_norm
+from training.ops.rms_norm import RMS_NORM_EPSILON, rms_norm
 from training.ops.rotary import Rotation
 from training.ops.vocabulary import Vocabulary, token_loss
 

@@ -1,4 +1,4 @@
-"""Activations: functions of each element by itself."""
+"""Activation functions, applied to each element."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from training.autograd import Tape, Tensor, Variable
 
 
 class Gelu(Enum):
-    """Which form of the function; values are the device library's names."""
+    """Form of the Gaussian error linear unit; the values are the device library's names."""
 
     EXACT = "Accurate"
     TANH = "Tanh"
 
 
 def gelu(tape: Tape, x: Variable, form: Gelu) -> Variable:
-    """Element-wise Gaussian error linear unit of x, any shape."""
+    """Return x * Phi(x) element by element, with Phi the normal distribution function or its tanh form.
+
+    The device library has the gradient (`gelu_bw`). The shape is any, the dtype the mesh's.
+    """
     tt = tape.mesh.tt
     variant = getattr(tt.GeluVariant, form.value)
     return _elementwise(
@@ -28,19 +31,22 @@ def gelu(tape: Tape, x: Variable, form: Gelu) -> Variable:
 
 
 def relu(tape: Tape, x: Variable) -> Variable:
-    """Element-wise maximum of x and 0, any shape."""
+    """Return max(x, 0) element by element; the gradient is that of the result where x > 0, else 0."""
     tt = tape.mesh.tt
     return _elementwise(tape, x, tt.relu(x.value), tt.relu_bw)
 
 
 def silu(tape: Tape, x: Variable) -> Variable:
-    """Element-wise x / (1 + exp(-x)), any shape."""
+    """Return x / (1 + exp(-x)) element by element; the device library has the gradient (`silu_bw`)."""
     tt = tape.mesh.tt
     return _elementwise(tape, x, tt.silu(x.value), tt.silu_bw)
 
 
 def swiglu(tape: Tape, gate: Variable, up: Variable) -> Variable:
-    """Element-wise silu(gate) * up of one shape."""
+    """Return silu(gate) * up element by element, for two inputs of one shape (arXiv:2002.05202).
+
+    Gradients, with y the result: dgate = dy * up * silu'(gate), dup = dy * silu(gate).
+    """
     tt = tape.mesh.tt
     gate_value, up_value = gate.value, up.value
     opened = tt.silu(gate_value)
@@ -55,6 +61,6 @@ def swiglu(tape: Tape, gate: Variable, up: Variable) -> Variable:
 def _elementwise(
     tape: Tape, x: Variable, value: Tensor, gradient_of: Callable[[Tensor, Tensor], list[Tensor]]
 ) -> Variable:
-    """A value whose gradient the library has as a function of the value's gradient and x."""
+    """Record an operation whose gradient the library computes from the result's gradient and x."""
     x_value = x.value
     return tape.record(value, (x,), lambda gradient: (gradient_of(gradient, x_value)[0],))

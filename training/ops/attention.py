@@ -1,4 +1,4 @@
-"""Causal self-attention, composed so that it has a backward pass (the library's fused kernel has none)."""
+"""Causal self-attention, composed of simpler kernels: the library's fused one has no backward pass."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ def causal_attention(
     site: str,
     past: Past | None = None,
 ) -> Variable:
-    """softmax(q k' / sqrt(head width) + mask) v, head by head; as many heads as this device's part of qkv has.
+    """Return softmax(q k' / sqrt(head width) + mask) v for each head in this device's part of qkv.
+
+    Gradients, with y the result and p the softmax (dropout applies to p in dv, and to dp): dv = p' dy, dp = dy v', ds
+    = p * (dp - the row sums of dp * p), dq = ds k / sqrt(head width), dk = ds' q / sqrt(head width).
 
     Args:
-        tape: of this pass.
-        qkv: queries, keys and values side by side, [1, 1, sequences x tokens, 3 x width].
-        mask: [1, 1, tokens, keys], 0 where a query (row) may see a key, else very negative; keys are the tokens
-            unless there is a past.
-        head_width: of one head; divides width.
-        probability: of dropout on the attention weights.
-        site: of that dropout.
-        past: earlier tokens of the one sequence, which this pass adds its own to; on a tape that does not record.
+        tape: the tape of this pass.
+        qkv: queries, keys and values next to each other, [1, 1, sequences x tokens, 3 x width], mesh dtype, tiles.
+        mask: [1, 1, tokens, keys], 0 where a query (row) may see a key, otherwise very negative. Without a past, the
+            keys are the tokens.
+        head_width: width of one head; divides width.
+        probability: probability of dropout on the attention weights.
+        site: name of that dropout.
+        past: cache of earlier tokens of a single sequence, to which this pass adds its own; needs a tape that does not
+            record.
 
     Returns:
         [1, 1, sequences x tokens, width].
@@ -64,20 +68,23 @@ def grouped_attention(
     head_width: int,
     past: Past | None = None,
 ) -> Variable:
-    """As `causal_attention`, of rotated queries and keys, with a head of keys and values for each group of queries.
+    """Return attention with rotated queries and keys, where several query heads share a head of keys and values.
+
+    The formulas are those of `causal_attention`; the gradients of a shared head are added up over its queries. See
+    grouped-query attention, arXiv:2305.13245.
 
     Args:
-        tape: of this pass.
-        q: [1, 1, sequences x tokens, heads x head width].
+        tape: the tape of this pass.
+        q: [1, 1, sequences x tokens, heads x head width], mesh dtype, tiles.
         k: [1, 1, sequences x tokens, groups x head width]; groups divides heads.
-        v: as `k`.
-        rotation: of the tokens' positions.
-        mask: as `causal_attention` has it.
-        head_width: of one head.
-        past: as `causal_attention` has it.
+        v: same shape as `k`.
+        rotation: angles of the tokens' positions.
+        mask: see `causal_attention`.
+        head_width: width of one head.
+        past: see `causal_attention`.
 
     Returns:
-        As `q`.
+        Same shape as `q`.
     """
     mesh = tape.mesh
     tokens = mask.value.shape[2]
@@ -96,7 +103,7 @@ def grouped_attention(
 
 
 def _dropout(tape: Tape, placements: Placements, probability: float, site: str) -> _Drop | None:
-    """What drops attention weights, and in the backward pass their gradients; None if nothing does."""
+    """Return the function that drops attention weights and their gradients alike; None without dropout."""
     if probability == 0 or tape.dropout_seed is None:
         return None
     seed = tape.dropout_seed(site)
@@ -106,11 +113,11 @@ def _dropout(tape: Tape, placements: Placements, probability: float, site: str) 
 def _attend(
     mesh: Mesh, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, drop: _Drop | None
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
-    """Attention of heads, [sequences, heads, tokens, head width], and the gradients of q, k and v as heads from that
-    of its result as rows.
+    """Return attention of heads, and a function from its gradient (rows) to those of q, k and v (heads).
 
-    The heads of a group lie one behind the other as if they were tokens of one head: their keys and values are never
-    copied, and the products of the backward pass add up the gradients of a group.
+    Heads have the shape [sequences, heads, tokens, head width]. The query heads of a group lie one after the other, as
+    if they were tokens of one head. So their keys and values are never copied, and the products of the backward pass
+    add up the gradients of a group.
     """
     tt = mesh.tt
     kernel = accurate(mesh)

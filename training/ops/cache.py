@@ -1,4 +1,4 @@
-"""Keys and values of earlier tokens, so that a further token costs one row of each product. For generation."""
+"""Keys and values of earlier tokens, for generation: each further token then costs one row of every product."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from training.autograd import Tensor
 
 
 class KeyValueCache:
-    """What one attention layer keeps of a sequence.
+    """Keys and values of one sequence in one attention layer.
 
     Args:
-        mesh: of one device.
-        groups: heads of keys and of values.
-        window: tokens that there is room for.
-        head_width: of one head.
+        mesh: a mesh of one device.
+        groups: number of heads of keys and of values.
+        window: maximum number of tokens.
+        head_width: width of one head.
 
     Attributes:
-        window: as above.
+        window: maximum number of tokens.
     """
 
     def __init__(self, mesh: Mesh, groups: int, window: int, head_width: int) -> None:
@@ -33,23 +33,26 @@ class KeyValueCache:
         )
 
     def extend(self, k: Tensor, v: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Keep keys and values [1, groups, tokens, head width], rotated already, and give those to attend to.
+        """Add keys and values [1, groups, tokens, head width], already rotated, and return those to attend to.
 
         Args:
-            k: of the first tokens of the sequence, or of one further token.
-            v: likewise.
-            position: of the first of them in the sequence.
+            k: keys of the first tokens of the sequence, or of one further token.
+            v: values of the same tokens.
+            position: position of the first of them in the sequence.
 
         Returns:
-            Of the first tokens, themselves; of a further one, those of all the window, to be masked behind `position`.
+            For the first tokens, `k` and `v`. For a further token, the whole window, to be masked after `position`.
 
         Raises:
-            ValueError: several tokens that are not the first, or no room; the device library would not say so.
+            ValueError: several tokens that are not the first ones, or a full cache; the device library would not
+                report it.
         """
         tt = self._mesh.tt
         tokens = k.shape[2]
         if position + tokens > self.window or (tokens > 1 and position > 0):
-            raise ValueError(f"{tokens} tokens from position {position} for a cache of {self.window}")
+            raise ValueError(
+                f"cache of {self.window}: {tokens} tokens at position {position}, expected the first or one more"
+            )
         if position == 0:
             tt.fill_cache(self._keys, k, 0)
             tt.fill_cache(self._values, v, 0)
@@ -60,7 +63,12 @@ class KeyValueCache:
 
 
 class Past(NamedTuple):
-    """Of one attention layer in one pass: where earlier keys and values are kept, and where this pass begins."""
+    """Earlier tokens that an attention layer sees in one pass.
+
+    Attributes:
+        cache: their keys and values.
+        position: position of this pass's first token.
+    """
 
     cache: KeyValueCache
     position: int

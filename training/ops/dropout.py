@@ -1,4 +1,4 @@
-"""Dropout whose mask follows from a seed, so that nothing of it is kept for the backward pass."""
+"""Dropout whose mask follows from a seed, so the backward pass needs no stored mask."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from training.autograd import Tape, Tensor, Variable
 
 
 def dropout(tape: Tape, x: Variable, probability: float, site: str) -> Variable:
-    """Zero each element with `probability` and scale the rest by 1 / (1 - probability).
+    """Zero each element with `probability` and scale the rest by 1 / (1 - probability) (arXiv:1207.0580).
+
+    The gradient is the result's gradient under the same mask and scale.
 
     Args:
-        tape: of this pass; without a dropout seed on it (or with probability 0), x comes back.
-        x: any shape.
-        probability: in [0, 1).
-        site: name of this dropout in the model; with the tape's seed it settles the mask.
+        tape: the tape of this pass; without a dropout seed on it, or with probability 0, x is returned.
+        x: any shape, mesh dtype, tiles.
+        probability: a number in [0, 1).
+        site: name of this dropout in the model; with the tape's seed it determines the mask.
 
     Returns:
-        As `x`.
+        Same shape as `x`.
     """
     if probability == 0 or tape.dropout_seed is None:
         return x
@@ -34,14 +36,16 @@ def dropout(tape: Tape, x: Variable, probability: float, site: str) -> Variable:
 
 
 def masked(mesh: Mesh, value: Tensor, placements: Placements, probability: float, seed: int) -> Tensor:
-    """`value` under the mask of a seed: one of its own for each device that has elements of its own, and the same for
-    devices that have the same elements."""
+    """Return `value` under the mask of a seed.
+
+    Devices with different elements get different masks; devices with copies of the same elements get the same mask.
+    """
     tt = mesh.tt
     copies = mesh.tensor_size > 1 and placements.tensor == REPLICATED
     if not copies or mesh.data_size == 1:
         return _drop(mesh, value, probability, seed, own=not copies)
-    # The library seeds all devices alike or each for itself. To be alike along one axis of two, each device of that
-    # axis drops from a piece of ones, and all of them put the pieces together.
+    # The library gives all devices one seed, or each its own. For equal masks along one axis of two, each device of
+    # that axis makes the mask of a piece, and the pieces are gathered.
     axis = mesh.axes.tensor
     ones = tt.ones_like(tt.mesh_partition(value, 3, cluster_axis=axis))
     return tt.multiply(value, all_gather(mesh, _drop(mesh, ones, probability, seed, own=True), axis, 3))

@@ -1,4 +1,4 @@
-"""Sums and slices that leave the width as it is."""
+"""Sums and slices that keep the width."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from training.ops.precision import accurate
 
 
 def add(tape: Tape, x: Variable, y: Variable) -> Variable:
-    """x + y of one shape; both get the sum's gradient as it is."""
+    """Return x + y for two inputs of one shape; the gradient of each is that of the sum."""
     return tape.record(tape.mesh.tt.add(x.value, y.value), (x, y), lambda gradient: (gradient, gradient))
 
 
 def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
     """Add row t of `positions` to token t of every sequence.
 
+    Gradients, with y the result: dx = dy, dpositions = the sum of dy over the sequences.
+
     Args:
-        tape: of this pass.
-        x: [1, 1, sequences x tokens, width].
-        positions: [1, 1, tokens, width], trained or not.
+        tape: the tape of this pass.
+        x: [1, 1, sequences x tokens, width], mesh dtype, tiles.
+        positions: [1, 1, tokens, width], trained or constant.
 
     Returns:
-        As `x`.
+        Same shape as `x`.
     """
     tt = tape.mesh.tt
     flat = list(x.value.shape)
@@ -42,6 +44,6 @@ def add_positions(tape: Tape, x: Variable, positions: Variable) -> Variable:
 
 
 def take_rows(tape: Tape, x: Variable, first: int, stop: int) -> Variable:
-    """Rows from `first` to before `stop` of `x` [1, 1, N, width]; for generation, so without a gradient."""
+    """Return rows `first` to `stop` - 1 of `x` [1, 1, N, width]; for generation, so without a gradient."""
     width = x.value.shape[3]
     return Variable(tape.mesh.tt.slice(x.value, [0, 0, first, 0], [1, 1, stop, width]), x.placements)

@@ -1,4 +1,4 @@
-"""Rows of a table by token id; in tensor parallel each device looks up those that it has."""
+"""Rows of a table by token id; with tensor parallelism each device looks up the rows that it has."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from training.ops.placing import gathered, rows_of
 
 
 def embedding(tape: Tape, ids: Array, table: Parameter) -> Variable:
-    """The table's row for each id.
+    """Return the table's row for each id.
+
+    Gradient: row r of dtable is the sum of the result's gradient over the positions whose id is r.
 
     Args:
-        tape: of this pass.
-        ids: uint32 [sequences, tokens], an array of the batch, tokens a multiple of 32 (the gradient's kernel wants
-            that); sequences are shared out over the data axis.
+        tape: the tape of this pass.
+        ids: uint32 [sequences, tokens], an array of the batch. The gradient's kernel needs a multiple of 32 tokens.
+            Sequences are shared out over the data axis.
         table: [vocabulary, width].
 
     Returns:
-        [1, 1, sequences x tokens of one device, width].
+        [1, 1, sequences x tokens of one device, width], tiles.
     """
     mesh = tape.mesh
     tt = mesh.tt
-    ids_value, own = _lookup(tape, ids, table)
+    ids_value, own = _look_up(tape, ids, table)
     width = table.shape[1]
     rows = tt.embedding(ids_value, gathered(mesh, table), layout=tt.TILE_LAYOUT)
     value = tt.reshape(rows, [1, 1, ids_value.shape[0] * ids_value.shape[1], width])
@@ -40,10 +42,11 @@ def embedding(tape: Tape, ids: Array, table: Parameter) -> Variable:
     return tape.record(value, (table,), backward, rows_of(mesh))
 
 
-def _lookup(tape: Tape, ids: Array, table: Parameter) -> tuple[Tensor, Tensor | None]:
-    """Ids within each device's part of the table, and 1 for each row (else 0) that this device has; None if it has all.
+def _look_up(tape: Tape, ids: Array, table: Parameter) -> tuple[Tensor, Tensor | None]:
+    """Return ids within each device's part of the table, and a mask with 1 for each row that this device has.
 
-    Made on the host, where the ids come from: the library's integer arithmetic is thin.
+    The mask is None if each device has the whole table. Both are made on the host, because the library's integer
+    arithmetic is incomplete.
     """
     mesh = tape.mesh
     tt = mesh.tt

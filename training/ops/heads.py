@@ -1,4 +1,4 @@
-"""Between rows of tokens and attention heads. The device library's own kernels take only heads of whole tiles."""
+"""Conversions between rows of tokens and attention heads. The library's own kernels take only heads of whole tiles."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from mesh.device import Mesh
 from training.autograd import Tensor
 
 TILE = 32
-"""Side of a tile. Heads of another multiple come out of the library's kernels with a wrong shape and no error."""
+"""Side of a tile. The library's kernels return a wrong shape, without an error, for heads of no multiple of it."""
 
 
 def split_qkv(mesh: Mesh, qkv: Tensor, head_width: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [sequences, heads, tokens, head width] of `qkv` [1, 1, N, 3 x width]."""
+    """Split `qkv` [1, 1, N, 3 x width] into queries, keys and values [sequences, heads, tokens, head width]."""
     tt = mesh.tt
     rows, triple = qkv.shape[2], qkv.shape[3]
     sequences, width = rows // tokens, triple // 3
-    heads = _heads(width, head_width)
+    heads = _count_heads(width, head_width)
     folded = tt.reshape(qkv, [sequences, 1, tokens, triple])
     if head_width % TILE == 0:
         q, k, v = tt.experimental.nlp_create_qkv_heads(
@@ -34,10 +34,10 @@ def split_qkv(mesh: Mesh, qkv: Tensor, head_width: int, tokens: int) -> tuple[Te
 
 
 def split(mesh: Mesh, x: Tensor, head_width: int, tokens: int) -> Tensor:
-    """[sequences, heads, tokens, head width] of x, which has sequences x tokens rows of heads x head width."""
+    """Return x, [1, 1, sequences x tokens, heads x head width], as [sequences, heads, tokens, head width]."""
     tt = mesh.tt
     shape = x.shape
-    sequences, heads = shape[0] * shape[1] * shape[2] // tokens, _heads(shape[3], head_width)
+    sequences, heads = shape[0] * shape[1] * shape[2] // tokens, _count_heads(shape[3], head_width)
     if head_width % TILE == 0:
         folded = tt.reshape(x, [sequences, 1, tokens, shape[3]])
         return tt.experimental.nlp_create_qkv_heads(
@@ -47,7 +47,7 @@ def split(mesh: Mesh, x: Tensor, head_width: int, tokens: int) -> Tensor:
 
 
 def merge(mesh: Mesh, x: Tensor) -> Tensor:
-    """[1, 1, sequences x tokens, heads x head width] of x [sequences, heads, tokens, head width]."""
+    """Return x [sequences, heads, tokens, head width] as [1, 1, sequences x tokens, heads x head width]."""
     tt = mesh.tt
     sequences, heads, tokens, head_width = x.shape
     if head_width % TILE == 0:
@@ -58,12 +58,12 @@ def merge(mesh: Mesh, x: Tensor) -> Tensor:
 
 
 def merge_qkv(mesh: Mesh, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[1, 1, N, 3 x width], the reverse of `split_qkv`: side by side as heads, the three need one merging."""
+    """Return q, k and v as [1, 1, N, 3 x width], the reverse of `split_qkv`; joined as heads, they need one merge."""
     return merge(mesh, mesh.tt.concat([q, k, v], dim=1))
 
 
 def fold_groups(mesh: Mesh, x: Tensor, groups: int) -> Tensor:
-    """[sequences, groups, heads of a group x tokens, width] of x [sequences, heads, tokens, width]."""
+    """Return x [sequences, heads, tokens, width] as [sequences, groups, heads of a group x tokens, width]."""
     sequences, heads, tokens, width = x.shape
     if heads == groups:
         return x
@@ -71,14 +71,16 @@ def fold_groups(mesh: Mesh, x: Tensor, groups: int) -> Tensor:
 
 
 def unfold_groups(mesh: Mesh, x: Tensor, heads: int) -> Tensor:
-    """The reverse of `fold_groups`."""
+    """Reverse `fold_groups`."""
     sequences, groups, folded, width = x.shape
     if heads == groups:
         return x
     return mesh.tt.reshape(x, [sequences, heads, groups * folded // heads, width])
 
 
-def _heads(width: int, head_width: int) -> int:
+def _count_heads(width: int, head_width: int) -> int:
     if width % head_width:
-        raise ValueError(f"{width} elements a row on this device are no whole heads of {head_width}")
+        raise ValueError(
+            f"heads: a row of {width} elements on this device, expected a multiple of the head width {head_width}"
+        )
     return width // head_width

@@ -1,4 +1,4 @@
-"""Matrix product with a weight, bias included; in tensor parallel by its columns or by its rows."""
+"""Matrix product with a weight and a bias, cut by columns or by rows over tensor-parallel devices."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ def linear(
     *,
     transpose_weight: bool = False,
 ) -> Variable:
-    """x @ weight + bias.
+    """Return x @ weight + bias.
 
-    A weight whose outputs are shared out over tensor-parallel devices takes whole rows and gives each device its
-    columns of the result. One whose inputs are shared out takes such columns, and gives whole rows, added up over the
-    devices. (Megatron-LM, arXiv:1909.08053, section 3.)
+    Gradients, with y the result: dx = dy @ weight', dweight = x' @ dy, dbias = the sum of dy's rows.
+
+    Tensor parallelism follows Megatron-LM (arXiv:1909.08053, section 3). A weight whose outputs are cut takes whole
+    rows and gives each device its columns of the result. A weight whose inputs are cut takes such columns, and gives
+    whole rows, added up over the devices.
 
     Args:
-        tape: of this pass.
-        x: [1, 1, N, inputs].
-        weight: [inputs, outputs], or [outputs, inputs] with `transpose_weight` (a token embedding as projection).
-        bias: [outputs]; shared out if the weight's outputs are.
-        transpose_weight: multiply with the transpose; nothing is copied for it.
+        tape: the tape of this pass.
+        x: [1, 1, N, inputs], mesh dtype, tiles.
+        weight: [inputs, outputs], or [outputs, inputs] with `transpose_weight` (a token embedding used as projection).
+        bias: [outputs], cut as the weight's outputs are; None for none.
+        transpose_weight: whether to multiply with the transpose, which copies nothing.
 
     Returns:
         [1, 1, N, outputs].
 
     Raises:
-        ValueError: x doesn't lie as the weight wants it.
+        ValueError: x does not lie on the mesh as the weight needs it.
     """
     mesh = tape.mesh
     tt = mesh.tt
@@ -44,7 +46,7 @@ def linear(
     by_inputs = cut is not None and cut != outputs_dim
     if x.placements.tensor != (sharded(3) if by_inputs else REPLICATED):
         raise ValueError(
-            f"linear: an operand that lies {x.placements} for a weight that lies {weight.placements}"
+            f"linear: an operand lies {x.placements}, which does not fit a weight that lies {weight.placements}"
         )
     x_value = x.value
     value = tt.linear(

@@ -1,5 +1,8 @@
-"""Losses, in float32 whatever the dtype of the model: one number a row, to be weighed by the number that `backward`
-is given (a token's share in the mean), and read back as they are for evaluation."""
+"""Losses, computed in float32 for every dtype of the model.
+
+A loss has one number a row. `backward` multiplies each by a weight, such as a token's share in the mean. Evaluation
+reads the numbers themselves.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from training.ops.precision import accurate
 
 
 def cross_entropy(tape: Tape, logits: Variable, targets: Variable, classes: Variable) -> Variable:
-    """Negative log-likelihood of each row's target.
+    """Return the negative log-likelihood of each row's target: -log softmax(logits)[target].
+
+    Gradient, with w the weight of a row: dlogits = w (softmax(logits) - onehot(target)).
 
     Args:
-        tape: of this pass.
-        logits: [1, 1, N, vocabulary].
-        targets: uint32 [1, 1, N, 1].
-        classes: uint32 [1, 1, 1, vocabulary]: 0, 1, 2, ...; with it a target becomes a one-hot row.
+        tape: the tape of this pass.
+        logits: [1, 1, N, vocabulary], mesh dtype, tiles.
+        targets: uint32 [1, 1, N, 1], tiles.
+        classes: uint32 [1, 1, 1, vocabulary] with the values 0, 1, 2, ...; comparing a target with them gives a
+            one-hot row.
 
     Returns:
         float32 [1, 1, N, 1].
@@ -36,12 +42,14 @@ def cross_entropy(tape: Tape, logits: Variable, targets: Variable, classes: Vari
 
 
 def squared_error(tape: Tape, predictions: Variable, targets: Variable) -> Variable:
-    """Mean over the columns of each row's squared difference.
+    """Return the mean over the columns of each row's squared difference.
+
+    Gradient, with w the weight of a row: dpredictions = 2 w (predictions - targets) / columns.
 
     Args:
-        tape: of this pass.
-        predictions: [1, 1, N, columns].
-        targets: float32 [1, 1, N, columns].
+        tape: the tape of this pass.
+        predictions: [1, 1, N, columns], mesh dtype, tiles.
+        targets: float32 [1, 1, N, columns], tiles.
 
     Returns:
         float32 [1, 1, N, 1].

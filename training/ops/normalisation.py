@@ -6,43 +6,47 @@ from training.autograd import Parameter, Tape, Tensor, Variable
 from training.ops.placing import check_whole_rows
 from training.ops.precision import accurate
 
-EPSILON = 1e-5
-"""Added to the variance, as in GPT-2 (the device library's own default, 1e-12, is lost in bfloat16)."""
+LAYER_NORM_EPSILON = 1e-5
+"""Added to the variance, as in GPT-2. The device library's default, 1e-12, vanishes in bfloat16."""
 
 
 def layer_norm(tape: Tape, x: Variable, gain: Parameter, bias: Parameter | None = None) -> Variable:
-    """Each row of x to mean 0 and variance 1, times `gain`, plus `bias`.
+    """Return (x - mean) / sqrt(variance + epsilon) * gain + bias, row by row (arXiv:1607.06450).
+
+    The device library has the gradients (`moreh_layer_norm_backward`).
 
     Args:
-        tape: of this pass.
-        x: [1, 1, N, width].
+        tape: the tape of this pass.
+        x: [1, 1, N, width], mesh dtype, tiles.
         gain: [width].
-        bias: [width].
+        bias: [width]; None for none.
 
     Returns:
-        As `x`.
+        Same shape as `x`.
 
     Raises:
-        ValueError: `gain` or `bias` is of another width (the device library would not say so), or devices hold pieces
-            of rows.
+        ValueError: `gain` or `bias` has another width, which the device library would not report, or tensor-parallel
+            devices hold pieces of rows.
     """
     mesh = tape.mesh
     tt = mesh.tt
     kernel = accurate(mesh)
     x_value, gain_value = x.value, gain.value
     shape = list(x_value.shape)
-    check_whole_rows("layer norm", x)
+    check_whole_rows("layer_norm", x)
     if gain.shape != (shape[3],) or (bias is not None and bias.shape != gain.shape):
-        raise ValueError(f"layer norm of width {shape[3]} with a gain of shape {gain.shape}")
+        raise ValueError(
+            f"layer_norm: gain of shape {gain.shape} for rows of width {shape[3]}, expected ({shape[3]},)"
+        )
 
     def output(of: list[int]) -> Tensor:
-        # The library fills only what it is given room for: mean and deviation, and the gradients asked for.
+        # The library computes only the outputs that it is given tensors for.
         return tt.empty(of, dtype=mesh.dtype, layout=tt.TILE_LAYOUT, device=mesh.handle)
 
     value, mean, deviation = tt.moreh_layer_norm(
         x_value,
         1,
-        EPSILON,
+        LAYER_NORM_EPSILON,
         gain_value,
         None if bias is None else bias.value,
         mean=output(shape[:3]),

@@ -1,4 +1,4 @@
-"""What operations ask of how their operands lie on the mesh, where going by element is not enough."""
+"""Placements of operands, for operations that do not work element by element."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from training.autograd import Parameter, Tensor, Variable
 
 
 def rows_of(mesh: Mesh) -> Placements:
-    """How activations lie that no tensor-parallel device has a piece of."""
+    """Return the placements of activations of which every tensor-parallel device has whole rows."""
     return WHOLE if mesh.axes.data is None else ROWS
 
 
 def check_whole_rows(op: str, x: Variable) -> None:
-    """Raise ValueError if tensor-parallel devices hold pieces of x: the op needs whole rows."""
+    """Raise ValueError if tensor-parallel devices hold pieces of x's rows, which the operation can't take."""
     if x.placements.tensor != REPLICATED:
         raise ValueError(
-            f"{op}: an operand that lies {x.placements}, expected whole rows on each tensor-parallel device"
+            f"{op}: an operand lies {x.placements}, expected whole rows on each tensor-parallel device"
         )
 
 
 def gathered(mesh: Mesh, variable: Variable) -> Tensor:
-    """A variable's value as operations use it: a parameter that is sharded over the data axis is put together.
+    """Return a variable's value as operations use it; a parameter that is sharded over the data axis is gathered.
 
-    Operations call it in the forward pass and again in the backward pass, so that no whole parameter is kept between.
+    Operations call it in the forward pass and again in the backward pass, so that no whole parameter is kept in
+    between.
     """
     dim = variable.placements.data.dim
     if dim is None or not isinstance(variable, Parameter):

@@ -6,26 +6,26 @@ from training.autograd import Parameter, Tape, Tensor, Variable
 from training.ops.placing import check_whole_rows
 from training.ops.precision import accurate
 
-EPSILON = 1e-5
+RMS_NORM_EPSILON = 1e-5
 """Added to the mean square, as in Llama."""
 
 
 def rms_norm(tape: Tape, x: Variable, gain: Parameter) -> Variable:
-    """Each row of x to mean square 1, times `gain`.
+    """Return x / sqrt(mean(x^2) + epsilon) * gain, row by row (arXiv:1910.07467).
 
-    The device library has no backward of it. Its backward of layer normalisation, told that the rows' means are 0, is
-    that gradient but for one term, the mean of `gradient * gain` over a row, which it takes off and we put back.
+    The device library has no backward of it. Its backward of layer normalisation, given row means of 0, differs by one
+    term: it subtracts the row's mean of `gradient * gain`, which is added back here.
 
     Args:
-        tape: of this pass.
-        x: [1, 1, N, width].
+        tape: the tape of this pass.
+        x: [1, 1, N, width], mesh dtype, tiles.
         gain: [width].
 
     Returns:
-        As `x`.
+        Same shape as `x`.
 
     Raises:
-        ValueError: `gain` is of another width, or devices hold pieces of the rows.
+        ValueError: `gain` has another width, or tensor-parallel devices hold pieces of rows.
     """
     mesh = tape.mesh
     tt = mesh.tt
@@ -35,11 +35,13 @@ def rms_norm(tape: Tape, x: Variable, gain: Parameter) -> Variable:
     shape, gain_shape = list(x_value.shape), list(gain.mesh_shape)
     width = shape[3]
     if gain.shape != (width,):
-        raise ValueError(f"rms norm of width {width} with a gain of shape {gain.shape}")
+        raise ValueError(
+            f"rms_norm: gain of shape {gain.shape} for rows of width {width}, expected ({width},)"
+        )
 
     def backward(gradient: Tensor) -> tuple[Tensor | None, ...]:
         squares = tt.mean(tt.square(x_value), dim=3, keepdim=True, compute_kernel_config=kernel)
-        deviation = tt.rsqrt(tt.add(squares, EPSILON))
+        deviation = tt.rsqrt(tt.add(squares, RMS_NORM_EPSILON))
         of_rows = tt.reshape(deviation, shape[:3])
         dx, dgain, _ = tt.moreh_layer_norm_backward(
             gradient,
@@ -55,5 +57,5 @@ def rms_norm(tape: Tape, x: Variable, gain: Parameter) -> Variable:
         sums = tt.matmul(gradient, gain_value, transpose_b=True, compute_kernel_config=kernel)
         return tt.add(dx, tt.multiply(sums, tt.multiply(deviation, 1 / width))), dgain
 
-    value = tt.rms_norm(x_value, epsilon=EPSILON, weight=gain_value, compute_kernel_config=kernel)
+    value = tt.rms_norm(x_value, epsilon=RMS_NORM_EPSILON, weight=gain_value, compute_kernel_config=kernel)
     return tape.record(value, (x, gain), backward)

@@ -1,4 +1,4 @@
-"""The negative log-likelihood of tokens, also where tensor-parallel devices have a part of the vocabulary each."""
+"""Negative log-likelihood of tokens, also where each tensor-parallel device has a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from training.ops.precision import accurate
 from training.parameter_placement import padded_size
 
 _NOT_A_TOKEN = -1e30
-"""Added to the logit of a class that only fills up the last device's part."""
+"""Added to the logits of padding classes."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tokens can be, as constants on the mesh; each tensor-parallel device has its part.
+    """The tokens that a model knows, as constants on the mesh; each tensor-parallel device has its part.
 
     Attributes:
-        classes: uint32 [1, 1, 1, size]: 0, 1, 2, ...; with it a target becomes a one-hot row.
-        padding: float32 [1, 1, 1, size]: 0, and very negative beyond the last token; None if nothing is padded.
+        classes: uint32 [1, 1, 1, size] with the values 0, 1, 2, ...; comparing a target with them gives a one-hot row.
+        padding: float32 [1, 1, 1, size], 0 for tokens and very negative after the last one; None without padding.
     """
 
     classes: Variable
@@ -33,7 +33,7 @@ class Vocabulary:
 
     @classmethod
     def on(cls, mesh: Mesh, tokens: int) -> Vocabulary:
-        """A vocabulary of so many tokens, padded as a `Split` pads the table that the logits come from."""
+        """Make a vocabulary on a mesh, padded as a `Split` pads the table that the logits come from."""
         tt = mesh.tt
         size = padded_size(tokens, mesh.tensor_size)
         placements = over_tensor(3) if mesh.tensor_size > 1 else WHOLE
@@ -50,13 +50,13 @@ class Vocabulary:
 
 
 def token_loss(tape: Tape, logits: Variable, targets: Variable, vocabulary: Vocabulary) -> Variable:
-    """Negative log-likelihood of each row's target.
+    """Return the negative log-likelihood of each row's target; see `cross_entropy` for the gradient.
 
     Args:
-        tape: of this pass.
-        logits: [1, 1, N, vocabulary], whole or shared out by columns over tensor-parallel devices.
+        tape: the tape of this pass.
+        logits: [1, 1, N, vocabulary], whole, or cut by columns over tensor-parallel devices.
         targets: uint32 [1, 1, N, 1].
-        vocabulary: of the logits.
+        vocabulary: the vocabulary that the logits are about.
 
     Returns:
         float32 [1, 1, N, 1].
@@ -67,16 +67,16 @@ def token_loss(tape: Tape, logits: Variable, targets: Variable, vocabulary: Voca
 
 
 def _over_devices(tape: Tape, logits: Variable, targets: Variable, vocabulary: Vocabulary) -> Variable:
-    """Each device sees its own columns; what it takes of the others is three numbers a row."""
+    """Compute the loss where each device has columns of the logits; devices exchange three numbers a row."""
     if logits.placements.tensor != sharded(3):
-        raise ValueError(f"token loss: logits that lie {logits.placements}, expected columns on each device")
+        raise ValueError(f"token_loss: the logits lie {logits.placements}, expected columns on each device")
     mesh = tape.mesh
     tt = mesh.tt
     axis, kernel = mesh.axes.tensor, accurate(mesh)
     x = tt.typecast(logits.value, tt.float32)
     if vocabulary.padding is not None:
         x = tt.add(x, vocabulary.padding.value)
-    # Gathered along a dimension of whole tiles: the columns are one wide.
+    # Gathered along dimension 0: the columns are one wide, and collectives need whole tiles.
     largest = tt.max(all_gather(mesh, tt.max(x, dim=3, keepdim=True), axis, 0), dim=0, keepdim=True)
     x = tt.subtract(x, largest)
     one_hot = tt.typecast(tt.eq(targets.value, vocabulary.classes.value), tt.float32)

@@ -1,4 +1,4 @@
-"""What a worker's core knows of its job: whether it is built, and which weights have arrived for it."""
+"""State of the job that a worker has joined: whether it is built, and which weights have arrived for it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class HeldLease:
 
 
 class SendWindows:
-    """How far ahead of the aggregator's finished chunks a worker may send, by weight version.
+    """Limits on the chunks that may be sent ahead of the aggregator's finished ones, by weight version.
 
     Chunks are sent last first, so a window of n covers the last n chunks of the layout.
     """

@@ -104,7 +104,7 @@ def test_a_folder_of_hugging_face_s_gives_the_text_of_the_checkpoint_that_it_was
     (folder / "config.json").write_text(json.dumps({**described, "eos_token_id": [ending]}))
     assert "".join(generate(folder, "abc", **settings)) == text[: text.index(text[10])]
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(Refused, match=r"no tokenizer\.json, expected the model's tokenizer beside it"):
+    with pytest.raises(Refused, match=r"no tokenizer\.json"):
         next(generate(folder, "abc"))
 
 
@@ -129,7 +129,7 @@ def test_text_comes_whole_from_a_tokenizer_that_decodes_by_context():
     assert pieces[-1] != ""
 
 
-@pytest.mark.parametrize(("prompt", "message"), [("", "prompt: no token"), ("xyz", "'x' at position 0")])
+@pytest.mark.parametrize(("prompt", "message"), [("", "prompt.*at least one"), ("xyz", "'x' at position 0")])
 def test_a_prompt_that_cannot_be_is_refused(
     tmp_path: Path, mesh: Mesh, config: JobConfig, prompt: str, message: str
 ):
@@ -146,7 +146,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path):
 def test_a_model_without_text_is_refused(tmp_path: Path, mesh: Mesh):
     config = JobConfig(model=LinearRegressionConfig(num_features=4, num_targets=2, training_samples=100))
     checkpoint = save(tmp_path, config, mesh)
-    with pytest.raises(Refused, match="linear_regression model without a tokenizer"):
+    with pytest.raises(Refused, match=r"linear_regression.*gpt2 or llama"):
         next(generate(checkpoint, "a"))
 
 
@@ -154,7 +154,7 @@ def test_the_layout_of_another_release_is_refused(tmp_path: Path, mesh: Mesh, co
     layout = TrainingStep(config, mesh).layout
     renamed = (replace(layout.entries[0], name="wte"), *layout.entries[1:])
     checkpoint = save(tmp_path, config, mesh, layout=Layout(renamed))
-    with pytest.raises(Refused, match="not this release's, starting with token_embedding"):
+    with pytest.raises(Refused, match=r"token_embedding.*release"):
         next(generate(checkpoint, "a"))
 
 

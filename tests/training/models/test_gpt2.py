@@ -208,7 +208,7 @@ def test_logits_of_a_position_see_only_what_is_before(mesh: Mesh):
 
 
 def test_a_sequence_of_no_whole_tiles_is_refused(mesh: Mesh):
-    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*take 64"):
+    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*64"):
         GPT2(GPT2Config(**{**SMALL, "max_sequence_length": 40}), VOCABULARY, mesh)
 
 

@@ -259,7 +259,7 @@ def test_frequencies_are_llama_s(scaling: RopeScaling | None):
 
 
 def test_a_sequence_of_no_whole_tiles_is_refused(mesh: Mesh):
-    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*take 64"):
+    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*64"):
         build(mesh, max_sequence_length=40)
 
 
@@ -268,7 +268,7 @@ def test_heads_that_devices_cannot_share_are_no_heads(open_emulator: Callable[..
     model = build(mesh)
     for parameter in model.parameters():
         load_parameter(mesh, parameter, initial_value(parameter, 4))
-    with pytest.raises(ValueError, match="16 elements a row on this device are no whole heads of 32"):
+    with pytest.raises(ValueError, match=r"16 elements.*multiple.*32"):
         model.loss(Tape(mesh), *batch())
 
 
