@@ -50,7 +50,7 @@ log = logging.getLogger("tiermesh.optimizer")
 
 @dataclass(frozen=True)
 class EngineCallbacks:
-    """What an engine calls, on the event loop, to reach the aggregator.
+    """Callbacks by which an engine reaches the aggregator; all are called on the event loop.
 
     Attributes:
         send: called with each message for the aggregator.

@@ -20,7 +20,7 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout, chunk_range
 
 
 class GradientMeasurement(NamedTuple):
-    """What an update needs to know of the whole gradient.
+    """Measurement of the whole gradient, on which the update depends.
 
     Attributes:
         norm: global L2 norm of the mean gradient.

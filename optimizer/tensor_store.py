@@ -1,4 +1,4 @@
-"""Where an optimizer's tensors live: the interface between the engine and its own process or its shards.
+"""The interface of an optimizer's tensor store: the engine's own process or its shards hold the tensors.
 
 The engine calls the store and the store calls back, all on the event loop. A store carries calls out in the order in
 which they come: a snapshot requested after an update contains all of that update and nothing of the next one.
@@ -33,7 +33,7 @@ class TensorStoreLost(TiermeshError):
 
 @dataclass(frozen=True)
 class TensorStoreCallbacks:
-    """What a store calls on the event loop, never from within a call to the store.
+    """Callbacks of a store, called on the event loop but never from within a call to the store.
 
     Attributes:
         report: called with each input for the optimizer's core.

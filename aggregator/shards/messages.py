@@ -112,7 +112,7 @@ class SequenceFilter:
         self._last = last
 
     def is_new(self, number: int) -> bool:
-        """Whether a message is the next one or has no number; False for a repetition.
+        """Return whether a message is the next one or has no number; False for a repetition.
 
         Raises:
             LinkClosed: a message before it is missing.

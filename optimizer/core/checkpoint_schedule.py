@@ -27,7 +27,7 @@ class CheckpointSchedule:
         self._writing_job_ended = False
 
     def is_writing(self, job: OpenJob) -> bool:
-        """Whether a checkpoint of this job is being written."""
+        """Return whether a checkpoint of this job is being written."""
         return self._writing is not None and job.owns(self._writing.job, self._writing.generation)
 
     def job_ended(self, job: OpenJob) -> None:
@@ -93,7 +93,7 @@ class CheckpointSchedule:
         return None
 
     def _interval_passed(self, job: OpenJob) -> bool:
-        """Whether `checkpoint_seconds` have passed since the last checkpoint, or since the first step seen here."""
+        """Return whether `checkpoint_seconds` have passed since the last checkpoint or the first step seen here."""
         if job.checkpoint_timer_seconds is None:
             job.checkpoint_timer_seconds = self.now_seconds
         return 0 < job.plan.checkpoint_seconds <= self.now_seconds - job.checkpoint_timer_seconds

@@ -68,11 +68,11 @@ class OpenJob:
         self.staged.clear()
 
     def is_newer_than(self, void: Iterable[pb.Void]) -> bool:
-        """Whether this generation began after everything that was declared void, so that none of it is in here."""
+        """Return whether this generation began after all that was declared void, so that it contains none of it."""
         return all(each.generation < self.generation for each in void)
 
     def owns(self, job: str, generation: int) -> bool:
-        """Whether a checkpoint was taken since this job was opened; a step that starts over voids no checkpoint."""
+        """Return whether a checkpoint was taken since this job was opened, in this or an earlier generation."""
         return job == self.job and self.opened_generation <= generation <= self.generation
 
     @property
@@ -96,7 +96,7 @@ class OpenJob:
 
 
 def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
-    """Whether a checkpoint was declared void, because a faulty worker may have contributed to it."""
+    """Return whether a checkpoint was declared void, because a faulty worker may have contributed to it."""
     return checkpoint is not None and any(
         checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
     )

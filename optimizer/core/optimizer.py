@@ -98,7 +98,7 @@ class OptimizerCore:
         return self.open_job.elements or None
 
     def is_loading(self, job: str) -> bool:
-        """Whether the answer to this job's Load is awaited."""
+        """Return whether the answer to this job's Load is awaited."""
         return bool(job) and self._loading_job == job
 
     def handle(self, event: Input) -> list[Effect]:

@@ -419,4 +419,4 @@ def test_a_layout_that_is_none_fails_the_job(tmp_path: Path, tiers: int, short_s
             rogue.say(description=pb.Description(job=job, lease=lease.lease, layout_json=layout))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
             assert ended.state == jobs.FAILED
-            assert "the layout of the initial weights is" in ended.detail and "\n" not in ended.detail
+            assert "layout of the initial weights" in ended.detail and "\n" not in ended.detail

@@ -54,13 +54,11 @@ class ShardedDataPlane:
         self._feed = feed
         self._on_sum_finished = on_sum_finished
         self._loop = asyncio.get_running_loop()
-        self._arriving: tuple[ShardLink, int] | None = (
-            None  # shard and arrival of the chunk that the core decides on
-        )
+        # Shard and arrival of the chunk that the core is deciding on.
+        self._arriving: tuple[ShardLink, int] | None = None
         self._sums_lost = True  # the core may know sums that no shard has, until it drops all of them
-        self._open_streams: dict[
-            int, set[ShardLink]
-        ] = {}  # by session: shards with a data stream of the worker
+        # By session: the shards with an open data stream of the worker.
+        self._open_streams: dict[int, set[ShardLink]] = {}
         # By session: the version that a worker gets, and by shard how many of its chunks.
         self._send_limits: dict[int, tuple[Version, list[int]]] = {}
         self._last_refusal: Refusal | None = None

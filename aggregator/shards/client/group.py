@@ -30,7 +30,7 @@ class ShardGroup:
 
     Args:
         addresses: `HOST:PORT` of each shard, in the order of their numbers.
-        security: certificates of this process and of its peers.
+        security: this process's certificates, and those that it trusts.
         name: name of this aggregator.
         incarnation: incarnation of this process.
         epoch: epoch of this aggregator.

@@ -52,7 +52,7 @@ class ShardLink:
     Args:
         address: `HOST:PORT` of the shard.
         stripe: chunks of the shard.
-        security: certificates of this process and of its peers.
+        security: this process's certificates, and those that it trusts.
         name: name of this aggregator.
         incarnation: incarnation of this process.
         epoch: epoch of this aggregator.
@@ -106,7 +106,7 @@ class ShardLink:
         self._on_up, self._on_down = on_up, on_down
         self._on_connect_error, self._on_report = on_connect_error, on_report
         self._orders: Mailbox[pb.ShardOrder] = Mailbox(MAX_QUEUED_MESSAGES)
-        self._checkpoint_channel: grpc.aio.Channel | None = None  # None while the link is down
+        self._checkpoint_channel: grpc.aio.Channel | None = None  # None: the link is down
         self._deadline: asyncio.TimerHandle | None = None  # of the shard's work for a step
 
     def __str__(self) -> str:
@@ -304,7 +304,7 @@ class ShardLink:
         return self._checkpoint_channel
 
     def _raise_lost(self, error: BaseException, channel: grpc.aio.Channel | None) -> None:
-        """Raise TensorStoreLost, and end the link, if a broken stream or link is why a checkpoint's stream ended."""
+        """End the link and raise TensorStoreLost, if it broke under the stream of a checkpoint."""
         if self._checkpoint_channel is not channel:
             raise TensorStoreLost(f"{self}: {self.down_reason}") from None
         if isinstance(error, grpc.aio.AioRpcError | DecodeError):

@@ -1,4 +1,4 @@
-"""What a shard's kernel thread works on: kept sums, finished sums, and the tensors of the shard's chunks.
+"""State of a shard's kernel thread: stored sums, finished sums, and the tensors of the shard's chunks.
 
 Everything here is used on that thread alone, which carries out orders in the order in which they came.
 """

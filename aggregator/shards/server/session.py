@@ -63,6 +63,9 @@ class ShardSession:
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
 
     Attributes:
+        name: name of the aggregator.
+        incarnation: incarnation of the aggregator.
+        epoch: epoch of the aggregator.
         stripe: chunks of this shard.
         reports: reports on their way to the aggregator; closing it ends the session.
         copies: copies of the tensors for checkpoints.
