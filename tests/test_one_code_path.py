@@ -1,8 +1,8 @@
-"""One code path: the code that trains doesn't know whether a device or the emulator computes, nor in which dtype.
+"""One code path: training code knows neither whether a device or the emulator computes, nor in which dtype.
 
-Outside mesh/ no code names the emulator or asks for the backend; outside mesh/ and training/ops none calls the device
-library or branches on the dtype of what is on the mesh. Held on the syntax trees of all packages, and each rule is
-shown to bite.
+Outside of mesh/, no code names the emulator or asks for the backend. Outside of mesh/ and training/ops, no code calls
+the device library or branches on the dtype of tensors on the mesh. The rules are checked on the syntax trees of all
+packages, and a test plants a violation of each rule.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protos", "services", "mesh", "training", "worker", "aggregator", "optimizer", "cli")
 ON_THE_MESH = ("training", "worker", "cli")
-"""Packages that hold tensors of the mesh; a dtype elsewhere is one of an array or of a file."""
+"""Packages with tensors on the mesh. Elsewhere, a dtype belongs to an array or a file."""
 
 BACKENDS = {"auto", "ttnn", "emulator"}
-"""The values of device_config.backend. A list of all of them names none."""
+"""Values of device_config.backend. A list of all of them is allowed."""
 
 
 def sources(packages: tuple[str, ...], *without: str) -> list[str]:
-    """Files of the packages, but for those in the folders `without`."""
+    """Return the files of the packages, except those in the folders `without`."""
     return sorted(
         name
         for package in packages
@@ -32,8 +32,8 @@ def sources(packages: tuple[str, ...], *without: str) -> list[str]:
     )
 
 
-def names_of_the_emulator(tree: ast.AST) -> Iterator[ast.AST]:
-    """Imports, names and strings that mean the emulator."""
+def find_emulator_names(tree: ast.AST) -> Iterator[ast.AST]:
+    """Find imports, names and strings that refer to the emulator."""
     prose = {id(node) for node in _docstrings(tree)} | {id(node) for node in _lists_of_backends(tree)}
     for node in ast.walk(tree):
         match node:
@@ -49,8 +49,8 @@ def names_of_the_emulator(tree: ast.AST) -> Iterator[ast.AST]:
             yield node
 
 
-def questions_of_backend(tree: ast.AST) -> Iterator[ast.AST]:
-    """Comparisons and matches that look at a `backend`."""
+def find_backend_questions(tree: ast.AST) -> Iterator[ast.AST]:
+    """Find comparisons and matches on a `backend`."""
     for node in ast.walk(tree):
         match node:
             case ast.Compare():
@@ -78,17 +78,17 @@ def _lists_of_backends(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _word(node: ast.AST) -> str:
-    """The identifier that a node ends with."""
+    """Return the last identifier of a node."""
     for field in ("id", "attr", "arg"):
         if isinstance(value := getattr(node, field, None), str):
             return value
     return ""
 
 
-def calls_of_the_library(tree: ast.AST) -> Iterator[ast.AST]:
-    """Calls of anything that hangs on the device module: `mesh.tt.add(...)`, also by another name of the module.
+def find_library_calls(tree: ast.AST) -> Iterator[ast.AST]:
+    """Find calls of functions of the device module, such as `mesh.tt.add(...)`, under any name of the module.
 
-    Its constants (dtypes, layouts) may be named.
+    Its constants, such as dtypes and layouts, are allowed.
     """
     modules = {"ttnn"}
     for node in ast.walk(tree):
@@ -97,7 +97,7 @@ def calls_of_the_library(tree: ast.AST) -> Iterator[ast.AST]:
         elif isinstance(node, ast.NamedExpr) and _word(node.value) == "tt":
             modules.add(_word(node.target))
 
-    def hangs_on_it(node: ast.AST) -> bool:
+    def is_of_module(node: ast.AST) -> bool:
         while isinstance(node, ast.Attribute):
             if node.attr == "tt":
                 return True
@@ -107,12 +107,12 @@ def calls_of_the_library(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             passed = _word(node.func) in ("getattr", "methodcaller", "vars", "partial")
-            if hangs_on_it(node.func) or (passed and any(hangs_on_it(argument) for argument in node.args)):
+            if is_of_module(node.func) or (passed and any(is_of_module(argument) for argument in node.args)):
                 yield node
 
 
-def branches_on_dtype(tree: ast.AST) -> Iterator[ast.AST]:
-    """Conditions and matches that look at a dtype: an attribute or name `dtype`, or the library's own dtypes."""
+def find_dtype_branches(tree: ast.AST) -> Iterator[ast.AST]:
+    """Find conditions and matches on a dtype: an attribute or name `dtype`, or a dtype of the library."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
             looked_at: ast.AST = node.test
@@ -123,7 +123,7 @@ def branches_on_dtype(tree: ast.AST) -> Iterator[ast.AST]:
         elif isinstance(node, (ast.Compare, ast.BoolOp)):
             looked_at = node
         elif isinstance(node, ast.Subscript):
-            looked_at = node.slice  # a table by dtype is a branch too
+            looked_at = node.slice  # A lookup by dtype is a branch too.
         else:
             continue
         if any(_word(part) == "dtype" or _is_device_dtype(part) for part in ast.walk(looked_at)):
@@ -138,7 +138,7 @@ def _is_device_dtype(node: ast.AST) -> bool:
     )
 
 
-def told(name: str, found: Iterator[ast.AST]) -> list[str]:
+def format_nodes(name: str, found: Iterator[ast.AST]) -> list[str]:
     return [f"{name}:{getattr(node, 'lineno', '?')}: {ast.unparse(node)[:100]}" for node in found]
 
 
@@ -149,25 +149,27 @@ def tree_of(name: str) -> ast.AST:
 def test_outside_mesh_no_code_names_the_emulator() -> None:
     files = sources(PACKAGES, "mesh/")
     assert "training/step.py" in files
-    assert [line for name in files for line in told(name, names_of_the_emulator(tree_of(name)))] == []
+    assert [line for name in files for line in format_nodes(name, find_emulator_names(tree_of(name)))] == []
 
 
 def test_outside_mesh_no_code_asks_for_the_backend() -> None:
-    # What a job's config says may be held against what else it says.
+    # Checks of a job's configuration may compare its values with each other.
     files = sources(PACKAGES, "mesh/", "services/config/")
-    assert [line for name in files for line in told(name, questions_of_backend(tree_of(name)))] == []
+    assert [
+        line for name in files for line in format_nodes(name, find_backend_questions(tree_of(name)))
+    ] == []
 
 
 def test_only_mesh_and_ops_call_the_library() -> None:
     files = sources(PACKAGES, "mesh/", "training/ops/")
     assert "training/step.py" in files
-    assert [line for name in files for line in told(name, calls_of_the_library(tree_of(name)))] == []
+    assert [line for name in files for line in format_nodes(name, find_library_calls(tree_of(name)))] == []
 
 
 def test_only_mesh_and_ops_branch_on_dtype() -> None:
     files = sources(ON_THE_MESH, "training/ops/")
     assert "training/step.py" in files
-    assert [line for name in files for line in told(name, branches_on_dtype(tree_of(name)))] == []
+    assert [line for name in files for line in format_nodes(name, find_dtype_branches(tree_of(name)))] == []
 
 
 @pytest.mark.parametrize(
@@ -185,16 +187,16 @@ def test_only_mesh_and_ops_branch_on_dtype() -> None:
         "known = ['ttnn', 'emulator']",
     ],
 )
-def test_a_named_emulator_is_found(planted: str) -> None:
-    assert list(names_of_the_emulator(ast.parse(planted)))
+def test_emulator_names_are_found(planted: str) -> None:
+    assert list(find_emulator_names(ast.parse(planted)))
 
 
 @pytest.mark.parametrize(
     "planted",
     ["if mesh.backend != 'ttnn': pass", "match config.backend:\n    case _: pass", "x = 'ttnn' == backend"],
 )
-def test_a_question_for_the_backend_is_found(planted: str) -> None:
-    assert list(questions_of_backend(ast.parse(planted)))
+def test_backend_questions_are_found(planted: str) -> None:
+    assert list(find_backend_questions(ast.parse(planted)))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,8 @@ def test_a_question_for_the_backend_is_found(planted: str) -> None:
         "def op(tt):\n    return tt.add(1, 1)",
     ],
 )
-def test_a_call_of_the_library_is_found(planted: str) -> None:
-    assert list(calls_of_the_library(ast.parse(planted)))
+def test_library_calls_are_found(planted: str) -> None:
+    assert list(find_library_calls(ast.parse(planted)))
 
 
 @pytest.mark.parametrize(
@@ -225,12 +227,12 @@ def test_a_call_of_the_library_is_found(planted: str) -> None:
         "found = [x for x in xs if x.dtype]",
     ],
 )
-def test_a_branch_on_dtype_is_found(planted: str) -> None:
-    assert list(branches_on_dtype(ast.parse(planted)))
+def test_dtype_branches_are_found(planted: str) -> None:
+    assert list(find_dtype_branches(ast.parse(planted)))
 
 
 @pytest.mark.parametrize(
-    "harmless",
+    "allowed",
     [
         '"""On the emulator it is float32."""',
         'backend: Literal["auto", "ttnn", "emulator"] = "auto"',
@@ -240,7 +242,7 @@ def test_a_branch_on_dtype_is_found(planted: str) -> None:
         "facts['dtype'] = str(mesh.dtype)",
     ],
 )
-def test_what_is_harmless_is_let_pass(harmless: str) -> None:
-    tree = ast.parse(harmless)
-    rules = (names_of_the_emulator, questions_of_backend, calls_of_the_library, branches_on_dtype)
+def test_allowed_code_is_not_found(allowed: str) -> None:
+    tree = ast.parse(allowed)
+    rules = (find_emulator_names, find_backend_questions, find_library_calls, find_dtype_branches)
     assert not [node for rule in rules for node in rule(tree)]

@@ -1,4 +1,4 @@
-"""Runs what opens a mesh in processes of their own."""
+"""Fixture that runs scripts which open a mesh in their own processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def on_device() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that runs this Python in a process of its own: ttnn knows one arrangement of devices a process."""
+    """Function that runs this Python in a new process, because ttnn supports one arrangement of devices per process."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

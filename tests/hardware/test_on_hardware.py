@@ -1,6 +1,6 @@
-"""On a real mesh, or a simulator: links that work, and training steps that give what the emulator gives.
+"""Links and training steps on a real mesh or a simulator, compared with the emulator.
 
-`make test-hardware` runs these where /dev/tenstorrent or TT_METAL_SIMULATOR is there.
+`make test-hardware` runs these where a device or TT_METAL_SIMULATOR is present.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mesh.backend import has_device
-from tests.support.hardware.outcomes import STRATEGIES, TRAINED, Shape, differences, fits, load, outcome
+from tests.support.hardware.outcomes import STRATEGIES, TRAINED, Shape, find_differences, fits, load, run_step
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.hardware,
     pytest.mark.skipif(find_spec("ttnn") is None, reason="ttnn has no wheel for this Python"),
     pytest.mark.skipif(
-        not has_device(), reason="no device: neither /dev/tenstorrent nor TT_METAL_SIMULATOR is there"
+        not has_device(), reason="no device: neither /dev/tenstorrent nor TT_METAL_SIMULATOR is present"
     ),
 ]
 
@@ -31,7 +31,7 @@ MESHES: list[Shape] = [(1, 1), (1, 2), (2, 4), (1, 8), (8, 1), (8, 4), (1, 32)]
 
 @pytest.fixture(scope="session")
 def devices(on_device: Run) -> int:
-    """How many this host has."""
+    """Number of devices of this host."""
     done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert "devices" in result, result
@@ -42,10 +42,10 @@ def devices(on_device: Run) -> int:
 def outcomes(
     on_device: Run, devices: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Shape], Path]:
-    """A function that gives the folder with what a mesh's cells gave; each mesh runs once."""
+    """Function that returns the folder with the outcomes of a mesh. Each mesh runs once."""
     folders: dict[Shape, Path] = {}
 
-    def of(shape: Shape) -> Path:
+    def run_mesh(shape: Shape) -> Path:
         if shape != (1, 1) and shape[0] * shape[1] != devices:
             pytest.skip(f"this host has {devices} devices; links run over all of them")
         if shape not in folders:
@@ -56,15 +56,15 @@ def outcomes(
             assert done.returncode == 0, done.stderr
         return folders[shape]
 
-    return of
+    return run_mesh
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
-def test_sums_over_the_links_are_right(shape: Shape, devices: int, on_device: Run) -> None:
+def test_the_link_check_passes(shape: Shape, devices: int, on_device: Run) -> None:
     if shape[0] * shape[1] != devices:
         pytest.skip(f"this host has {devices} devices; links run over all of them")
-    given = f"{shape[0]}x{shape[1]}"
-    done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--mesh-shape", given)
+    mesh_shape = f"{shape[0]}x{shape[1]}"
+    done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--mesh-shape", mesh_shape)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -78,11 +78,11 @@ def test_sums_over_the_links_are_right(shape: Shape, devices: int, on_device: Ru
         for model in TRAINED
     ],
 )
-def test_a_step_gives_what_the_emulator_gives(
+def test_a_step_equals_that_of_the_emulator(
     model: str, strategy: str, shape: Shape, outcomes: Callable[[Shape], Path], tmp_path: Path
 ) -> None:
     folder = outcomes(shape)
     failed = folder / f"{model}-{strategy}.error"
     assert not failed.exists(), failed.read_text()
-    expected = outcome(model, strategy, shape, backend="emulator", dtype="bfloat16", folder=tmp_path)
-    assert differences(load(folder / f"{model}-{strategy}.npz"), expected) == []
+    expected = run_step(model, strategy, shape, backend="emulator", dtype="bfloat16", folder=tmp_path)
+    assert find_differences(load(folder / f"{model}-{strategy}.npz"), expected) == []

@@ -1,4 +1,4 @@
-"""Short ways onto and off an emulated mesh, for the tests of this folder."""
+"""Helpers that put tensors onto an emulated mesh and compare results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh.transfer import upload
 def tensor(
     mesh: Mesh, values: Any, dtype: Any = None, shard: int | None = None, layout: Any = tt.TILE_LAYOUT
 ) -> Any:
-    """Float values in the mesh's dtype unless told, integers as uint32 unless they are int32."""
+    """Upload values: floats by default in the mesh's dtype, int32 as int32, other integers as uint32."""
     array = np.array(values)
     placements = WHOLE if shard is None else over_data(shard)
     if array.dtype.kind == "f":
@@ -28,12 +28,12 @@ def tensor(
 
 
 def empty(mesh: Mesh, *shape: int) -> Any:
-    """An output for an op to fill."""
+    """Return a pre-allocated output of an op."""
     return tt.empty(list(shape), dtype=mesh.dtype, layout=tt.TILE_LAYOUT, device=mesh.handle)
 
 
-def close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """Hold max|actual - expected| to `tolerance` of the largest expected value, shapes equal."""
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    """Check that shapes are equal and max|actual - expected| <= tolerance * max|expected|."""
     expected = np.asarray(expected)
     assert actual.shape == expected.shape
     assert np.abs(actual - expected).max() <= tolerance * max(1e-30, np.abs(expected).max())

@@ -14,17 +14,17 @@ def host(shape: tuple[int, ...], dtype: tt.DataType = tt.float32, **options: obj
     return tt.Tensor(np.ones(shape, np.float32), dtype, layout=tt.TILE_LAYOUT, **options)
 
 
-def test_new_values_in_the_same_buffer(loudbox: Mesh) -> None:
+def test_values_are_replaced_in_the_same_buffer(loudbox: Mesh) -> None:
     x = tensor(loudbox, np.zeros((16, 3)), shard=0)
-    buffer, taken = id(x.buffer), loudbox.handle.memory.bank_bytes
+    buffer, bank_bytes = id(x.buffer), loudbox.handle.memory.bank_bytes
     values = np.arange(48, dtype=np.float32).reshape(16, 3)
     mapper = tt.shard_tensor_to_mesh_mapper(loudbox.handle, 0)
     source = tt.Tensor(values, tt.float32, layout=tt.TILE_LAYOUT, mesh_mapper=mapper)
     tt.copy_host_to_device_tensor(source, x)
     assert np.array_equal(download(loudbox, x, over_data(0)), values)
     assert id(x.buffer) == buffer
-    assert loudbox.handle.memory.bank_bytes == taken
-    tt.copy_host_to_device_tensor(host((2, 3)), x)  # the same on each chip
+    assert loudbox.handle.memory.bank_bytes == bank_bytes
+    tt.copy_host_to_device_tensor(host((2, 3)), x)  # The same values on each chip.
     assert np.array_equal(download(loudbox, x), np.ones((2, 3)))
 
 

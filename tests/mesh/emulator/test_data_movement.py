@@ -10,7 +10,7 @@ from mesh.transfer import download
 from tests.support.emulated import tensor
 
 
-def test_moves(one_chip: Mesh, numbers: np.random.Generator) -> None:
+def test_ops_equal_numpy(one_chip: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((2, 3, 32, 64)).astype(np.float32)
     a = tensor(one_chip, x)
     for moved, expected in (
@@ -24,16 +24,18 @@ def test_moves(one_chip: Mesh, numbers: np.random.Generator) -> None:
         assert np.array_equal(download(one_chip, moved), expected)
 
 
-def test_sharded_tensors_move_on_their_chips(loudbox: Mesh, numbers: np.random.Generator) -> None:
+def test_shards_are_moved_on_their_chips(loudbox: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((16, 1, 4, 32)).astype(np.float32)
     rows = tt.reshape(tensor(loudbox, x, shard=0), [1, 1, 8, 32])
     assert np.array_equal(download(loudbox, rows, over_data(2)), x.reshape(1, 1, 64, 32))
-    beside = tt.concat([rows, tensor(loudbox, np.zeros((1, 1, 8, 32)))], dim=3)
-    assert beside.shape == (1, 1, 8, 64)
+    joined = tt.concat([rows, tensor(loudbox, np.zeros((1, 1, 8, 32)))], dim=3)
+    assert joined.shape == (1, 1, 8, 64)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_heads_apart_and_together(one_chip: Mesh, numbers: np.random.Generator, transposed: bool) -> None:
+def test_heads_are_split_and_concatenated(
+    one_chip: Mesh, numbers: np.random.Generator, transposed: bool
+) -> None:
     x = numbers.standard_normal((2, 1, 16, (4 + 2 * 2) * 32)).astype(np.float32)
     q, k, v = tt.experimental.nlp_create_qkv_heads(
         tensor(one_chip, x), num_heads=4, num_kv_heads=2, transpose_k_heads=transposed
@@ -47,7 +49,7 @@ def test_heads_apart_and_together(one_chip: Mesh, numbers: np.random.Generator, 
     assert np.array_equal(download(one_chip, tt.experimental.nlp_concat_heads(q)), x[..., :128])
 
 
-def test_heads_that_fill_no_tile_are_refused(one_chip: Mesh) -> None:
+def test_heads_of_partial_tiles_are_refused(one_chip: Mesh) -> None:
     with pytest.raises(RuntimeError, match="multiple of 32"):
         tt.experimental.nlp_create_qkv_heads(tensor(one_chip, np.ones((2, 1, 32, 192))), num_heads=4)
     with pytest.raises(RuntimeError, match="multiple of 32"):
@@ -71,7 +73,7 @@ def test_refusals(one_chip: Mesh) -> None:
         a.shape[:-1]
 
 
-def test_made_on_the_device(one_chip: Mesh) -> None:
+def test_creation_on_the_device(one_chip: Mesh) -> None:
     device = one_chip.handle
     full = tt.full([2, 3], 0.1, dtype=tt.bfloat16, layout=tt.TILE_LAYOUT, device=device)
     assert np.unique(download(one_chip, full)) == np.float32(0.10009765625)

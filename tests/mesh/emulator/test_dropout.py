@@ -23,16 +23,16 @@ def dropped(
     )
 
 
-def test_the_mask_hangs_on_the_seed_alone(one_chip: Mesh) -> None:
+def test_the_mask_depends_on_the_seed_alone(one_chip: Mesh) -> None:
     first = download(one_chip, dropped(one_chip, 5))
     assert np.array_equal(download(one_chip, dropped(one_chip, 5)), first)
     assert not np.array_equal(download(one_chip, dropped(one_chip, 6)), first)
-    # Another mask changes every result: if it is meant to, raise the emulator's version, too.
+    # Another mask changes every training run. If that is intended, raise the emulator's version.
     assert hashlib.sha256((first != 0).tobytes()).hexdigest()[:16] == "e3d97f1507e18989"
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5, 0.9])
-def test_the_share_and_the_scale(one_chip: Mesh, probability: float) -> None:
+def test_fraction_and_scale_of_kept_elements(one_chip: Mesh, probability: float) -> None:
     y = download(one_chip, dropped(one_chip, 1, probability=probability))
     kept = (y != 0).mean()
     deviation = (probability * (1 - probability) / y.size) ** 0.5
@@ -40,7 +40,7 @@ def test_the_share_and_the_scale(one_chip: Mesh, probability: float) -> None:
     assert np.unique(y[y != 0]) == np.float32(1 / (1 - probability))
 
 
-def test_masks_of_seeds_that_follow_each_other_are_unrelated(one_chip: Mesh) -> None:
+def test_masks_of_consecutive_seeds_are_independent(one_chip: Mesh) -> None:
     masks = np.stack(
         [download(one_chip, dropped(one_chip, seed, probability=0.5)).reshape(-1) > 0 for seed in range(9)]
     )
@@ -48,15 +48,15 @@ def test_masks_of_seeds_that_follow_each_other_are_unrelated(one_chip: Mesh) -> 
     assert (np.abs(agreement - 0.5) < 4 * 0.5 / masks.shape[1] ** 0.5).all()
 
 
-def test_chips_draw_their_own_masks_unless_told(loudbox: Mesh) -> None:
+def test_chips_have_masks_of_their_own_by_default(loudbox: Mesh) -> None:
     own = download(loudbox, dropped(loudbox, 5, shard=2), over_data(2)).reshape(8, -1)
     assert len({chip.tobytes() for chip in own}) == 8
     same = download(loudbox, dropped(loudbox, 5, shard=2, per_device=False), over_data(2)).reshape(8, -1)
     assert len({chip.tobytes() for chip in same}) == 1
     replicated = dropped(loudbox, 5, per_device=False)
     assert replicated.array.shape[:2] == (1, 1)
-    apart = dropped(loudbox, 5)
-    assert apart.array.shape[:2] == (1, 8)
+    separate = dropped(loudbox, 5)
+    assert separate.array.shape[:2] == (1, 8)
 
 
 def test_refuses_a_seed_out_of_range(one_chip: Mesh) -> None:

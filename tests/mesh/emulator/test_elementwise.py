@@ -7,24 +7,24 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
-from tests.support.emulated import close, tensor
+from tests.support.emulated import assert_close, tensor
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 64), (1, 1, 1, 64), (64,), (2, 1, 32, 1), (3, 32, 64)])
 def test_arithmetic_broadcasts(one_chip: Mesh, numbers: np.random.Generator, shape: tuple[int, ...]) -> None:
     x, y = numbers.standard_normal((2, 3, 32, 64)), numbers.standard_normal(shape)
     a, b = tensor(one_chip, x), tensor(one_chip, y)
-    close(download(one_chip, tt.add(a, b)), x + y, 1e-6)
-    close(download(one_chip, tt.subtract(a, b)), x - y, 1e-6)
-    close(download(one_chip, tt.multiply(b, a)), x * y, 1e-6)
+    assert_close(download(one_chip, tt.add(a, b)), x + y, 1e-6)
+    assert_close(download(one_chip, tt.subtract(a, b)), x - y, 1e-6)
+    assert_close(download(one_chip, tt.multiply(b, a)), x * y, 1e-6)
 
 
-def test_replicated_meets_sharded_whatever_the_ranks(loudbox: Mesh, numbers: np.random.Generator) -> None:
+def test_replicated_and_sharded_operands_of_any_rank(loudbox: Mesh, numbers: np.random.Generator) -> None:
     x, row = numbers.standard_normal((16, 1, 8, 32)), numbers.standard_normal(32)
     for y in (tt.add(tensor(loudbox, x, shard=0), tensor(loudbox, row)),
               tt.add(tensor(loudbox, row), tensor(loudbox, x, shard=0))):  # fmt: skip
         assert y.shape == (2, 1, 8, 32)
-        close(download(loudbox, y, over_data(0)), x + row, 1e-6)
+        assert_close(download(loudbox, y, over_data(0)), x + row, 1e-6)
 
 
 def test_numbers_and_functions_of_one_operand(one_chip: Mesh, numbers: np.random.Generator) -> None:
@@ -38,7 +38,7 @@ def test_numbers_and_functions_of_one_operand(one_chip: Mesh, numbers: np.random
         (tt.square(a), x * x),
     ):
         assert actual.array.dtype == np.float32
-        close(download(one_chip, actual), expected, 1e-6)
+        assert_close(download(one_chip, actual), expected, 1e-6)
 
 
 @pytest.mark.filterwarnings("error")
@@ -57,7 +57,7 @@ def test_one_hot_and_gather(one_chip: Mesh, numbers: np.random.Generator) -> Non
     assert np.array_equal(download(one_chip, tt.typecast(equal, tt.float32)), np.eye(6)[targets[:, 0]])
     x = numbers.standard_normal((3, 6))
     picked = tt.gather(tensor(one_chip, x), 1, tensor(one_chip, targets))
-    close(download(one_chip, picked), np.take_along_axis(x, targets, 1), 1e-7)
+    assert_close(download(one_chip, picked), np.take_along_axis(x, targets, 1), 1e-7)
     with pytest.raises(RuntimeError, match="index 6 beyond"):
         tt.gather(tensor(one_chip, x), 1, tensor(one_chip, targets + 1))
 
@@ -77,10 +77,10 @@ def test_sums_and_means(
     assert (errors <= 1e-6 * np.abs(x).mean(axes, keepdims=True)).all()
 
 
-def test_sums_stay_on_their_chip(loudbox: Mesh, numbers: np.random.Generator) -> None:
+def test_sums_are_computed_on_each_chip(loudbox: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((1, 1, 64, 32))
     local = tt.sum(tensor(loudbox, x, shard=2), dim=2, keepdim=True)
-    close(download(loudbox, local, over_data(2)), x.reshape(1, 1, 8, 8, 32).sum(3), 1e-6)
+    assert_close(download(loudbox, local, over_data(2)), x.reshape(1, 1, 8, 8, 32).sum(3), 1e-6)
 
 
 def test_refusals(one_chip: Mesh) -> None:

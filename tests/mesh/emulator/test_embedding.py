@@ -9,24 +9,24 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
-from tests.support.emulated import close, tensor
+from tests.support.emulated import assert_close, tensor
 
 
 @pytest.mark.parametrize("table_shape", [(68, 48), (1, 1, 68, 48)])
-def test_rows_and_the_tables_gradient(
+def test_rows_and_gradient_of_the_table(
     loudbox: Mesh, numbers: np.random.Generator, table_shape: tuple[int, ...]
 ) -> None:
     ids = numbers.integers(0, 67, (16, 32))
     table, dy = numbers.standard_normal((68, 48)), numbers.standard_normal((1, 1, 512, 48))
-    rows_of = tensor(loudbox, ids, shard=0, layout=tt.ROW_MAJOR_LAYOUT)
+    id_tensor = tensor(loudbox, ids, shard=0, layout=tt.ROW_MAJOR_LAYOUT)
     weight = tensor(loudbox, table.reshape(table_shape))
-    rows = tt.embedding(rows_of, weight, layout=tt.TILE_LAYOUT)
+    rows = tt.embedding(id_tensor, weight, layout=tt.TILE_LAYOUT)
     assert rows.shape == (2, 32, 48)
-    close(download(loudbox, rows, over_data(0)), table[ids], 1e-7)
-    gradient = tt.all_reduce(tt.embedding_bw(rows_of, weight, tensor(loudbox, dy, shard=2)), cluster_axis=1)
+    assert_close(download(loudbox, rows, over_data(0)), table[ids], 1e-7)
+    gradient = tt.all_reduce(tt.embedding_bw(id_tensor, weight, tensor(loudbox, dy, shard=2)), cluster_axis=1)
     expected = np.zeros((68, 48))
     np.add.at(expected, ids.reshape(-1), dy[0, 0])
-    close(download(loudbox, gradient), expected[None, None], 1e-6)
+    assert_close(download(loudbox, gradient), expected[None, None], 1e-6)
     assert (expected[67] == 0).all()
 
 

@@ -14,7 +14,7 @@ def zeros(mesh: Mesh, *shape: int) -> tt.Tensor:
     return tt.zeros(list(shape), dtype=mesh.dtype, layout=tt.TILE_LAYOUT, device=mesh.handle)
 
 
-def test_a_prompt_and_further_tokens(one_chip: Mesh, numbers: np.random.Generator) -> None:
+def test_fill_with_a_prompt_then_update_by_token(one_chip: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((1, 2, 40, 32)).astype(np.float32)
     cache = zeros(one_chip, 1, 2, 64, 32)
     tt.fill_cache(cache, tensor(one_chip, x[:, :, :37]), 0)
@@ -23,17 +23,17 @@ def test_a_prompt_and_further_tokens(one_chip: Mesh, numbers: np.random.Generato
     assert np.array_equal(download(one_chip, cache), np.pad(x, [(0, 0), (0, 0), (0, 24), (0, 0)]))
 
 
-def test_is_written_in_place_where_nobody_looks_on(one_chip: Mesh) -> None:
+def test_an_exclusive_cache_is_written_in_place(one_chip: Mesh) -> None:
     cache, row = zeros(one_chip, 1, 1, 32, 32), tensor(one_chip, np.ones((1, 1, 1, 32)))
     tt.update_cache(cache, row, 0)
     elements = cache.array
-    shown = elements.ctypes.data
+    address = elements.ctypes.data
     del elements
     tt.update_cache(cache, row, 1)
-    assert cache.array.ctypes.data == shown
+    assert cache.array.ctypes.data == address
 
 
-def test_other_tensors_keep_what_they_have(one_chip: Mesh) -> None:
+def test_copies_of_the_cache_keep_their_values(one_chip: Mesh) -> None:
     cache, row = zeros(one_chip, 1, 1, 32, 32), tensor(one_chip, np.ones((1, 1, 1, 32)))
     others = [
         tt.typecast(cache, tt.float32),
@@ -48,12 +48,12 @@ def test_other_tensors_keep_what_they_have(one_chip: Mesh) -> None:
     assert others[3].to_numpy().sum() == 0
 
 
-def test_a_view_would_not_see_it(one_chip: Mesh) -> None:
+def test_a_cache_with_a_view_is_refused(one_chip: Mesh) -> None:
     cache, row = zeros(one_chip, 1, 1, 32, 32), tensor(one_chip, np.ones((1, 1, 1, 32)))
-    look = tt.reshape(cache, [32, 32])
+    view = tt.reshape(cache, [32, 32])
     with pytest.raises(RuntimeError, match="shares"):
         tt.update_cache(cache, row, 0)
-    del look
+    del view
     written = tt.update_cache(cache, row, 0)
     assert download(one_chip, written).sum() == 32
 
@@ -70,7 +70,7 @@ def test_each_chip_has_its_own_tokens(loudbox: Mesh) -> None:
 @pytest.mark.parametrize(
     ("shape", "token", "offset", "message"),
     [
-        ((1, 2, 1, 32), 64, 0, "within the window of 64"),  # ttnn takes this and the next without a word
+        ((1, 2, 1, 32), 64, 0, "within the window of 64"),  # ttnn silently accepts this and the next.
         ((1, 2, 1, 32), 0, 1, "must be <= the 1 rows"),
         ((1, 3, 1, 32), 0, 0, "for a cache of"),
         ((1, 2, 1, 64), 0, 0, "for a cache of"),

@@ -10,7 +10,7 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
-from tests.support.emulated import close, empty, tensor
+from tests.support.emulated import assert_close, empty, tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -45,7 +45,7 @@ def test_forward_and_backward(
         rstd=empty(one_chip, *rows),
     )
     for actual, expected in zip(out, (y, mean, rstd), strict=True):
-        close(download(one_chip, actual), expected, 2e-6)
+        assert_close(download(one_chip, actual), expected, 2e-6)
     gradients = tt.moreh_layer_norm_backward(
         tensor(one_chip, dy),
         operand,
@@ -58,7 +58,7 @@ def test_forward_and_backward(
         beta_grad=empty(one_chip, width),
     )
     for actual, expected in zip(gradients, (dx, dgamma[None], dbeta), strict=True):
-        close(download(one_chip, actual), expected, 1e-5)
+        assert_close(download(one_chip, actual), expected, 1e-5)
 
 
 def test_rows_over_chips(open_emulator: Callable[..., Mesh], numbers: np.random.Generator) -> None:
@@ -68,22 +68,22 @@ def test_rows_over_chips(open_emulator: Callable[..., Mesh], numbers: np.random.
     mesh = open_emulator((1, 8))
     operand, scale = tensor(mesh, x, shard=2), tensor(mesh, gamma)
     out = tt.moreh_layer_norm(operand, 1, 1e-5, scale, mean=empty(mesh, 1, 1, 8), rstd=empty(mesh, 1, 1, 8))
-    close(download(mesh, out[0], over_data(2)), y, 2e-6)
+    assert_close(download(mesh, out[0], over_data(2)), y, 2e-6)
     gradients = tt.moreh_layer_norm_backward(
         tensor(mesh, dy, shard=2), operand, out[1], out[2], 1, gamma=scale,
         input_grad=empty(mesh, 1, 1, 8, 32), gamma_grad=empty(mesh, 1, 32),
     )  # fmt: skip
-    close(download(mesh, gradients[0], over_data(2)), dx, 1e-5)
-    close(download(mesh, tt.all_reduce(gradients[1], cluster_axis=1)), dgamma[None], 1e-5)
+    assert_close(download(mesh, gradients[0], over_data(2)), dx, 1e-5)
+    assert_close(download(mesh, tt.all_reduce(gradients[1], cluster_axis=1)), dgamma[None], 1e-5)
     assert gradients[2] is None
 
 
-def test_only_what_is_allocated_comes_back(one_chip: Mesh) -> None:
+def test_only_allocated_outputs_are_returned(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((1, 1, 32, 32)))
     assert [out is None for out in tt.moreh_layer_norm(x, 1, 1e-5)] == [False, True, True]
 
 
-def test_what_ttnn_takes_without_a_word_is_refused(one_chip: Mesh) -> None:
+def test_operands_that_ttnn_silently_accepts_are_refused(one_chip: Mesh) -> None:
     x, row = tensor(one_chip, np.ones((1, 1, 32, 32))), tensor(one_chip, np.ones((1, 1, 32)))
     with pytest.raises(RuntimeError, match="gamma must have logical shape"):
         tt.moreh_layer_norm(x, 1, 1e-5, tensor(one_chip, np.ones((1, 64))))
@@ -92,8 +92,8 @@ def test_what_ttnn_takes_without_a_word_is_refused(one_chip: Mesh) -> None:
     with pytest.raises(RuntimeError, match="rstd of shape"):
         tt.moreh_layer_norm_backward(x, x, row, x, 1, input_grad=empty(one_chip, 1, 1, 32, 32))
     shared = empty(one_chip, 1, 1, 32, 32)
-    look = tt.reshape(shared, [32, 32])
+    view = tt.reshape(shared, [32, 32])
     with pytest.raises(RuntimeError, match="shares its buffer"):
         tt.moreh_layer_norm_backward(x, x, row, row, 1, input_grad=shared)
-    del look
+    del view
     tt.moreh_layer_norm_backward(x, x, row, row, 1, input_grad=shared)

@@ -9,7 +9,7 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.placement import over_data
 from mesh.transfer import download
-from tests.support.emulated import close, tensor
+from tests.support.emulated import assert_close, tensor
 
 SHAPES = [
     ((2, 1, 16, 24), (1, 1, 24, 40)),
@@ -40,7 +40,7 @@ def test_products(
     y = tt.matmul(
         tensor(one_chip, given_a), tensor(one_chip, given_b), transpose_a=transpose_a, transpose_b=transpose_b
     )
-    close(download(one_chip, y), a @ b, 1e-6)
+    assert_close(download(one_chip, y), a @ b, 1e-6)
 
 
 def test_products_of_heads_that_are_views(one_chip: Mesh, numbers: np.random.Generator) -> None:
@@ -50,8 +50,8 @@ def test_products_of_heads_that_are_views(one_chip: Mesh, numbers: np.random.Gen
     )
     split = rows.reshape(2, 64, 3, 2, 32).transpose(2, 0, 3, 1, 4)
     scores = tt.matmul(q, k, transpose_b=True)
-    close(download(one_chip, scores), split[0] @ split[1].swapaxes(-1, -2), 1e-6)
-    close(download(one_chip, tt.matmul(scores, v, transpose_a=True)),
+    assert_close(download(one_chip, scores), split[0] @ split[1].swapaxes(-1, -2), 1e-6)
+    assert_close(download(one_chip, tt.matmul(scores, v, transpose_a=True)),
           (split[0] @ split[1].swapaxes(-1, -2)).swapaxes(-1, -2) @ split[2], 1e-6)  # fmt: skip
 
 
@@ -63,11 +63,11 @@ def test_linear(one_chip: Mesh, numbers: np.random.Generator, bias_shape: tuple[
         numbers.standard_normal(40),
     )
     y = tt.linear(tensor(one_chip, x), tensor(one_chip, w), bias=tensor(one_chip, b.reshape(bias_shape)))
-    close(download(one_chip, y), x @ w + b, 1e-6)
+    assert_close(download(one_chip, y), x @ w + b, 1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (8, 1)])
-def test_sharded_rows_meet_one_weight(
+def test_sharded_rows_times_a_replicated_weight(
     open_emulator: Callable[..., Mesh], numbers: np.random.Generator, shape: tuple[int, int]
 ) -> None:
     mesh = open_emulator(shape)
@@ -75,12 +75,12 @@ def test_sharded_rows_meet_one_weight(
     rows = tensor(mesh, x, shard=2)
     y = tt.matmul(rows, tensor(mesh, w))
     assert y.shape == (1, 1, 8, 40)
-    close(download(mesh, y, over_data(2)), x @ w, 1e-6)
+    assert_close(download(mesh, y, over_data(2)), x @ w, 1e-6)
     gradient = tt.all_reduce(tt.matmul(rows, y, transpose_a=True), cluster_axis=mesh.axes.data)
-    close(download(mesh, gradient), x.swapaxes(-1, -2) @ (x @ w), 1e-6)
+    assert_close(download(mesh, gradient), x.swapaxes(-1, -2) @ (x @ w), 1e-6)
 
 
-def test_what_is_replicated_is_stored_once(loudbox: Mesh) -> None:
+def test_a_replicated_product_is_stored_once(loudbox: Mesh) -> None:
     w = tensor(loudbox, np.ones((1, 1, 24, 40)))
     assert tt.matmul(w, w, transpose_b=True).array.shape == (1, 1, 1, 1, 24, 24)
 

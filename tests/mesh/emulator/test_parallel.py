@@ -1,4 +1,4 @@
-"""The emulator's threads: what each call of an op gives must not hang on how many there are."""
+"""The emulator's threads: results must not depend on their number."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def test_every_call_is_made_once(threads: int):
         assert (made == 1).all()
 
 
-def test_all_threads_take_part():
+def test_all_threads_run_calls():
     parallel.use_threads(3)
     try:
-        meeting = threading.Barrier(3)
-        parallel.run(lambda index: meeting.wait(timeout=30) and None, 3)
+        barrier = threading.Barrier(3)
+        parallel.run(lambda index: barrier.wait(timeout=30) and None, 3)
     finally:
         parallel.use_threads(1)
 
@@ -54,14 +54,14 @@ def test_an_error_on_any_thread_reaches_the_caller(threads: int):
     parallel.run(lambda index: None, 9)
 
 
-def test_helpers_ignore_overflow_as_the_thread_that_opened_the_mesh_does():
+def test_all_threads_ignore_overflow():
     settings = []
     parallel.use_threads(2)
     try:
-        meeting = threading.Barrier(2)
+        barrier = threading.Barrier(2)
 
         def call(index: int) -> None:
-            meeting.wait(timeout=30)
+            barrier.wait(timeout=30)
             if threading.current_thread() is not threading.main_thread():
                 settings.append(np.geterr()["over"])
 
@@ -77,7 +77,7 @@ def test_the_threads_live_as_long_as_the_mesh():
     assert helpers() == 0
 
 
-def test_workers_with_other_threads_may_share_a_job():
+def test_the_fingerprint_ignores_the_number_of_threads():
     facts = []
     for threads in (1, 3):
         with open_mesh((1, 1), backend="emulator", threads=threads) as mesh:
@@ -95,7 +95,7 @@ def test_cuts_cover_everything_in_order(size: int, count: int, multiple: int):
     assert all((part.stop - part.start) % multiple == 0 for part in slices[:-1])
 
 
-def test_nothing_is_one_empty_cut():
+def test_no_items_are_one_empty_slice():
     assert parallel.cut(0, 4) == [slice(0, 0)]
 
 
@@ -138,7 +138,7 @@ def test_batched_products_are_those_of_numpy(
         ((0, 4), (1, 4)),
     ],
 )
-def test_elementwise_is_numpys(
+def test_elementwise_equals_numpy(
     one: tuple[int, ...], other: tuple[int, ...], numbers: np.random.Generator, threads: int
 ):
     left, right = (np.asarray(numbers.standard_normal(shape), np.float32) for shape in (one, other))

@@ -9,14 +9,14 @@ from mesh.transfer import download
 from tests.support.emulated import tensor
 
 
-def test_a_dimension_named_twice_is_refused(one_chip: Mesh) -> None:
+def test_invalid_dimensions_are_refused(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((2, 3)))
     for reduce in (tt.sum, tt.mean, tt.max, tt.min):
         with pytest.raises(RuntimeError, match="duplicate axis"):
             reduce(x, dim=[1, -1])
         with pytest.raises(RuntimeError, match="dimension 2"):
             reduce(x, dim=2)
-        assert reduce(x, dim=[]).shape == ()  # as if no dimension was named
+        assert reduce(x, dim=[]).shape == ()  # An empty list means all dimensions.
 
 
 def test_integers_are_summed_into_tiles(one_chip: Mesh) -> None:
@@ -28,7 +28,7 @@ def test_integers_are_summed_into_tiles(one_chip: Mesh) -> None:
         tt.mean(ids)
 
 
-def test_argmax_takes_the_first_of_equals(one_chip: Mesh) -> None:
+def test_argmax_returns_the_first_of_equal_elements(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.array([[1.0, 3.0, 3.0], [0.0, 0.0, 0.0]]))
     places = tt.argmax(x, dim=-1, keepdim=True)
     assert (places.dtype, places.layout) == (tt.uint32, tt.ROW_MAJOR_LAYOUT)
@@ -39,7 +39,7 @@ def test_argmax_takes_the_first_of_equals(one_chip: Mesh) -> None:
         tt.argmax(x)
 
 
-def test_argmax_of_integers_is_narrower(one_chip: Mesh) -> None:
+def test_argmax_of_integers_needs_row_major_layout(one_chip: Mesh) -> None:
     ids = tensor(one_chip, np.arange(6).reshape(2, 3))
     with pytest.raises(RuntimeError, match="expected bfloat16 or float32"):
         tt.argmax(ids, dim=1)

@@ -8,16 +8,16 @@ from mesh.device import Mesh
 from tests.support.emulated import tensor
 
 
-def test_nothing_to_do_gives_a_view(one_chip: Mesh) -> None:
+def test_results_without_changes_are_views(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((2, 3)))
-    looks = [
+    views = [
         tt.repeat(x, [1, 1]),
         tt.repeat_interleave(x, 1, 0),
         tt.pad(x, [(0, 0), (0, 0)], 0.0),
         tt.split(x, 3, 1)[0],
         tt.mesh_partition(x, 0, 1),
     ]
-    assert all(look.buffer is x.buffer for look in looks)
+    assert all(view.buffer is x.buffer for view in views)
 
 
 def test_repeat_adds_leading_dimensions(one_chip: Mesh) -> None:
@@ -25,7 +25,7 @@ def test_repeat_adds_leading_dimensions(one_chip: Mesh) -> None:
     assert tt.repeat(tensor(one_chip, np.ones((4, 2, 3))), [2]).shape == (4, 2, 6)
 
 
-def test_padding_in_front_is_for_rows_alone(one_chip: Mesh) -> None:
+def test_front_padding_needs_row_major_layout(one_chip: Mesh) -> None:
     values = np.ones((2, 3), np.float32)
     with pytest.raises(RuntimeError, match="front padding"):
         tt.pad(tensor(one_chip, values), [(1, 0), (0, 0)], 0.0)

@@ -9,10 +9,10 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from mesh.emulator.rounding import is_bfloat16, round_to_bfloat16
 from mesh.transfer import download
-from tests.support.emulated import close, tensor
+from tests.support.emulated import assert_close, tensor
 
 
-def test_rounding_is_ml_dtypes_bit_for_bit(numbers: np.random.Generator) -> None:
+def test_rounding_equals_ml_dtypes_bit_for_bit(numbers: np.random.Generator) -> None:
     bits = numbers.integers(0, 2**32, 300_000, dtype=np.uint32)
     edges = [0, 0x80000000, 1, 0x8000, 0x18000, 0x3F808000, 0x3F818000, 0x3F807FFF, 0x3F808001, 0x7F7FFFFF]
     infinite = [0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF]
@@ -34,22 +34,26 @@ def test_an_op_rounds_once(open_emulator: Callable[..., Mesh], numbers: np.rando
     exact = download(mesh, x) @ download(mesh, w) + download(mesh, b)
     y = download(mesh, tt.linear(x, w, bias=b))
     assert is_bfloat16(y)
-    # Half a unit in the last place of bfloat16; product and bias rounded one after the other would exceed it.
+    # Rounding the product and the bias separately would exceed half a unit in the last place.
     assert np.array_equal(y, round_to_bfloat16(exact.copy()))
 
 
-def test_a_sum_of_bfloat16_is_float32_inside(open_emulator: Callable[..., Mesh]) -> None:
+def test_bfloat16_is_summed_in_float32(open_emulator: Callable[..., Mesh]) -> None:
     mesh = open_emulator(dtype="bfloat16")
     ones = tensor(mesh, np.ones((1, 1, 1000, 32)))
-    assert (download(mesh, tt.sum(ones, dim=2, keepdim=True)) == 1000).all()  # adding in bfloat16 ends at 256
+    assert (
+        download(mesh, tt.sum(ones, dim=2, keepdim=True)) == 1000
+    ).all()  # A bfloat16 sum would stop at 256.
     assert download(mesh, tt.mean(ones)) == 1
 
 
-def test_a_cast_up_keeps_the_values(open_emulator: Callable[..., Mesh], numbers: np.random.Generator) -> None:
+def test_a_cast_to_float32_keeps_the_values(
+    open_emulator: Callable[..., Mesh], numbers: np.random.Generator
+) -> None:
     mesh = open_emulator(dtype="bfloat16")
     x = tensor(mesh, numbers.standard_normal((32, 64)))
     up = tt.typecast(x, tt.float32)
     assert up.dtype is tt.float32
-    close(download(mesh, up), download(mesh, x), 0)
+    assert_close(download(mesh, up), download(mesh, x), 0)
     values = np.float32([[0.1, 1.5]])
     assert is_bfloat16(download(mesh, tt.typecast(tensor(mesh, values, tt.float32), tt.bfloat16)))

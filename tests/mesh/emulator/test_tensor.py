@@ -32,12 +32,12 @@ def test_the_array_is_copied(one_chip: Mesh) -> None:
         1.0,
     ],
 )
-def test_arrays_that_ttnn_refuses_or_misreads(array: object) -> None:
+def test_arrays_that_ttnn_refuses_or_misreads_are_refused(array: object) -> None:
     with pytest.raises(TypeError):
         tt.Tensor(array, tt.float32)
 
 
-def test_bfloat16_has_no_array(open_emulator: Callable[..., Mesh]) -> None:
+def test_bfloat16_needs_a_cast_before_to_numpy(open_emulator: Callable[..., Mesh]) -> None:
     mesh = open_emulator(dtype="bfloat16")
     host = tensor(mesh, np.ones((2, 2))).cpu()
     with pytest.raises(RuntimeError, match="to_dtype"):
@@ -51,12 +51,12 @@ def test_freeing_frees_every_view(one_chip: Mesh) -> None:
     tt.deallocate(view)
     assert not x.is_allocated()
     assert x.shape == (2, 32)
-    for tensor_of_it in (x, view):
+    for freed in (x, view):
         with pytest.raises(RuntimeError, match="deallocated"):
-            tt.neg(tensor_of_it)
+            tt.neg(freed)
 
 
-def test_gentle_freeing_spares_views(one_chip: Mesh) -> None:
+def test_freeing_without_force_keeps_views(one_chip: Mesh) -> None:
     x = tensor(one_chip, np.ones((2, 32)))
     view = tt.reshape(x, [64])
     tt.deallocate(x, force=False)
@@ -66,7 +66,7 @@ def test_gentle_freeing_spares_views(one_chip: Mesh) -> None:
     assert not x.is_allocated()
 
 
-def test_host_tensors_meet_no_op(one_chip: Mesh) -> None:
+def test_host_tensors_are_refused_by_ops(one_chip: Mesh) -> None:
     host = tensor(one_chip, np.ones((2, 32))).cpu()
     assert host.storage_type() is tt.StorageType.HOST
     for op in (tt.neg, tt.gelu, tt.exp, lambda x: tt.add(x, x)):
@@ -96,7 +96,7 @@ def test_a_distributed_tensor_needs_a_composer(loudbox: Mesh) -> None:
     assert replicated.shape == (128, 2)
 
 
-def test_two_axes_two_dimensions() -> None:
+def test_two_axes_shard_two_dimensions() -> None:
     device = tt.open_mesh_device(tt.MeshShape(2, 4))
     try:
         x = np.arange(4 * 8, dtype=np.float32).reshape(4, 8)
@@ -118,7 +118,7 @@ def test_two_axes_two_dimensions() -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 12])
-def test_rows_that_the_chips_do_not_divide(loudbox: Mesh, rows: int) -> None:
+def test_dimensions_that_the_chips_do_not_divide_are_refused(loudbox: Mesh, rows: int) -> None:
     mapper = tt.shard_tensor_to_mesh_mapper(loudbox.handle, 0)
     with pytest.raises(RuntimeError, match="not divisible"):
         tt.Tensor(np.ones((rows, 2), np.float32), tt.float32, mesh_mapper=mapper)

@@ -6,7 +6,7 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 
 
-def test_traces_are_refused_as_by_slow_dispatch(one_chip: Mesh) -> None:
+def test_traces_are_refused_as_under_slow_dispatch(one_chip: Mesh) -> None:
     device = one_chip.handle
     with pytest.raises(RuntimeError, match="Not supported for slow dispatch"):
         tt.begin_trace_capture(device, cq_id=0)

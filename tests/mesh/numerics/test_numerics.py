@@ -1,4 +1,4 @@
-"""Every op of the emulator against an independent reference, on operands sharded and replicated in any way."""
+"""Every op of the emulator against an independent reference, with random operands, sharded and replicated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mesh.emulator as tt
 from mesh.device import Mesh
 from tests.support.numerics.all_cases import CASES
 from tests.support.numerics.numeric_case import Case
-from tests.support.numerics.numeric_mesh import draw_operands, expected_of, hold, run
+from tests.support.numerics.numeric_mesh import assert_within, compute_expected, draw_operands, run
 
 drawn_by_hypothesis = settings(
     max_examples=8,
@@ -31,8 +31,7 @@ NOT_COMPUTING = {
     "open_mesh_device", "release_trace", "replicate_tensor_to_mesh_mapper", "set_fabric_config",
     "shard_tensor_to_mesh_mapper", "synchronize_device",
 }  # fmt: skip
-"""Functions and objects of the module that compute nothing: test_device, test_memory, test_tensor and the like have
-them."""
+"""Names of the module that compute nothing. Other tests of the emulator cover them."""
 
 
 def test_every_op_has_a_case() -> None:
@@ -48,22 +47,22 @@ def test_every_op_has_a_case() -> None:
 def test_float32(emulated_mesh: Mesh, case: Case) -> None:
     @drawn_by_hypothesis
     @given(st.data())
-    def holds(data: Any) -> None:
+    def check(data: Any) -> None:
         drawn, values = draw_operands(data.draw, case, emulated_mesh, "float32")
         results = run(case, emulated_mesh, drawn, values, "float32")
-        expected = list(expected_of(case, emulated_mesh, drawn, values))
+        expected = list(compute_expected(case, emulated_mesh, drawn, values))
         assert len(results) == len(expected)
         for actual, (wanted, magnitude) in zip(results, expected, strict=True):
-            hold(actual, wanted, case.tolerance, magnitude)
+            assert_within(actual, wanted, case.tolerance, magnitude)
 
-    holds()
+    check()
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.rounds], ids=str)
 def test_bfloat16_is_float32_rounded_once(emulated_mesh: Mesh, case: Case) -> None:
     @drawn_by_hypothesis
     @given(st.data())
-    def holds(data: Any) -> None:
+    def check(data: Any) -> None:
         drawn, values = draw_operands(data.draw, case, emulated_mesh, "bfloat16")
         exact = run(case, emulated_mesh, drawn, [value.copy() for value in values], "float32")
         rounded = run(case, emulated_mesh, drawn, values, "bfloat16")
@@ -73,4 +72,4 @@ def test_bfloat16_is_float32_rounded_once(emulated_mesh: Mesh, case: Case) -> No
                 wanted = unrounded.astype(ml_dtypes.bfloat16).astype(np.float32)
             assert np.array_equal(actual, wanted, equal_nan=wanted.dtype == np.float32)
 
-    holds()
+    check()

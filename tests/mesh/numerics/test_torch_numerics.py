@@ -1,4 +1,4 @@
-"""The emulator against PyTorch, forward and autograd, and against ttnn's golden functions: where PyTorch is."""
+"""The emulator against PyTorch, with autograd, and against ttnn's golden functions, where PyTorch is installed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.numerics.peer_exchange import hold_to_peer
+from tests.support.numerics.peer_exchange import assert_matches_peer
 
 ROOT = Path(__file__).resolve().parents[3]
 PEERS = ROOT / "tests" / "support" / "numerics"
 
 
 def torch_python() -> str | None:
-    """An interpreter with PyTorch: this one, the benchmarks' peer, or none."""
+    """Return an interpreter with PyTorch: this one, or that of the benchmarks; None without one."""
     if find_spec("torch") is not None:
         return sys.executable
     peer = os.environ.get("TIERMESH_PEER_PYTHON")
@@ -31,11 +31,11 @@ GOLDEN = find_spec("torch") is not None and find_spec("ttnn") is not None
 @pytest.mark.skipif(
     PYTHON is None, reason="no Python here has PyTorch (`make bench ONLY=emulator_over_torch` makes one)"
 )
-def test_as_pytorch_has_it(tmp_path: Path) -> None:
+def test_results_equal_pytorch(tmp_path: Path) -> None:
     assert PYTHON is not None
-    hold_to_peer(PYTHON, PEERS / "torch_peer.py", tmp_path)
+    assert_matches_peer(PYTHON, PEERS / "torch_peer.py", tmp_path)
 
 
 @pytest.mark.skipif(not GOLDEN, reason="ttnn's golden functions need PyTorch beside ttnn, in this Python")
-def test_as_golden_functions_have_it(tmp_path: Path) -> None:
-    hold_to_peer(sys.executable, PEERS / "golden_peer.py", tmp_path)
+def test_results_equal_golden_functions(tmp_path: Path) -> None:
+    assert_matches_peer(sys.executable, PEERS / "golden_peer.py", tmp_path)

@@ -1,4 +1,4 @@
-"""What one training step gives on some device, and how far two devices may be apart in it."""
+"""Runs one training step on a device, and compares the outcomes of two devices."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from training.step import TrainingStep
 Shape = tuple[int, int]
 
 TRAINED = [name for name, config in MODELS.items() if not isinstance(config, CustomConfig)]
-"""The contract's models, but for a user's own."""
+"""Models of the contract, except the user's own model."""
 
-# About three times what rounding to bfloat16 costs on the emulator, which test_comparison.py measures: losses 0.02 %,
-# gradients 1.5 %, single parameters 3 %. Devices round more often, within an operation, and approximate functions.
+# About three times the effect of bfloat16 rounding on the emulator, which test_comparison.py measures: losses 0.02 %,
+# gradients 1.5 %, single parameters 3 %. Devices also round within an op and approximate functions.
 LOSS_BOUND = 0.002
 """Largest relative difference of the losses."""
 GRADIENT_BOUND = 0.05
-"""Largest norm of the difference of the gradients, over the norm of the reference."""
+"""Largest norm of the difference of the gradients, relative to the norm of the reference."""
 PARAMETER_BOUND = 0.1
-"""The same for each parameter alone, of those with a thousandth or more of the whole gradient's norm."""
+"""Largest relative difference of a single parameter's gradient. Negligible gradients are not compared."""
 NEGLIGIBLE = 1e-3
+"""Norm of a parameter's gradient, relative to the whole gradient, below which it is negligible."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one micro-batch with the initial weights: its mean loss, and its gradient by parameter."""
+    """Mean loss, and gradient by parameter, of one micro-batch with the initial weights."""
 
     loss: float
     gradients: dict[str, np.ndarray[Any, Any]]
 
 
 def fits(strategy: str, shape: Shape) -> bool:
-    """Whether a strategy uses each axis of several devices."""
+    """Return whether a strategy uses each axis with several devices."""
     return sum(size > 1 for size in shape) == len(STRATEGIES[strategy])
 
 
-def outcome(model: str, strategy: str, shape: Shape, *, backend: str, dtype: str, folder: Path) -> Outcome:
-    """Run a step of a model of the contract's, without dropout: devices draw it each in their own way."""
+def run_step(model: str, strategy: str, shape: Shape, *, backend: str, dtype: str, folder: Path) -> Outcome:
+    """Run a step of one of the contract's models, without dropout, whose masks differ between devices."""
     device = device_config(strategy, shape)
     config = make_job(model, device, folder)
     if hasattr(config.model, "dropout_prob"):
@@ -61,22 +62,31 @@ def outcome(model: str, strategy: str, shape: Shape, *, backend: str, dtype: str
     return Outcome(loss, {entry.name: gradient[entry.offset : entry.stop] for entry in step.layout.entries})
 
 
-def differences(found: Outcome, reference: Outcome) -> list[str]:
-    """In what an outcome is further from the reference than the bounds allow."""
-    told = []
-    if not abs(found.loss - reference.loss) <= LOSS_BOUND * abs(reference.loss):
-        told.append(f"loss {found.loss:.6g}, expected {reference.loss:.6g} within {LOSS_BOUND:.1%}")
+def find_differences(
+    found: Outcome,
+    reference: Outcome,
+    *,
+    loss_bound: float = LOSS_BOUND,
+    gradient_bound: float = GRADIENT_BOUND,
+    parameter_bound: float = PARAMETER_BOUND,
+) -> list[str]:
+    """Return one text per value that differs from the reference by more than its bound."""
+    messages = []
+    if not abs(found.loss - reference.loss) <= loss_bound * abs(reference.loss):
+        messages.append(f"loss {found.loss:.6g}, expected {reference.loss:.6g} within {loss_bound:.1%}")
     names = list(reference.gradients)
     whole = _norm([reference.gradients[name] for name in names])
     apart = _norm([found.gradients[name] - reference.gradients[name] for name in names])
-    if not apart <= GRADIENT_BOUND * whole:
-        told.append(f"gradient {apart / whole:.2%} off, expected at most {GRADIENT_BOUND:.0%}")
+    if not apart <= gradient_bound * whole:
+        messages.append(f"gradient {apart / whole:.2%} off, expected at most {gradient_bound:.0%}")
     for name in names:
         norm = _norm([reference.gradients[name]])
         apart = _norm([found.gradients[name] - reference.gradients[name]])
-        if norm >= NEGLIGIBLE * whole and not apart <= PARAMETER_BOUND * norm:
-            told.append(f"gradient of {name} {apart / norm:.2%} off, expected at most {PARAMETER_BOUND:.0%}")
-    return told
+        if norm >= NEGLIGIBLE * whole and not apart <= parameter_bound * norm:
+            messages.append(
+                f"gradient of {name} {apart / norm:.2%} off, expected at most {parameter_bound:.0%}"
+            )
+    return messages
 
 
 def _norm(arrays: list[np.ndarray[Any, Any]]) -> float:
@@ -84,14 +94,14 @@ def _norm(arrays: list[np.ndarray[Any, Any]]) -> float:
 
 
 def save(path: Path, found: Outcome) -> None:
-    """Keep an outcome in a file."""
+    """Write an outcome to a file."""
     np.savez(
         path, **{f"gradient/{name}": values for name, values in found.gradients.items()}, loss=found.loss
     )
 
 
 def load(path: Path) -> Outcome:
-    """An outcome from its file."""
+    """Read an outcome from its file."""
     with np.load(path) as kept:
         gradients = {name.partition("/")[2]: kept[name] for name in kept.files if name != "loss"}
         return Outcome(float(kept["loss"]), gradients)

@@ -1,8 +1,8 @@
-"""Run in a process of its own: the models under every strategy that fits a mesh, on the real one.
+"""Script for a process on a real mesh: run the models under every strategy that fits the mesh.
 
-    python run_cells.py FOLDER ROWSxCOLUMNS
+    python -m tests.support.hardware.run_cells FOLDER ROWSxCOLUMNS
 
-Each outcome is put in FOLDER as MODEL-STRATEGY.npz; what failed as MODEL-STRATEGY.error.
+Writes each outcome to FOLDER/MODEL-STRATEGY.npz, and each failure to FOLDER/MODEL-STRATEGY.error.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import traceback
 from pathlib import Path
 
 from tests.support.contract.steps import STRATEGIES
-from tests.support.hardware.outcomes import TRAINED, fits, outcome, save
+from tests.support.hardware.outcomes import TRAINED, fits, run_step, save
 
 
 def main(folder: Path, rows: int, columns: int) -> None:
-    """Run them all, whatever fails."""
+    """Run all cells; a failure doesn't stop the others."""
     for strategy in STRATEGIES:
         if not fits(strategy, (rows, columns)):
             continue
         for model in TRAINED:
             try:
-                found = outcome(
+                found = run_step(
                     model, strategy, (rows, columns), backend="ttnn", dtype="bfloat16", folder=folder
                 )
                 save(folder / f"{model}-{strategy}.npz", found)

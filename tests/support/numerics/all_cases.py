@@ -1,4 +1,4 @@
-"""Every case there is."""
+"""All numerics cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that work element by element."""
+"""Numerics cases of element-wise ops."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from tests.support.numerics.numeric_case import (
 )
 
 _NEAR = 4e-7
-"""A few roundings in float32."""
+"""Tolerance of a few roundings in float32."""
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), from the side that keeps its digits."""
+    """Return 1 / (1 + exp(-x)), computed without cancellation."""
     small = np.exp(-np.abs(x))
     result: Array = np.where(x < 0, small, 1.0) / (1 + small)
     return result
 
 
 def silu(x: Array) -> Array:
-    """x * sigmoid(x), which is -0 far below 0."""
+    """Return x * sigmoid(x), which is -0 far below 0."""
     return np.where(np.isneginf(x), np.nan, x * sigmoid(x))
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function."""
+    """Return x times the normal distribution function."""
     result: Array = x * 0.5 * _erfc(-x / math.sqrt(2))
     return result
 
 
 def gelu_tanh(x: Array) -> Array:
-    """Its approximation by tanh."""
+    """Return the tanh approximation of gelu."""
     return x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
@@ -72,7 +72,7 @@ def _binary(op: str, reference: Callable[..., Array], values: str = "points") ->
     def scalar_reference(a: Array, *, scalar: float) -> Array:
         return reference(a, scalar)
 
-    # A float64 sum or product of float32 values, rounded, is the float32 one to the bit.
+    # A float64 sum or product of float32 values, rounded to float32, has the bits of the float32 one.
     return [
         Case(op, broadcasting(values), call, reference),
         Case(op, draw_scalar, call_scalar, scalar_reference, name="with a number"),
@@ -87,7 +87,7 @@ def _gelu(variant: str, reference: Callable[[Array], Array]) -> Case:
     def call(tt: Any, device: Any, x: Any) -> Any:
         return tt.gelu(x, variant=getattr(tt.GeluVariant, variant))
 
-    # Far below 0 the result is x times a probability that float32 has few digits of: it is as near as x times 2e-7.
+    # Far below 0, the error is bounded by 2e-7 times x: float32 has few digits of the small probability.
     return Case("gelu", one(), call, reference, 2e-7, magnitude=lambda x: 1 + np.abs(x), name=variant)
 
 

@@ -1,4 +1,4 @@
-"""Gradients, against finite differences of the function that they are of."""
+"""Numerics cases of gradient ops, against finite differences of the forward function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.numerics.cases_elementwise import gelu, gelu_tanh, sigmoid, silu
 from tests.support.numerics.cases_rows import EPSILON, layer_norm, logsoftmax, softmax
-from tests.support.numerics.finite_differences import of_each, of_rows, slope
+from tests.support.numerics.finite_differences import derivative, full_gradient, row_gradient
 from tests.support.numerics.numeric_case import FEW, Array, Case, Draw, Drawn, Operand, alike
 
 _NEAR = 1e-6
@@ -26,7 +26,7 @@ def _elementwise(op: str, function: Callable[[Array], Array]) -> Case:
         op,
         alike(2, ["numbers"]),
         call,
-        lambda dy, x: dy * slope(function, x),
+        lambda dy, x: dy * derivative(function, x),
         _NEAR,
         magnitude=lambda dy, x: np.abs(dy) * (1e-1 + np.abs(x)),
         name="by finite differences",
@@ -41,7 +41,7 @@ def _gelu(variant: str, function: Callable[[Array], Array]) -> Case:
         "gelu_bw",
         alike(2, ["numbers"]),
         call,
-        lambda dy, x: dy * slope(function, x),
+        lambda dy, x: dy * derivative(function, x),
         _NEAR,
         magnitude=lambda dy, x: np.abs(dy) * (1 + np.abs(x)),
         name=variant,
@@ -49,7 +49,7 @@ def _gelu(variant: str, function: Callable[[Array], Array]) -> Case:
 
 
 def _extreme(op: str, reference: Callable[[Array, Array], Array]) -> Case:
-    """Where slopes are 0 or 1: the result is then exact, or nearly."""
+    """Magnitude for gradients whose slope is 0 or 1, where results are nearly exact."""
 
     def call(tt: Any, device: Any, dy: Any, x: Any) -> Any:
         return getattr(tt, op)(dy, tt.multiply(x, 50.0))
@@ -67,11 +67,11 @@ def _extreme(op: str, reference: Callable[[Array, Array], Array]) -> Case:
 
 
 def _draw_rows(values: str) -> Callable[[Draw], Drawn]:
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         shape = (draw(FEW), draw(FEW), draw(FEW), draw(_NARROW))
         return Drawn((Operand(shape), Operand(shape, values)))
 
-    return drawing
+    return draw_operands
 
 
 def _softmax_bw(tt: Any, device: Any, dy: Any, x: Any) -> Any:
@@ -118,9 +118,9 @@ def _norm_gradients(
     dy: Array, x: Array, gamma: Array, beta: Array, *outputs: Array
 ) -> tuple[Array, Array, Array]:
     return (
-        of_rows(lambda at: layer_norm(at, gamma, beta)[0], x, dy),
-        of_each(lambda at: layer_norm(x, at, beta)[0], gamma, dy),
-        of_each(lambda at: layer_norm(x, gamma, at)[0], beta[0], dy),
+        row_gradient(lambda at: layer_norm(at, gamma, beta)[0], x, dy),
+        full_gradient(lambda at: layer_norm(x, at, beta)[0], gamma, dy),
+        full_gradient(lambda at: layer_norm(x, gamma, at)[0], beta[0], dy),
     )
 
 
@@ -128,7 +128,7 @@ def _norm_terms(
     dy: Array, x: Array, gamma: Array, beta: Array, *outputs: Array
 ) -> tuple[Array, Array, Array]:
     _, _, rstd = layer_norm(x, gamma, beta)
-    # Means and deviations are of float32: 1e-7 of a row's largest element, in units of its deviation.
+    # Means and deviations are float32: their error is 1e-7 of a row's largest element, over its deviation.
     spread = 1 + np.abs(x).max(-1, keepdims=True) * rstd[..., None]
     largest = np.abs(dy * gamma).max(-1, keepdims=True)
     rows = tuple(range(x.ndim - 1))
@@ -196,9 +196,9 @@ def _lookup_gradient(
 CASES = [
     Case(
         "relu_bw",
-        alike(2, ["numbers", "few"]),  # no x so near 0 that the differences reach across it
+        alike(2, ["numbers", "few"]),  # Differences must not reach across 0.
         lambda tt, device, dy, x: tt.relu_bw(dy, x),
-        lambda dy, x: np.where(x == 0, 0, dy * slope(lambda at: np.maximum(at, 0), x)),
+        lambda dy, x: np.where(x == 0, 0, dy * derivative(lambda at: np.maximum(at, 0), x)),
         _NEAR,
         name="by finite differences",
     ),
@@ -213,9 +213,9 @@ CASES = [
         "moreh_softmax_backward",
         _draw_rows("logits"),
         _softmax_bw,
-        lambda dy, x: of_rows(softmax, x, dy),
+        lambda dy, x: row_gradient(softmax, x, dy),
         2e-6,
-        # What differences can't tell from 0 is some 1e-12 of the largest gradient.
+        # Finite differences resolve about 1e-12 of the largest gradient.
         magnitude=lambda dy, x: (
             (softmax(x) * (1 + np.abs(np.log(softmax(x) + 1e-30))) + _UNSEEN) * _largest(dy)
         ),
@@ -232,9 +232,9 @@ CASES = [
     ),
     Case(
         "moreh_logsoftmax_backward",
-        _draw_rows("numbers"),  # of masked scores the differences can't tell 1e9 and 1e9 + 1e-7 apart
+        _draw_rows("numbers"),  # Differences can't resolve 1e-7 beside masked scores of 1e9.
         _logsoftmax_bw,
-        lambda dy, x: of_rows(logsoftmax, x, dy),
+        lambda dy, x: row_gradient(logsoftmax, x, dy),
         2e-6,
         magnitude=lambda dy, x: (
             np.abs(dy) + (1 + np.abs(x).max(-1, keepdims=True)) * softmax(x) * _largest(dy)

@@ -1,4 +1,4 @@
-"""Tensors made on the device, caches written in place, and ops that make chips' values meet."""
+"""Numerics cases of creation, caches and collectives."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _updated(cache: Array, rows: Array, *, token: int, offset: int) -> tuple[Arr
 
 
 def _update(tt: Any, device: Any, cache: Any, rows: Any, *, token: int, offset: int) -> Any:
-    before = tt.typecast(cache, cache.dtype)  # what a tensor of its own holds doesn't change with the cache
+    before = tt.typecast(cache, cache.dtype)  # A copy does not change with the cache.
     tt.update_cache(cache, rows, token, batch_offset=offset)
     return cache, before
 
@@ -77,7 +77,7 @@ def _draw_fill(draw: Draw) -> Drawn:
 def _filled(cache: Array, tokens: Array, *, sequence: int, first: int) -> Array:
     out = cache.copy()
     end = first + tokens.shape[2]
-    out[sequence, :, first : -(-end // 32) * 32] = 0  # whole tiles are written
+    out[sequence, :, first : -(-end // 32) * 32] = 0  # The device writes whole tiles.
     out[sequence, :, first:end] = tokens[0]
     return out
 
@@ -88,7 +88,7 @@ _AXES = st.sampled_from([0, 1])
 
 
 def _axis(shape: tuple[int, ...], axis: int | None) -> int | None:
-    """The mesh axis to go along: the other one if that has a single chip."""
+    """Return the mesh axis to use: the other one if this has a single chip."""
     return 1 if axis is not None and shape[axis] == 1 else axis
 
 

@@ -1,4 +1,4 @@
-"""Ops that move elements about, repeat them or leave some out: the same bits as numpy's."""
+"""Numerics cases of ops that move, repeat or drop elements. They have numpy's bits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support.numerics.numeric_case import (
 
 
 def _with(values: str, **options: Any) -> Any:
-    """Draws an operand of rank 2 to 4 and options, each by a function of (draw, shape)."""
+    """Return a function that draws an operand of rank 2 to 4, and each option by a function of (draw, shape)."""
 
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         shape = draw_shape(draw, 2)
         return Drawn((Operand(shape, values),), {name: one(draw, shape) for name, one in options.items()})
 
-    return drawing
+    return draw_operands
 
 
 def _dim(draw: Draw, shape: tuple[int, ...]) -> int:

@@ -1,4 +1,4 @@
-"""Products, reductions, normalisations, softmax, lookups: ops that make a chip's elements meet."""
+"""Numerics cases of ops that combine elements: products, reductions, normalisation, softmax, lookups."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ _NEAR = 1e-6
 
 
 def softmax(x: Array) -> Array:
-    """Of rows of the last dimension."""
     powers = np.exp(x - x.max(-1, keepdims=True))
     result: Array = powers / powers.sum(-1, keepdims=True)
     return result
 
 
 def logsoftmax(x: Array) -> Array:
-    """Of rows of the last dimension."""
     shifted = x - x.max(-1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
 
 
 def layer_norm(x: Array, gamma: Array, beta: Array) -> tuple[Array, Array, Array]:
-    """Output, mean and 1 / deviation of rows of the last dimension."""
+    """Return output, mean and reciprocal deviation of the rows of the last dimension."""
     mean = x.mean(-1, keepdims=True)
     rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + EPSILON)
     return (x - mean) * rstd * gamma + beta, mean[..., 0], rstd[..., 0]
@@ -45,7 +43,7 @@ def _norm_terms(x: Array, gamma: Array, beta: Array, *outputs: Array) -> tuple[A
 
 
 def rms_norm(x: Array, weight: Array | float = 1.0) -> Array:
-    """Rows of the last dimension, of mean square 1."""
+    """Return rows of the last dimension, scaled to a mean square of 1."""
     result: Array = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * weight
     return result
 
@@ -86,14 +84,14 @@ def _product_terms(a: Array, b: Array, bias: Array | float = 0.0, **options: boo
 
 
 def _draw_reduction(values: str) -> Any:
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         shape = draw_shape(draw)
         dims = st.integers(-len(shape), len(shape) - 1)
         several = st.lists(st.integers(0, len(shape) - 1), min_size=1, unique=True)
         dim = draw(st.one_of(st.none(), dims, several))
         return Drawn((Operand(shape, values),), {"dim": dim, "keepdim": draw(st.booleans())})
 
-    return drawing
+    return draw_operands
 
 
 def _reduction(op: str, function: Any, tolerance: float, values: str = "numbers") -> Case:
@@ -130,7 +128,7 @@ def _draw_plain_scores(draw: Draw) -> Drawn:
 
 
 def _far(x: Array) -> Array:
-    # e**(x - max) loses digits as the difference grows.
+    # e**(x - max) loses accuracy as the difference grows.
     result: Array = softmax(x) * (1 + np.abs(x - x.max(-1, keepdims=True)))
     return result
 
@@ -162,12 +160,12 @@ def _draw_lookup(draw: Draw) -> Drawn:
 
 
 def _draw_rotary(lengths: list[int]) -> Any:
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         length, width = draw(st.sampled_from(lengths)), draw(st.sampled_from([32, 64, 128]))
         table = Operand((1, 1, length + draw(st.sampled_from([0, 3, 32])), width))
         return Drawn((Operand((draw(FEW), draw(FEW), length, width)), table, table))
 
-    return drawing
+    return draw_operands
 
 
 def _rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -200,7 +198,7 @@ def _draw_dropout(draw: Draw) -> Drawn:
 
 
 def _dropped(tt: Any, device: Any, x: Any, **options: Any) -> Any:
-    """What x has beside the mask that the same call puts on ones: nothing (test_dropout.py looks at the mask)."""
+    """Return x times the mask that the same call gives for ones. test_dropout.py checks the mask."""
     mask = tt.experimental.dropout(tt.ones_like(x), scale=2.0, **options)
     return tt.subtract(tt.experimental.dropout(x, scale=2.0, **options), tt.multiply(x, mask))
 

@@ -1,4 +1,4 @@
-"""Gradients by central differences in float64, to 1e-10 or so: independent of any derivative that was worked out."""
+"""Gradients by central differences in float64, accurate to about 1e-10 and independent of any derived formula."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from tests.support.numerics.numeric_case import Array
 
 _STEP = 2.0**-10
-"""A power of two, so that x plus a few of them is exact however large x is."""
+"""Step size, a power of two, so that x plus a few steps is exact."""
 _STENCIL = ((1, 8 / 12), (-1, -8 / 12), (2, -1 / 12), (-2, 1 / 12))
 
 
-def slope(function: Callable[[Array], Array], x: Array) -> Array:
-    """The derivative of a function that works element by element, at x."""
+def derivative(function: Callable[[Array], Array], x: Array) -> Array:
+    """Return the derivative at x of an element-wise function."""
     terms = [weight * function(x + factor * _STEP) for factor, weight in _STENCIL]
     total: Array = sum(terms[1:], terms[0])
     return total / _STEP
 
 
-def of_rows(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:
-    """The gradient at x of the sum of `function(x) * dy`, for a function that works on rows of the last dimension."""
+def row_gradient(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:
+    """Return the gradient of sum(function(x) * dy) at x, for a function of rows of the last dimension."""
     gradient = np.empty_like(x)
     for column in range(x.shape[-1]):
         direction = np.zeros(x.shape[-1])
@@ -31,8 +31,8 @@ def of_rows(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:
     return gradient
 
 
-def of_each(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:
-    """The gradient at x of the sum of `function(x) * dy`, for any function."""
+def full_gradient(function: Callable[[Array], Array], x: Array, dy: Array) -> Array:
+    """Return the gradient of sum(function(x) * dy) at x, for any function."""
     gradient = np.empty_like(x)
     for place in np.ndindex(*x.shape):
         direction = np.zeros_like(x)

@@ -1,4 +1,4 @@
-"""What ttnn's golden functions make of the cases: run by a Python that has both ttnn and PyTorch; opens no device."""
+"""The numerics cases in ttnn's golden functions. Runs in a Python with ttnn and PyTorch; opens no device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.numerics.torch_peer import EPSILON, work_through
 
 
 def golden(op: str) -> Callable[..., Any]:
-    """The golden function of an op."""
+    """Return the golden function of an op."""
     found: Any = ttnn
     for name in op.split("."):
         found = getattr(found, name)
@@ -22,12 +22,12 @@ def golden(op: str) -> Callable[..., Any]:
 
 
 def plain(op: str) -> Callable[..., Any]:
-    """Operands first, then options by name."""
+    """Pass operands first, then options by name."""
     return lambda *tensors, **options: golden(op)(*tensors, **options)
 
 
 def gradient(op: str, **options: Any) -> Callable[..., Any]:
-    """Of an operand that must want one."""
+    """Return the gradient of an operand that requires one."""
     return lambda dy, x: golden(op)(dy, x.clone().requires_grad_(), **options)
 
 
@@ -51,7 +51,7 @@ def layer_norm(x: Any, gamma: Any, beta: Any, *outputs: Any) -> Any:
 
 
 def rotary(x: Any, cos: Any, sin: Any) -> Any:
-    """Token by token: this golden function knows one at a time."""
+    """Call the golden function token by token, because it accepts one token."""
     turn = golden("experimental.rotary_embedding")
     return torch.cat([turn(x[:, :, [token]], cos, sin, token) for token in range(x.shape[2])], dim=2)
 
@@ -118,7 +118,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "zeros_like": plain("zeros_like"),
     "ones_like": plain("ones_like"),
 }
-"""By the case's name."""
+"""Functions by the name of their case."""
 
 
 if __name__ == "__main__":

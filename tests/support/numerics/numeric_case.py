@@ -1,4 +1,4 @@
-"""What a numerics test of an op is made of: drawn operands, the call, and a float64 reference of what a chip does."""
+"""The parts of a numerics test: drawn operands, the call, and a float64 reference for one chip."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor to make for a call.
+    """A tensor operand of a call.
 
     Attributes:
-        shape: on each chip.
-        values: how they are drawn: see `draw_values`.
-        below: integers are below this.
+        shape: shape on each chip.
+        values: kind of values, see `draw_values`.
+        below: upper bound of integers, exclusive.
         layout: name of the layout, without `_LAYOUT`.
         shards: whether the chips along each mesh axis may hold different values.
     """
@@ -36,7 +36,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Operands of a call, and what else it is told."""
+    """Operands and options of a call."""
 
     operands: tuple[Operand, ...]
     options: dict[str, Any] = field(default_factory=dict)
@@ -44,19 +44,19 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Case:
-    """How an op is held to a reference.
+    """Comparison of an op with a reference.
 
     Attributes:
-        op: its path in the module.
-        draw: draws operands and options.
-        call: calls it: (module, device, tensors, **options) -> a tensor or several.
-        reference: the same of one chip's arrays in float64: (*arrays, **options) -> an array or several. If
-            `over_mesh`, of all chips' arrays [rows, cols, ...], then with `axis`, the mesh axis, among the options.
-        tolerance: |actual - expected| is at most this times (|expected| + magnitude); 0 means the same bits.
-        magnitude: how large the terms are that cancel in the result: (*arrays, **options) -> what broadcasts with it.
-        name: tells the cases of one op apart.
-        over_mesh: whether the op makes chips' values meet.
-        rounds: whether bfloat16 results are the float32 ones rounded once.
+        op: attribute path of the op in the module.
+        draw: function that draws operands and options.
+        call: function (module, device, tensors, **options) that returns one or several tensors.
+        reference: function (*arrays, **options) that returns the arrays of one chip in float64. With `over_mesh` it
+            gets the arrays of all chips [rows, columns, ...], and the mesh axis as option `axis`.
+        tolerance: bound of |actual - expected| relative to |expected| + magnitude; 0 requires equal bits.
+        magnitude: function (*arrays, **options) that returns the size of the terms that cancel in the result.
+        name: name that distinguishes cases of one op.
+        over_mesh: whether the op combines values of several chips.
+        rounds: whether bfloat16 results are float32 results, rounded once.
     """
 
     op: str
@@ -74,7 +74,7 @@ class Case:
 
 
 def draw_values(operand: Operand, mesh: Shape, numbers: np.random.Generator) -> Array:
-    """Values [rows, cols, *shape] of the kind that the operand asks for: float32, or uint32 for `indices`."""
+    """Return values [rows, columns, *shape] of the operand's kind: float32, or uint32 for `indices`."""
     shape = (*mesh, *operand.shape)
     if operand.values == "indices":
         return numbers.integers(0, operand.below, shape).astype(np.uint32)
@@ -95,7 +95,7 @@ def draw_values(operand: Operand, mesh: Shape, numbers: np.random.Generator) -> 
         powers = np.exp(3 * normal)
         drawn = powers / powers.sum(-1, keepdims=True)
     else:
-        raise ValueError(f"values: {operand.values!r}")
+        raise ValueError(f"values: {operand.values!r} is no known kind")
     result: Array = drawn.astype(np.float32)
     return result
 
@@ -104,7 +104,7 @@ _POINTS = np.array([0.0, -0.0, np.inf, -np.inf, 1e30, -1e30, 1e-30, -1e-30, 80.0
 
 
 def _logits(normal: Array, shape: Shape, numbers: np.random.Generator) -> Array:
-    """Scores as models have them, row by row: small, large, all equal, zero, one far above, most of them masked."""
+    """Return scores like those of models. Rows are small, large, equal, zero, with one spike, or mostly masked."""
     rows = (*shape[:-1], 1)
     kind = numbers.integers(0, 6, rows)
     spike = np.where(np.arange(shape[-1]) == numbers.integers(0, shape[-1], rows), 3e4, 0.0)
@@ -114,55 +114,55 @@ def _logits(normal: Array, shape: Shape, numbers: np.random.Generator) -> Array:
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """One or several results as a tuple."""
+    """Return one or several results as a tuple."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([1, 2, 3, 5, 8, 17, 31, 32, 33, 40])
-"""Of a dimension: whole tiles and others."""
+"""Sizes of a dimension: whole tiles and others."""
 
 FEW = st.integers(1, 3)
-"""Of a batch dimension, or a number of heads."""
+"""Sizes of a batch dimension, or numbers of heads."""
 
 
-def draw_shape(draw: Draw, least: int = 1, most: int = 4) -> Shape:
-    """A shape of a rank, its leading dimensions small."""
-    rank = draw(st.integers(least, most))
+def draw_shape(draw: Draw, min_rank: int = 1, max_rank: int = 4) -> Shape:
+    """Draw a shape with small leading dimensions."""
+    rank = draw(st.integers(min_rank, max_rank))
     leading = tuple(draw(FEW) for _ in range(max(0, rank - 2)))
     return (*leading, *(draw(SIZES) for _ in range(min(rank, 2))))
 
 
 def draw_broadcast(draw: Draw, shape: Shape) -> Shape:
-    """A shape that broadcasts to `shape`: perhaps fewer dimensions, some of size 1."""
+    """Draw a shape that broadcasts to `shape`: possibly fewer dimensions, some of size 1."""
     kept = shape[draw(st.integers(0, len(shape) - 1)) :]
     return tuple(draw(st.sampled_from([size, size, 1])) for size in kept)
 
 
-def one(values: str = "numbers", least: int = 1, most: int = 4) -> Callable[[Draw], Drawn]:
-    """Draws one operand of any shape."""
-    return lambda draw: Drawn((Operand(draw_shape(draw, least, most), values),))
+def one(values: str = "numbers", min_rank: int = 1, max_rank: int = 4) -> Callable[[Draw], Drawn]:
+    """Return a function that draws one operand of any shape."""
+    return lambda draw: Drawn((Operand(draw_shape(draw, min_rank, max_rank), values),))
 
 
 def alike(count: int, values: Sequence[str]) -> Callable[[Draw], Drawn]:
-    """Draws operands of one shape."""
+    """Return a function that draws operands of equal shape."""
 
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         shape = draw_shape(draw)
         return Drawn(tuple(Operand(shape, values[index % len(values)]) for index in range(count)))
 
-    return drawing
+    return draw_operands
 
 
 def broadcasting(values: str = "numbers") -> Callable[[Draw], Drawn]:
-    """Draws two operands that broadcast, either of them to the other."""
+    """Return a function that draws two operands, of which one broadcasts to the other."""
 
-    def drawing(draw: Draw) -> Drawn:
+    def draw_operands(draw: Draw) -> Drawn:
         shape = draw_shape(draw)
         pair = [shape, draw_broadcast(draw, shape)]
         if draw(st.booleans()):
             pair.reverse()
         return Drawn(tuple(Operand(one, values) for one in pair))
 
-    return drawing
+    return draw_operands

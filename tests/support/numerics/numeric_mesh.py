@@ -1,4 +1,4 @@
-"""Cases on an emulated mesh: operands placed on chips, results read chip by chip and held to the reference."""
+"""Runs numerics cases on an emulated mesh: places operands on chips and compares results chip by chip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.numerics.numeric_case import Array, Case, Draw, Drawn, Operan
 
 
 def draw_operands(draw: Draw, case: Case, mesh: Mesh, dtype: str) -> tuple[Drawn, list[Array]]:
-    """What a call is made with: each operand's values over the chips, [rows or 1, cols or 1, *shape]."""
+    """Draw a call and the values of its operands, each [rows or 1, columns or 1, *shape]."""
     drawn = case.draw(draw)
     numbers = np.random.Generator(np.random.Philox(draw(st.integers(0, 2**32 - 1))))
     values = []
@@ -32,16 +32,16 @@ def draw_operands(draw: Draw, case: Case, mesh: Mesh, dtype: str) -> tuple[Drawn
 
 
 def run(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array], dtype: str) -> list[Array]:
-    """The results of the call, each [rows, cols, *shape on a chip]."""
+    """Run the call and return its results, each [rows, columns, *shape on a chip]."""
     tensors = [
         place(mesh, operand, value, dtype) for operand, value in zip(drawn.operands, values, strict=True)
     ]
     results = case.call(mesh.tt, mesh.handle, *tensors, **drawn.options)
-    return [chips_of(mesh, result) for result in as_tuple(results) if result is not None]
+    return [read_chips(mesh, result) for result in as_tuple(results) if result is not None]
 
 
 def place(mesh: Mesh, operand: Operand, values: Array, dtype: str) -> Any:
-    """A tensor of values [rows or 1, cols or 1, *shape], through the mapper that a model would use."""
+    """Upload values [rows or 1, columns or 1, *shape] with the mapper that a model would use."""
     tt = mesh.tt
     kind = tt.uint32 if values.dtype == np.uint32 else getattr(tt, dtype)
     if operand.values == "unset":
@@ -57,8 +57,8 @@ def place(mesh: Mesh, operand: Operand, values: Array, dtype: str) -> Any:
     return tt.Tensor(whole[0, 0].copy(), kind, device=mesh.handle, layout=layout, mesh_mapper=mapper)
 
 
-def chips_of(mesh: Mesh, tensor: Any) -> Array:
-    """A result's values on each chip, [rows, cols, *shape]."""
+def read_chips(mesh: Mesh, tensor: Any) -> Array:
+    """Return a result's values on each chip, [rows, columns, *shape]."""
     tt = mesh.tt
     host = tensor.cpu()
     if tensor.dtype is tt.bfloat16:
@@ -68,10 +68,12 @@ def chips_of(mesh: Mesh, tensor: Any) -> Array:
     return returned
 
 
-def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> Iterator[tuple[Array, Any]]:
-    """What the reference makes of it, and how large its terms are: for each result, [rows, cols, *shape]."""
+def compute_expected(
+    case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]
+) -> Iterator[tuple[Array, Any]]:
+    """Yield the reference's value and the magnitude of its terms for each result, [rows, columns, *shape]."""
     spread = [np.broadcast_to(value, (*mesh.shape, *value.shape[2:])) for value in values]
-    exact = [exactly(value) for value in spread]
+    exact = [to_float64(value) for value in spread]
     with np.errstate(all="ignore"):
         if case.over_mesh:
             whole = as_tuple(case.reference(*exact, **drawn.options))
@@ -91,13 +93,13 @@ def expected_of(case: Case, mesh: Mesh, drawn: Drawn, values: list[Array]) -> It
             yield expected.reshape(*mesh.shape, *expected.shape[1:]), magnitude
 
 
-def exactly(values: Array) -> Array:
-    """The values as a reference computes with them: floats in float64, indices as they are."""
+def to_float64(values: Array) -> Array:
+    """Convert floats to float64 for the reference; indices stay the same."""
     return values.astype(np.float64) if values.dtype == np.float32 else values
 
 
-def hold(actual: Array, expected: Array, tolerance: float, magnitude: Any) -> None:
-    """Hold a result to what is expected, within `tolerance` of |expected| + `magnitude`; infinities and NaN alike."""
+def assert_within(actual: Array, expected: Array, tolerance: float, magnitude: Any) -> None:
+    """Check |actual - expected| <= tolerance * (|expected| + magnitude), and equal infinities and NaN."""
     assert actual.shape == expected.shape
     with np.errstate(over="ignore", invalid="ignore"):
         expected = expected.astype(actual.dtype)
@@ -108,13 +110,13 @@ def hold(actual: Array, expected: Array, tolerance: float, magnitude: Any) -> No
     assert (np.isnan(actual) == np.isnan(expected)).all()
     infinite = np.isinf(expected)
     assert (actual[infinite] == expected[infinite]).all()
-    there = np.isfinite(expected)
-    assert np.isfinite(actual[there]).all()
-    # The least normal number stands for what float32 can't tell from 0.
+    finite = np.isfinite(expected)
+    assert np.isfinite(actual[finite]).all()
+    # float32 can't distinguish results below its smallest normal number from 0.
     bound = tolerance * (np.abs(expected.astype(np.float64)) + magnitude) + np.finfo(np.float32).tiny
     with np.errstate(invalid="ignore"):
         wrong = (
-            np.abs(actual.astype(np.float64) - expected)[there]
-            / np.broadcast_to(bound, expected.shape)[there]
+            np.abs(actual.astype(np.float64) - expected)[finite]
+            / np.broadcast_to(bound, expected.shape)[finite]
         )
     assert wrong.max(initial=0.0) <= 1, f"{wrong.max():.3g} times the bound"

@@ -1,4 +1,4 @@
-"""Cases that a peer, in a process of its own, computes too: operands and results travel in files."""
+"""Compares the emulator with a peer, a script in another process. Operands and results are exchanged in files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from mesh.device import Mesh, open_mesh
 from tests.support.numerics.all_cases import CASES
 from tests.support.numerics.numeric_case import Array, Case, Drawn, as_tuple
-from tests.support.numerics.numeric_mesh import draw_operands, exactly, hold, run
+from tests.support.numerics.numeric_mesh import assert_within, draw_operands, run, to_float64
 
 ROOT = Path(__file__).resolve().parents[3]
 _EXAMPLES = 3
-_SECONDS = 120
+_TIMEOUT_SECONDS = 120
 
 
 def functions_of(peer: Path) -> set[str]:
-    """The names of the cases that a peer's script knows, read without running it."""
+    """Return the names of the cases in a peer's script, without running it."""
     text = peer.read_text()
-    table = text[text.index("FUNCTIONS") : text.index('"""By the case')]
+    table = text[text.index("FUNCTIONS") : text.index('"""Functions by')]
     return {line.split('"')[1] for line in table.splitlines() if line.startswith('    "')}
 
 
-def hold_to_peer(python: str, peer: Path, folder: Path) -> None:
-    """Hold the emulator, on one chip, to what the script `peer` computes of all cases that it knows."""
+def assert_matches_peer(python: str, peer: Path, folder: Path) -> None:
+    """Check the emulator, on one chip, against the script `peer` for all cases that the script has."""
     names = functions_of(peer)
     cases = {str(case): case for case in CASES if str(case) in names}
     assert cases.keys() == names
@@ -43,17 +43,19 @@ def hold_to_peer(python: str, peer: Path, folder: Path) -> None:
                 key = f"{name} {number}"
                 calls[key] = (name, len(values), drawn.options)
                 operands.update({f"{key}/{index}": value[0, 0] for index, value in enumerate(values)})
-                exact = [exactly(value[0, 0]) for value in values]
+                exact = [to_float64(value[0, 0]) for value in values]
                 terms = as_tuple(0.0 if case.magnitude is None else case.magnitude(*exact, **drawn.options))
                 results = [one[0, 0] for one in run(case, mesh, drawn, values, "float32")]
                 ours[key] = case, results, terms
-    theirs = _ask(python, peer, folder, calls, operands)
+    theirs = _run_peer(python, peer, folder, calls, operands)
     for key, (case, results, terms) in ours.items():
         for index, actual in enumerate(results):
             if f"{key}/{index}" not in theirs:
-                continue  # a peer may keep means and deviations to itself
+                continue  # A peer may not return means and deviations.
             try:
-                hold(actual, theirs[f"{key}/{index}"], case.tolerance, terms[min(index, len(terms) - 1)])
+                assert_within(
+                    actual, theirs[f"{key}/{index}"], case.tolerance, terms[min(index, len(terms) - 1)]
+                )
             except AssertionError as error:
                 raise AssertionError(f"{key}, result {index}: {error}") from None
 
@@ -77,7 +79,7 @@ def _examples(case: Case, mesh: Mesh) -> list[tuple[Drawn, list[Array]]]:
     return examples
 
 
-def _ask(
+def _run_peer(
     python: str, peer: Path, folder: Path, calls: dict[str, Any], operands: dict[str, Array]
 ) -> dict[str, Array]:
     np.savez(folder / "operands.npz", calls=json.dumps(calls), **operands)
@@ -87,7 +89,7 @@ def _ask(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=_SECONDS,
+        timeout=_TIMEOUT_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

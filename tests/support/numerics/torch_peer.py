@@ -1,7 +1,7 @@
-"""What PyTorch makes of the cases: run by any Python that has it, with a file of operands and one for the results.
+"""The numerics cases in PyTorch. Runs in any Python with PyTorch, with a file of operands and one for results.
 
-Knows nothing of Tiermesh: arrays go in as `<case>/<operand>`, with the ops' names and options in `calls`, and come out
-as `<case>/<result>`. Everything is float64 on the CPU; gradients are autograd's.
+It needs nothing of Tiermesh. Inputs are arrays `<case>/<operand>`, with op names and options in `calls`; outputs are
+`<case>/<result>`. Everything is float64 on the CPU, with gradients from autograd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPSILON = 1e-5
 
 
 def gradient(function: Callable[..., Any], dy: Any, *operands: Any) -> tuple[Any, ...]:
-    """Gradients of the operands."""
+    """Return the gradients of the operands by autograd."""
     leaves = [operand.clone().requires_grad_() for operand in operands]
     returned: tuple[Any, ...] = torch.autograd.grad(function(*leaves), leaves, dy)
     return returned
@@ -121,11 +121,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     ),
     "embedding": lambda ids, table: functional.embedding(ids, table),
 }
-"""By the case's name."""
+"""Functions by the name of their case."""
 
 
 def work_through(functions: dict[str, Callable[..., Any]], operands_path: str, results_path: str) -> None:
-    """Call the functions with the operands of one file, and put what they give into another."""
+    """Call the functions with the operands in one file and write their results to another."""
     torch.set_num_threads(1)
     operands = np.load(operands_path)
     results = {}

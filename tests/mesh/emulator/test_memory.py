@@ -10,7 +10,7 @@ from mesh.transfer import download
 from tests.support.emulated import tensor
 
 
-def taken(mesh: Mesh) -> int:
+def allocated_bytes(mesh: Mesh) -> int:
     view = tt.get_memory_view(mesh.handle, tt.BufferType.DRAM)
     assert view.total_bytes_allocated_per_bank + view.total_bytes_free_per_bank == view.total_bytes_per_bank
     return view.total_bytes_allocated_per_bank
@@ -19,7 +19,7 @@ def taken(mesh: Mesh) -> int:
 @pytest.mark.parametrize(
     ("shape", "element_bytes", "tiled", "expected"),
     [
-        ((1024, 1024), 4, True, 86 * 4096),  # what the real allocator takes
+        ((1024, 1024), 4, True, 86 * 4096),  # As the real allocator.
         ((1,), 2, True, 2048),
         ((), 4, True, 4096),
         ((2, 1, 33, 65), 2, True, 2048),  # 12 tiles
@@ -27,30 +27,30 @@ def taken(mesh: Mesh) -> int:
         ((13, 3), 4, False, 2 * 32),
     ],
 )
-def test_counted_as_a_wormhole_chip_would(
+def test_bytes_are_those_of_a_wormhole_chip(
     shape: tuple[int, ...], element_bytes: int, tiled: bool, expected: int
 ) -> None:
     assert bank_bytes(shape, element_bytes, tiled) == expected
 
 
-def test_tensors_take_memory_while_they_live(loudbox: Mesh) -> None:
-    assert taken(loudbox) == 0
+def test_live_tensors_are_counted(loudbox: Mesh) -> None:
+    assert allocated_bytes(loudbox) == 0
     x = tensor(loudbox, np.ones((1, 1, 8 * 32, 64)), shard=2)  # two tiles on each chip
-    assert taken(loudbox) == 4096
-    look, moved = tt.reshape(x, [32, 64]), tt.transpose(x, 2, 3)
-    assert taken(loudbox) == 2 * 4096  # a view has no memory of its own
+    assert allocated_bytes(loudbox) == 4096
+    view, moved = tt.reshape(x, [32, 64]), tt.transpose(x, 2, 3)
+    assert allocated_bytes(loudbox) == 2 * 4096  # a view has no memory of its own
     host = moved.cpu()
     download(loudbox, x)
-    assert taken(loudbox) == 2 * 4096
+    assert allocated_bytes(loudbox) == 2 * 4096
     del moved, host, x
-    assert taken(loudbox) == 4096
-    tt.deallocate(look)
-    assert taken(loudbox) == 0
-    del look
-    assert taken(loudbox) == 0
+    assert allocated_bytes(loudbox) == 4096
+    tt.deallocate(view)
+    assert allocated_bytes(loudbox) == 0
+    del view
+    assert allocated_bytes(loudbox) == 0
 
 
-def test_the_peak_is_what_was_live_at_once(one_chip: Mesh) -> None:
+def test_the_peak_counts_tensors_alive_at_once(one_chip: Mesh) -> None:
     memory = one_chip.handle.memory
     x = tensor(one_chip, np.ones((32, 32)))
     for _ in range(5):
