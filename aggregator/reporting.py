@@ -1,4 +1,4 @@
-"""What users and tools learn of the aggregator: events of jobs, and waits that take long."""
+"""Reports to users and tools: events of jobs, and waits that take long."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class WorkerSession:
 
 
 class WorkerSessions:
-    """All sessions, by number.
+    """The sessions of all connected workers, by number.
 
     Args:
         epoch: The aggregator's epoch, which every order names.

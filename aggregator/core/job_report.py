@@ -18,7 +18,7 @@ RATE_MEMORY = 0.9
 
 @dataclass
 class Record:
-    """A job as it is kept on disk.
+    """A job with everything that is on disk about it.
 
     Attributes:
         job: The job's record, as users see it.

@@ -276,13 +276,7 @@ class RunningJob:
         if header.kind == INITIAL_WEIGHTS:
             self.router.route_initial_weights(header)
             return
-        step_sum = self.lease_book.step_sum
-        assignment = self.lease_book.find_assignment(member.session, header.lease)
-        assert step_sum is not None and assignment is not None
-        if in_place and not member.in_place:
-            self._orders.send_window(member.session, step_sum, self.chunks)
-        member.in_place = in_place
-        step_sum.blame(assignment, member.name, header.non_finite)
+        step_sum, assignment = self.lease_book.accept_gradient(member, header, in_place=in_place)
         self.router.route_gradient(step_sum, assignment, header, self.elements)
         if step_sum.widen():
             self.lease_book.send_windows(step_sum)

@@ -1,4 +1,4 @@
-"""Which aggregator leads and which may take over, as far as time decides it.
+"""Succession of aggregators: time alone decides when a standby takes over.
 
 A leader beats, and a standby looks. Each uses its own clock, since the clocks of two hosts are never compared.
 """
@@ -17,7 +17,7 @@ class Deposed(Failed):
 
 @dataclass(frozen=True)
 class LeaderSighting:
-    """What a standby sees of the leader.
+    """The leader as a standby sees it.
 
     Attributes:
         epoch: The leader's epoch; 0 if there never was a leader.

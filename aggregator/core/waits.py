@@ -1,4 +1,4 @@
-"""What the running job waits for, as users see it."""
+"""The waits of the running job, as users see them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from services.transport.newest_weights import NewestWeights
 
 
 class DataPlane(Protocol):
-    """What the aggregator's service expects of the data plane; all methods are called on the event loop."""
+    """The data plane as the aggregator's service uses it; all methods are called on the event loop."""
 
     async def serve(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve a worker's data stream to this process."""

@@ -31,7 +31,7 @@ GATHER_SECONDS = 0.002
 
 
 class StreamCore(Protocol):
-    """What a data stream needs to know; `AggregatorCore` and a shard's core answer."""
+    """The questions of a data stream, which `AggregatorCore` and a shard's core answer."""
 
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""

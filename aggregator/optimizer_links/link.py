@@ -1,4 +1,4 @@
-"""What the aggregator's service expects of a link to the optimizer.
+"""The interface of links to the optimizer.
 
 Links call back on the event loop, and never from within a call to them, so the aggregator's core is not re-entered.
 """

@@ -24,8 +24,8 @@ class Leadership:
 
     Args:
         queue: The queue, whose epoch was raised for this aggregator.
-        timeouts: How often to beat (`tick`), after how long without a beat to stop (`lapse`), and how long a leader may
-            have been stopped before it checks that it still leads (`takeover`).
+        timeouts: The cluster's timeouts. The leader beats every `tick`, and stops after `lapse` without one. A process
+            that was stopped for `takeover` first checks that it still leads.
 
     Attributes:
         standbys: The known standbys.

@@ -39,7 +39,7 @@ class EvaluationLease:
 
 
 class Evaluation:
-    """What is known of one evaluation.
+    """The leases and results of one evaluation.
 
     Attributes:
         batches: The number of held-out batches.

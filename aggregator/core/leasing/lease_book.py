@@ -166,6 +166,21 @@ class LeaseBook:
         assignment = self.step_sum.by_lease(lease) if self.step_sum is not None else None
         return assignment if assignment is not None and assignment.session == session else None
 
+    def accept_gradient(
+        self, member: Member, header: ChunkHeader, *, in_place: bool
+    ) -> tuple[StepSum, Assignment]:
+        """Return the sum and the assignment that a gradient chunk belongs to; `check_chunk` must have passed it.
+
+        A worker whose chunks are read in place for the first time may send without a window from now on.
+        """
+        step_sum, assignment = self.step_sum, self.find_assignment(member.session, header.lease)
+        assert step_sum is not None and assignment is not None
+        if in_place and not member.in_place:
+            self._orders.send_window(member.session, step_sum, step_sum.coverage.chunks)
+        member.in_place = in_place
+        step_sum.blame(assignment, member.name, header.non_finite)
+        return step_sum, assignment
+
     # ---- granting ----
 
     def begin_step(self, step_sum: StepSum, now: float, *, plan: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which worker computes which part of a step's reduction tree."""
+"""Planning: the split of a step's reduction tree among the workers."""
 
 from __future__ import annotations
 

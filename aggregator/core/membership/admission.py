@@ -1,4 +1,4 @@
-"""Which workers may take part in a job, and in the cluster.
+"""Admission: the demands that a job, and the cluster, make on workers.
 
 The first worker pins the job's fingerprint. A worker that differs from it could compute other bits.
 """
@@ -15,7 +15,7 @@ from services.timeouts import Timeouts
 
 
 class Admission:
-    """What a job demands of its workers, and who meets it.
+    """The demands of a job on its workers, and the workers that meet them.
 
     Args:
         exact: Whether a worker's fingerprint must match the first one's.

@@ -1,4 +1,4 @@
-"""Whether a job has as many workers as it wants, and which workers are missing."""
+"""The quorum: the least number of workers a job wants, and the workers that are missing."""
 
 from __future__ import annotations
 

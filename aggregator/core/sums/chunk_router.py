@@ -20,7 +20,7 @@ from services.tensors.reduction_tree import Node
 
 @dataclass
 class WeightStore:
-    """Which chunks of the newest weights the aggregator has.
+    """The chunks of the newest weights that the aggregator has.
 
     Attributes:
         version: The version of these weights; None before there are any.

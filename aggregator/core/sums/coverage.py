@@ -1,4 +1,4 @@
-"""Which parts of a step's sum have arrived: per chunk, the nodes of the reduction tree.
+"""Coverage of a step's sum: for each chunk, the nodes of the reduction tree that have arrived.
 
 The stored nodes of a chunk never overlap. Two siblings merge into their parent at once. A chunk whose root is reached
 is finished: it is passed on, and its payload is deleted.
@@ -13,7 +13,7 @@ from services.tensors.reduction_tree import Node, parent_and_sibling
 
 @dataclass
 class Arrival:
-    """What the arrival of one node's chunk changes.
+    """The changes that the arrival of one node's chunk makes.
 
     Attributes:
         duplicate: Everything it brings is covered already, so there is nothing to do.

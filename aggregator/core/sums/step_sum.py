@@ -130,7 +130,7 @@ class StepSum:
     def busy_seconds(self, session: int, speed: float, now: float) -> float:
         """Return how long a worker of that speed presumably still computes its assignments.
 
-        A worker that is late is expected to need as long again as it is late by now.
+        A worker that is two seconds late is expected to need two seconds more.
         """
         unfinished = [each for each in self.of_session(session) if not each.computed]
         if not unfinished:
@@ -218,7 +218,7 @@ class StepSum:
 
     @property
     def _window_chunks(self) -> int:
-        """How far past the finished chunks each lease may send, over all shards."""
+        """Number of chunks past the finished ones that each lease may send, over all shards."""
         each = max(MIN_WINDOW_CHUNKS, min(WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS // len(self.assignments)))
         return each * self._window_factor
 

@@ -1,4 +1,4 @@
-"""Which micro-batches are computed twice, and which workers their gradients' checksums prove faulty.
+"""The sample of micro-batches that are computed twice, and the verdict on the workers' checksums.
 
 Hardware sometimes computes wrong results. A gradient's bits follow from the job, the step and the micro-batch alone.
 So a worker is faulty if its checksum differs from that of most others, or from its own at a second attempt.
@@ -31,7 +31,7 @@ def _hash(job: str, step: int, micro_batch: int) -> int:
 
 
 class CheckOutcome(str, Enum):
-    """How the check of a micro-batch ended; the value is a metric's label."""
+    """Outcome of a micro-batch's check; the value is a metric's label."""
 
     PASSED = "passed"
     FAULTY = "faulty"
