@@ -1,4 +1,4 @@
-"""What an aggregator's options may not say is refused in one line, before anything is opened."""
+"""Tests of an aggregator's options: contradictions are refused in one line before anything is opened."""
 
 from __future__ import annotations
 

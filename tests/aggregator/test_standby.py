@@ -1,4 +1,4 @@
-"""An aggregator that stands by: whose calls are answered while it does, while it leads, and afterwards."""
+"""Tests of a standby: which calls it answers before, while and after it leads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_SECONDS = 30.0
 
 
 class Leader:
-    """In the place of an aggregator that leads."""
+    """A fake of an aggregator that leads."""
 
     def __init__(self, queue: JobQueue, tensor_port: int) -> None:
         self.tensor_port = tensor_port
@@ -46,7 +46,7 @@ class Leader:
         self.exchanged.append(stream)
 
     async def start(self) -> None:
-        """It has nothing to take up."""
+        """Do nothing."""
 
     async def run(self) -> None:
         await self.deposed.wait()
@@ -57,7 +57,7 @@ class Leader:
 
 
 class TensorStream:
-    """A call of Exchange."""
+    """A fake call of Exchange that records its status."""
 
     def __init__(self) -> None:
         self.status: tuple[grpc.StatusCode, str] | None = None
@@ -67,7 +67,7 @@ class TensorStream:
 
 
 class Standby:
-    """Named b, of the leader a, and served."""
+    """A standby named b, and a server for it."""
 
     def __init__(self, state_dir: Path) -> None:
         self.leaders: list[Leader] = []
@@ -102,7 +102,7 @@ class Standby:
 
 
 async def why_not(call: Any) -> str:
-    """With what a call is turned away; empty: it is answered."""
+    """Return the text that a call is refused with; empty if it is answered."""
     try:
         await (call if isinstance(call, grpc.aio.UnaryUnaryCall) else call.read())
     except grpc.aio.AioRpcError as error:
@@ -112,22 +112,20 @@ async def why_not(call: Any) -> str:
 
 
 async def until(channel: grpc.aio.Channel, expected: str) -> None:
-    """Ask until that is the answer."""
+    """Call until the answer is as expected."""
     while await why_not(JobsStub(channel).Status(jobs.StatusRequest())) != expected:
         pass
 
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[JobQueue]:
-    """The queue of a, which leads: nobody takes over from it in less time than a test has."""
+    """Open the queue of the leader a, from which no standby takes over within a test."""
     with open_queue(tmp_path, LADDER) as queue:
         queue.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS)
         yield queue
 
 
-def test_who_stands_by_turns_calls_of_every_kind_away_and_says_who_leads(
-    tmp_path: Path, leader: JobQueue
-) -> None:
+def test_a_standby_refuses_calls_of_every_kind_and_names_the_leader(tmp_path: Path, leader: JobQueue) -> None:
     async def scenario() -> None:
         standby = Standby(tmp_path)
         async with standby.served() as channel:
@@ -151,7 +149,7 @@ def test_who_stands_by_turns_calls_of_every_kind_away_and_says_who_leads(
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
 
 
-def test_who_leads_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) -> None:
+def test_a_leader_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) -> None:
     async def scenario() -> None:
         standby = Standby(tmp_path)
         async with standby.served() as channel, standby.running():

@@ -1,4 +1,4 @@
-"""Dialogues with the aggregator's core: who is let in, and the queue. Each line is one effect; sessions are 1, 2, 3."""
+"""Dialogues about connecting workers and the queue. Each line is one effect of the core; sessions are 1, 2, 3."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_worker_that_comes_back_takes_the_place_of_its_old_connection() -> Non
         "2 <- welcome",
         "2 <- join",
     ]
-    assert talk.chunk(1, 1, 0, 0) == [], "the old connection is nobody's now"
+    assert talk.chunk(1, 1, 0, 0) == [], "the old session is closed"
 
 
 def test_a_silent_worker_is_taken_for_dead() -> None:
@@ -59,7 +59,7 @@ def test_a_silent_worker_is_taken_for_dead() -> None:
 
 
 def test_a_dead_worker_is_seen_within_three_heartbeats() -> None:
-    """Of 5 s: it dies at 100; looks every quarter heartbeat, the other one's signs every half."""
+    """Check a heartbeat of 5 s, with a tick every quarter of it and a worker that dies at 100 s."""
     talk = training(1, 2)
     while not any("2 closed" in line for line in talk.later(1.25, 1)):
         assert talk.now < 115.0
@@ -139,7 +139,7 @@ def test_a_queued_job_is_cancelled_where_it_waits() -> None:
     assert talk.job("a").state == RUNNING
 
 
-def test_a_restart_goes_on_with_what_ran_before_what_waited() -> None:
+def test_a_restart_resumes_the_running_job_before_queued_ones() -> None:
     before = Dialogue()
     before.submit("a")
     before.submit("b")

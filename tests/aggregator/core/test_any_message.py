@@ -1,4 +1,4 @@
-"""Whatever a worker or an optimizer says, in any state: the aggregator's core heeds it or not, and goes on."""
+"""Tests that no message from a worker or optimizer, in any state, breaks the aggregator's core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of,
 
 EPOCH, CHUNKS = 3, 3
 MOST_EFFECTS = 60
-"""Of one input, for the few workers, chunks and micro-batches of these jobs."""
+"""Limit of effects per input, given the few workers, chunks and micro-batches of these jobs."""
 
 LEASES = st.integers(1, 8).map(lambda number: (EPOCH << 32) + number)
 LAYOUTS = st.sampled_from([layout_of(chunks).dumps() for chunks in (1, CHUNKS)])
@@ -58,7 +58,7 @@ def said(*kinds: Any) -> st.SearchStrategy[Any]:
 
 
 def headers() -> st.SearchStrategy[ChunkHeader]:
-    """Of chunks that passed the check of the data streams, which holds the index against the layout."""
+    """Return a strategy for headers that data streams would accept, so with an index within the layout."""
     losses = st.lists(SUMS, max_size=4)
     return message(ChunkHeader, **{**LIKELY, "losses": losses}).filter(lambda header: header.index < CHUNKS)
 

@@ -1,4 +1,4 @@
-"""Dialogues on a job's run, from nothing to its end. Each line is one effect of the core; sessions are 1, 2, 3."""
+"""Dialogues about a job, from its start to its end. Each line is one effect of the core; sessions are 1, 2, 3."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_what_a_lost_worker_had_is_shared_with_those_that_are_soon_done() -> Non
     assert talk.computed(2, seconds=4.0) == ["2 <- window 1", "2 <- train 10-11 of 1.0"]
 
 
-def test_who_is_much_too_late_is_left_nothing() -> None:
+def test_orphans_are_not_kept_for_a_very_late_worker() -> None:
     talk = training(1, 2, 3, micro_batches=12)
     talk.now += 4.0
     talk.computed(1, seconds=4.0)
@@ -131,7 +131,7 @@ def test_who_is_much_too_late_is_left_nothing() -> None:
     assert talk.give(ev.WorkerLost(3, "gone")) == ["1 <- window 1", "1 <- train 8-11 of 1.0"]
 
 
-def test_what_was_left_to_somebody_who_gets_late_goes_to_who_is_idle() -> None:
+def test_orphans_kept_for_a_late_worker_go_to_an_idle_one() -> None:
     talk = training(1, 2, 3, micro_batches=12)
     talk.now += 4.0
     talk.computed(1, seconds=4.0)
@@ -142,12 +142,12 @@ def test_what_was_left_to_somebody_who_gets_late_goes_to_who_is_idle() -> None:
 
 def test_a_worker_that_stalls_is_relieved_by_an_idle_one_alone() -> None:
     talk = training(1, 2)
-    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "nobody is idle"
+    assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "no worker is idle"
     talk.computed(2)
     assert talk.later(1.0, 1, 2) == ["1 <- revoke", "2 <- window 1", "2 <- train 0-1 of 1.0"]
     assert talk.core.status(talk.now).workers[0].state == "stalled"
     talk.weights_loaded(1, 1, 0)
-    assert talk.core.status(talk.now).workers[0].state == "ready", "it was heard of again"
+    assert talk.core.status(talk.now).workers[0].state == "ready", "it reported work again"
 
 
 def test_the_window_moves_with_the_step() -> None:
@@ -163,7 +163,7 @@ def test_chunks_that_are_read_in_the_workers_memory_need_no_window() -> None:
     lines = []
     for index in reversed(range(60)):
         lines += [line for line in talk.chunk(1, 1, 0, index, in_place=True) if "window" in line]
-    assert lines == ["1 <- window 60"], "told with the first of them, and never again in this step"
+    assert lines == ["1 <- window 60"], "sent with the first of them, and never again in this step"
     assert "1 <- window 60" in talk.commits(1, 0), "nor from then on"
 
 
@@ -176,7 +176,7 @@ def test_weights_that_come_before_their_commit_imply_it() -> None:
         "1 <- train 0-3 of 1.1",
         "store weights #0",
     ]
-    assert talk.commits(1, 0) == [], "known already; people are told now"
+    assert talk.commits(1, 0) == [], "the step is known already, and only published now"
     assert talk.weights(1, 0, 0) == [], "an older version"
     assert talk.weights(1, 1, 0) == [], "repeated"
 
@@ -193,7 +193,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_said_so() -> None:
 
 
 @pytest.mark.parametrize("weights_first", [False, True])
-def test_who_has_a_gradient_that_is_not_finite_is_said(weights_first: bool) -> None:
+def test_a_worker_with_a_gradient_that_is_not_finite_is_named(weights_first: bool) -> None:
     talk = training(1, 2)
     found = NonFinite(micro_batch=3, parameter="w")
     talk.chunk(2, 1, 0, 0, losses=(1.0, 1.0), non_finite=[found])
@@ -231,7 +231,7 @@ def test_sums_that_were_lost_with_the_link_are_asked_for_again() -> None:
     assert talk.chunk(2, 1, 0, 0) == ["keep 2-3 #0", "merge 0-1 + 2-3 #0", "forward #0"]
 
 
-def test_the_window_begins_anew_when_sums_were_lost_with_the_link() -> None:
+def test_the_window_restarts_when_sums_were_lost_with_the_link() -> None:
     chunks = 3 * WINDOW_CHUNKS
     talk = training(1, 2, chunks=chunks)
     for chunk in reversed(range(WINDOW_CHUNKS, chunks)):
@@ -319,7 +319,7 @@ def test_a_new_aggregator_does_not_compute_what_is_being_decided() -> None:
     talk.joins(1, holds=(1, 2))
     assert talk.stands(1, 2, missing=[]) == ["save a running", "drop all", "optimizer <- SendWeights 1.2"]
     assert talk.commits(1, 2) == ["drop all", "1 <- window 1", "1 <- train 0-3 of 1.3"]
-    assert talk.job().step == 3 and not talk.job().HasField("loss"), "nobody told this aggregator"
+    assert talk.job().step == 3 and not talk.job().HasField("loss"), "this aggregator did not see it"
 
 
 def test_a_commit_counts_while_an_evaluation_runs() -> None:
@@ -332,7 +332,7 @@ def test_a_commit_counts_while_an_evaluation_runs() -> None:
 # ---- evaluation, checkpoints, the end ----
 
 
-def test_an_evaluation_is_shared_and_its_loss_told() -> None:
+def test_an_evaluation_is_shared_and_its_loss_published() -> None:
     talk = training(1, 2, step=2, evaluate_every=2)
     assert talk.weights_loaded(1, 1, 2) == []
     run = talk.core.run
@@ -422,8 +422,8 @@ def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     assert "the optimizer's layout entry 0: expected an object" in lines[1]
 
 
-def test_slow_is_relative_to_what_was_measured() -> None:
-    """A worker that needs 200 s for each of 4 micro-batches has not stalled after 600 s."""
+def test_a_stall_is_relative_to_the_measured_speed() -> None:
+    """Check that a worker that needs 200 s for each of 4 micro-batches has not stalled after 600 s."""
     talk = training(1)
     talk.computed(1, seconds=800.0)
     talk.chunk(1, 1, 0, 0)

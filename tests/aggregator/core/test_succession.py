@@ -1,4 +1,4 @@
-"""Who may lead, as time decides it: whatever is late, a leader has stopped before a standby takes over."""
+"""Tests of succession: with any delays, a leader stops before a standby takes over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_leader_s_own_time_counts_if_it_is_longer() -> None:
     assert succession.is_due(sight(1, takeover_seconds=30.0), 30.1)
 
 
-def test_nobody_and_a_leader_that_resigned_are_not_waited_for() -> None:
+def test_a_standby_takes_over_at_once_without_a_leader() -> None:
     assert Succession(10.0).is_due(LeaderSighting(0, 0, "", 0.0, False), 0.0)
     assert Succession(10.0).is_due(sight(7, takeover_seconds=0.0), 0.0)
 
@@ -44,8 +44,8 @@ def test_a_newer_leader_is_given_the_same_time() -> None:
     assert succession.is_due(sight(5, epoch=2), 1000.0 + LADDER.takeover + 1)
 
 
-def test_whom_the_leader_had_forgotten_counts_anew() -> None:
-    """It was frozen; the leader beats only for those that it knows of."""
+def test_a_forgotten_standby_waits_again() -> None:
+    """Check that a standby that was frozen waits again, since the leader beats only for standbys it knows."""
     succession = Succession(10.0)
     succession.is_due(sight(5), 0.0)
     assert not succession.is_due(sight(5, known=False), 1000.0)
@@ -64,8 +64,11 @@ DELAYS = st.one_of(st.floats(0.0, 2.0), st.floats(0.0, 60.0))
 def test_a_leader_has_stopped_before_a_standby_takes_over(
     heartbeat: float, beats: list[tuple[float, float]], looks: list[float]
 ) -> None:
-    """A beat begins after a pause, and is on the storage after another; a leader acts up to `lapse` after the beginning
-    of the newest that is. Times in heartbeats; the standby's clock has another zero."""
+    """Check all delays of beats and looks, in heartbeats.
+
+    A beat begins after a pause and reaches the storage some time later. The leader acts until `lapse` after the
+    beginning of the newest beat on the storage. The standby's clock starts at another time.
+    """
     timeouts = Timeouts.from_heartbeat(heartbeat)
     now, led, written = 0.0, 0.0, [(0.0, 0.0)]  # of each beat: when it was on the storage, when it had begun
     for pause, duration in beats:

@@ -1,4 +1,4 @@
-"""Dialogues on whom a job waits for."""
+"""Dialogues about the waits of a job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def told(talk: Dialogue) -> list[Wait]:
     return list(talk.core.status(talk.now).waits)
 
 
-def test_who_owes_the_next_bucket_is_named_with_step_and_time() -> None:
+def test_workers_that_owe_the_next_chunk_are_named_with_step_and_time() -> None:
     talk = training(1, 2, chunks=2)
     talk.later(3.0, 1, 2)
     mine = Wait(
@@ -36,7 +36,7 @@ def test_who_owes_the_next_bucket_is_named_with_step_and_time() -> None:
     assert [(wait.role, wait.step) for wait in told(talk)] == [("worker", 1), ("worker", 1)]
 
 
-def test_who_makes_the_initial_weights_is_named() -> None:
+def test_the_worker_that_makes_initial_weights_is_named() -> None:
     talk = Dialogue()
     talk.submit()
     talk.optimizer()
@@ -46,7 +46,7 @@ def test_who_makes_the_initial_weights_is_named() -> None:
     assert told(talk) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
 
 
-def test_who_evaluates_is_named() -> None:
+def test_the_worker_that_evaluates_is_named() -> None:
     talk = training(1, step=4)
     talk.later(2.0, 1)
     assert told(talk) == [
@@ -55,7 +55,7 @@ def test_who_evaluates_is_named() -> None:
 
 
 def test_each_step_waits_for_its_own_update() -> None:
-    """Also if it is what every look finds."""
+    """Check that waits restart with each step, even if the optimizer owes the same at every tick."""
     talk = training(1)
     for step in range(3):
         talk.chunk(1, 1, step, 0)
@@ -76,7 +76,7 @@ def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
         Wait(role="optimizer", peer="optimizer", job="a", what="a connection: not connected yet", seconds=2.0)
     ]
     talk.optimizer()
-    assert told(talk) == [], "that it owed until now is over"
+    assert told(talk) == [], "the earlier debt is paid"
     talk.later(0.0)
     talk.later(3.0)
     assert told(talk) == [
@@ -109,5 +109,5 @@ def test_an_optimizer_that_writes_the_last_checkpoint_is_named() -> None:
     assert (wait.role, wait.peer, wait.what, wait.step) == ("optimizer", "opt", "the last checkpoint", 4)
 
 
-def test_without_a_job_nobody_is_waited_for() -> None:
+def test_without_a_job_there_are_no_waits() -> None:
     assert told(Dialogue()) == []

@@ -1,4 +1,4 @@
-"""Kept sums: payloads of any wire type are added in float32, up the tree, and stay as they came."""
+"""Tests of stored sums: payloads of any wire type are added in float32 and are not changed themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FORWARD = Forward(ChunkHeader(kind=GRADIENT, dtype=FLOAT32), ROOT)
 
 
 class Sums:
-    """Kept sums, and what they passed on."""
+    """Stored sums, and the finished sums they forwarded."""
 
     def __init__(self) -> None:
         self.values: list[NDArray[np.float32]] = []
@@ -47,13 +47,13 @@ class Sums:
 
 
 def received(dtype: DType, seed: int) -> TensorChunk:
-    """A chunk that came in a message."""
+    """Return a chunk that came in a message."""
     values = np.random.Generator(np.random.Philox(seed)).standard_normal(ELEMENTS, np.float32)
     return deserialize_chunk(serialize_chunk(pack_chunk(ChunkHeader(kind=GRADIENT, dtype=dtype), 0, values)))
 
 
 def in_place(dtype: DType, seed: int) -> TensorChunk:
-    """The same chunk, in memory that its worker shares."""
+    """Return the same chunk in memory that its worker shares."""
     chunk = received(dtype, seed)
     size_bytes = ELEMENTS * bytes_per_element(dtype)
     array = SharedArray(size_bytes, size_bytes)
@@ -133,7 +133,7 @@ def test_effects_are_carried_out_in_order_on_a_thread_of_their_own() -> None:
     asyncio.run(run())
 
 
-def test_what_goes_wrong_on_the_thread_is_told_of() -> None:
+def test_an_error_on_the_kernel_thread_is_reported() -> None:
     async def run() -> None:
         failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The queue on disk: order, epochs, fencing, kill -9, and what damaged files get."""
+"""Tests of the queue on disk: order, epochs, fencing, kill -9, damaged files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_is_saved_before_the_epoch_is_raised(tmp_path: Path) -> None:
 
 
 def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
-    """A process saves jobs and says each aloud; killed in the middle, all that it said are there."""
+    """Check that every job a process reported as saved is there after kill -9."""
     script = (
         "import sys; from pathlib import Path\n"
         "from aggregator.storage.job_queue import JobQueue; from protos import jobs_pb2\n"
@@ -147,12 +147,12 @@ def test_of_two_that_would_take_over_one_does(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with JobQueue(path) as first, JobQueue(path) as second:
         seen = [first.look("b"), second.look("c")]
-        assert seen[0] == seen[1] and seen[0].takeover_seconds == 0.0, "nobody ever led"
+        assert seen[0] == seen[1] and seen[0].takeover_seconds == 0.0, "there never was a leader"
         assert second.take_over(seen[1], "c", 25.0) == 1
         assert first.take_over(seen[0], "b", 25.0) is None
         sight = first.look("b")
         assert (sight.epoch, sight.leader, sight.takeover_seconds, sight.known) == (1, "c", 25.0, True)
-        assert second.standbys() == {"b": 1}, "who leads stands by no longer"
+        assert second.standbys() == {"b": 1}, "the leader is not a standby"
 
 
 def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
                 write()
 
 
-def test_nobody_takes_over_within_the_fence(tmp_path: Path) -> None:
+def test_no_standby_takes_over_within_the_fence(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with JobQueue(path) as leader, JobQueue(path, lock_seconds=0.1) as standby:
         leader.raise_epoch("a", 25.0)
@@ -181,7 +181,7 @@ def test_nobody_takes_over_within_the_fence(tmp_path: Path) -> None:
             raise AssertionError("it went in")
 
 
-def test_a_standby_that_was_forgotten_is_told_so(tmp_path: Path) -> None:
+def test_a_forgotten_standby_is_not_known(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with JobQueue(path) as leader, JobQueue(path) as standby:
         leader.raise_epoch("a", 25.0)

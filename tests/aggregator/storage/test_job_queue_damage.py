@@ -1,4 +1,4 @@
-"""A queue whose rows say anything is read, or refused in one line; it is never read as something else."""
+"""Tests of damaged queues: any damaged row is either read correctly or refused in one line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: st
 @example("beat", (1 << 63) - 1)
 @example("takeover_seconds", float("inf"))
 @example("takeover_seconds", -1.0)
-def test_any_value_in_what_leader_and_standbys_say(
+def test_any_value_in_the_leader_and_standbys_tables(
     tmp_path_factory: pytest.TempPathFactory, column: str, value: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "queue" / "queue.sqlite"

@@ -1,4 +1,4 @@
-"""The journal: what was written is read, whatever else the file holds."""
+"""Tests of the journal: written events are read back, whatever damage is between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from protos.jobs_pb2 import Job, JobEvent
 
 
 def journal_with(folder: Path, between: bytes) -> Journal:
-    """Two events of job a, and these bytes between them."""
+    """Return a journal with two events of job a and these bytes between them."""
     path = folder / "a.jsonl"
     path.unlink(missing_ok=True)
     journal = Journal(folder)
@@ -50,7 +50,7 @@ def test_any_bytes_leave_the_events_before_them(
     assert journal_with(folder, damage).read("a")[0].text == "first"
 
 
-def test_those_who_watch_are_told_the_end_however_far_they_lag(tmp_path: Path) -> None:
+def test_slow_watchers_still_get_the_end(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with journal.subscription("a") as lagging, journal.subscription("b") as idle:
         for number in range(BACKLOG_EVENTS + 1):

@@ -1,4 +1,4 @@
-"""What keeps an aggregator leading, on storage that answers, hangs, fails, or is another's by now."""
+"""Tests of leadership on storage that answers, hangs, fails or belongs to another leader."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_with_no_standby_nothing_is_written(tmp_path: Path) -> None:
         assert path.read_bytes() == content
 
 
-def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
+def test_unwritable_storage_ends_the_leader_before_a_standby_takes_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "queue.sqlite"
@@ -95,7 +95,7 @@ def test_storage_that_can_not_be_written_to_ends_it_before_a_standby_takes_over(
 
 
 class Hanging(JobQueue):
-    """Its storage stops answering."""
+    """A queue whose storage can stop answering."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -116,7 +116,7 @@ class Hanging(JobQueue):
         raise Failed("it hung")
 
 
-def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) -> None:
+def test_storage_that_hangs_ends_the_leader(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
 
     async def scenario(lead: Leadership, queue: Hanging) -> Exception:
@@ -138,7 +138,7 @@ def test_storage_that_hangs_ends_it_though_nothing_comes_back(tmp_path: Path) ->
     assert "the storage does not answer" in str(error)
 
 
-def test_who_was_away_while_it_asked_hears_the_answer_before_it_blames_the_storage(tmp_path: Path) -> None:
+def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     away = threading.Event()  # nobody sets it
 
@@ -178,7 +178,7 @@ def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) 
     assert str(error) == "queue.sqlite: damaged"
 
 
-def test_who_was_away_for_long_looks_before_it_acts(tmp_path: Path) -> None:
+def test_a_leader_stopped_for_long_checks_before_it_acts(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
         lead = Leadership(queue, LADDER)
@@ -203,7 +203,7 @@ def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
         assert not other.look("b").known
 
 
-def test_who_ends_well_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
+def test_a_leader_that_resigns_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
         assert other.look("b").takeover_seconds == LADDER.takeover
@@ -212,4 +212,4 @@ def test_who_ends_well_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
         assert sight.takeover_seconds == 0.0
         assert other.take_over(sight, "b", LADDER.takeover) == 2
         Leadership(queue, LADDER).close()
-        assert other.look("b").takeover_seconds == LADDER.takeover, "who leads no longer resigns nothing"
+        assert other.look("b").takeover_seconds == LADDER.takeover, "a deposed leader can't resign"

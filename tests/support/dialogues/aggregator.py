@@ -1,4 +1,4 @@
-"""Talks to an aggregator's core, and writes what it does as one short line an effect."""
+"""Dialogues with an aggregator's core, which show each effect as one short line."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ FINGERPRINT = {"backend": "emulator", "blas": "SkylakeX"}
 
 
 def layout_of(chunks: int) -> Layout:
-    """A layout of that many chunks."""
+    """Return a layout with that many chunks."""
     return Layout.build([("weight", (chunks * CHUNK_ELEMENTS - 5,), True, "weight", False)])
 
 
 def span(first: int, count: int) -> str:
-    """Micro-batches or batches, as people read them."""
+    """Return a range of micro-batches or batches as text."""
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def chunks_of(ranges: Iterable[pb.Range]) -> str:
-    """Chunk indices."""
+    """Return chunk indices as text."""
     return " ".join(f"#{chunk}" for chunk in from_ranges(ranges, 1 << 20))
 
 
 class Dialogue:
-    """An aggregator's core and everything that was said to it.
+    """An aggregator's core and the messages to and from it.
 
     Attributes:
-        core: under test.
-        now: the virtual time, in seconds.
-        leases: the newest lease of each session.
-        saved: the jobs as they were last saved.
-        notes: what people were told.
+        core: The core under test.
+        now: The virtual time, in seconds.
+        leases: The newest lease of each session.
+        saved: The jobs as they were last saved.
+        notes: The lines that were published to users.
     """
 
     def __init__(self, *, epoch: int = 3, chunks: int = 1, records: Iterable[Record] = ()) -> None:
@@ -61,7 +61,7 @@ class Dialogue:
         return Clock(self.now, 1e9 + self.now)
 
     def give(self, event: ev.Input) -> list[str]:
-        """Any input; returns the effects as lines, but for what is only for people's eyes."""
+        """Give the core an input; return its effects as lines, without notes."""
         lines = []
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
@@ -78,7 +78,7 @@ class Dialogue:
         return lines
 
     def line(self, effect: ev.Effect) -> str:
-        """An effect on one line; empty for notes."""
+        """Return an effect as one line; empty for notes."""
         match effect:
             case ev.ToWorker():
                 return f"{effect.session} <- {self._order(effect.body)}"
@@ -128,18 +128,18 @@ class Dialogue:
     # ---- people ----
 
     def submit(self, job: str = "a", **plan: Any) -> list[str]:
-        """A job, of 4 steps of 4 micro-batches unless the plan says otherwise."""
+        """Submit a job, by default with 4 steps of 4 micro-batches."""
         self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
         return self.give(ev.Submitted(Job(id=job, name=job), "{}", self.plans[job]))
 
     def job(self, job: str = "a") -> Job:
-        """The job's record."""
+        """Return the job's record."""
         return self.core.records[job].job
 
     # ---- workers ----
 
     def hello(self, session: int, name: str = "", **fields: Any) -> list[str]:
-        """A worker's first words."""
+        """Connect a worker with its Hello."""
         words = {
             "protocol": PROTOCOL_VERSION,
             "role": "worker",
@@ -151,7 +151,7 @@ class Dialogue:
         return self.give(ev.WorkerConnected(session, pb.Hello(**words)))
 
     def says(self, session: int, body: Any, epoch: int | None = None) -> list[str]:
-        """A worker's control message."""
+        """Give the core a worker's control message."""
         return self.give(ev.FromWorker(session, self.core.epoch if epoch is None else epoch, body))
 
     def ready(
@@ -163,7 +163,7 @@ class Dialogue:
         layout: Layout | None = None,
         **fingerprint: str,
     ) -> list[str]:
-        """A worker has built the job."""
+        """Report that a worker has built the job."""
         body = pb.Ready(
             job=job,
             layout_hash=(layout or self.layout).hash,
@@ -178,13 +178,13 @@ class Dialogue:
         return self.says(session, body)
 
     def joins(self, session: int, holds: tuple[int, int] | None = None, job: str = "a") -> list[str]:
-        """A worker from its first words until it has built the job."""
+        """Connect a worker and report that it has built the job."""
         self.hello(session)
         self.give(ev.DataStreamOpened(session))
         return self.ready(session, holds=holds, job=job)
 
     def weights_loaded(self, session: int, generation: int, step: int, job: str = "a") -> list[str]:
-        """A worker has the weights of a version."""
+        """Report that a worker has the weights of a version."""
         return self.says(session, pb.WeightsLoaded(job=job, generation=generation, step=step))
 
     def computed(
@@ -195,13 +195,13 @@ class Dialogue:
         lease: int = 0,
         checksums: Mapping[int, int] | None = None,
     ) -> list[str]:
-        """A worker has computed its newest lease, or another, and tells checksums by micro-batch."""
+        """Report that a worker has computed its newest lease, or another, with checksums by micro-batch."""
         told = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
         lease = lease or self.leases[session]
         return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=told))
 
     def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
-        """A worker has evaluated its newest lease: (index, mean loss) of batches of 2 tokens."""
+        """Report a worker's evaluated lease, as (index, mean loss) of batches of 2 tokens."""
         batches = [pb.BatchLoss(index=index, sum=2 * loss, tokens=2) for index, loss in losses]
         body = pb.Evaluated(
             job="a", generation=generation, step=step, lease=self.leases[session], losses=batches
@@ -220,7 +220,7 @@ class Dialogue:
         in_place: bool = False,
         non_finite: Iterable[NonFinite] = (),
     ) -> list[str]:
-        """A chunk of a worker's newest lease, or of another."""
+        """Give the core a chunk of a worker's newest lease, or of another."""
         header = ChunkHeader(
             job="a",
             epoch=self.core.epoch,
@@ -235,7 +235,7 @@ class Dialogue:
         return self.give(ev.ChunkArrived(session, header, in_place))
 
     def initial(self, session: int, index: int) -> list[str]:
-        """A chunk of initial weights."""
+        """Give the core a chunk of initial weights."""
         header = ChunkHeader(
             job="a", epoch=self.core.epoch, lease=self.leases[session], kind=INITIAL_WEIGHTS, index=index
         )
@@ -244,7 +244,7 @@ class Dialogue:
     # ---- the optimizer ----
 
     def optimizer(self) -> list[str]:
-        """The link to the optimizer comes up."""
+        """Connect the optimizer."""
         return self.give(ev.OptimizerConnected("opt"))
 
     def stands(
@@ -256,7 +256,7 @@ class Dialogue:
         state: Any = pb.OptimizerStatus.TRAINING,
         job: str = "a",
     ) -> list[str]:
-        """The optimizer says where it stands; all chunks are missing unless said otherwise."""
+        """Report the optimizer's status; by default it lacks all chunks."""
         lacking = range(self.layout.chunks) if missing is None else missing
         optimizer_status = pb.OptimizerStatus(
             job=job,
@@ -269,7 +269,7 @@ class Dialogue:
         return self.give(ev.FromOptimizer(optimizer_status))
 
     def commits(self, generation: int, step: int, applied: bool = True) -> list[str]:
-        """The optimizer decides a step."""
+        """Report that the optimizer has decided a step."""
         return self.give(
             ev.FromOptimizer(
                 pb.Commit(job="a", generation=generation, step=step, applied=applied, grad_norm=1.0)
@@ -277,14 +277,14 @@ class Dialogue:
         )
 
     def checkpoint(self, generation: int, step: int, job: str = "a") -> list[str]:
-        """The optimizer has written a checkpoint."""
+        """Report that the optimizer has written a checkpoint."""
         written = pb.CheckpointWritten(
             job=job, generation=generation, step=step, path=f"{job}/{step}", model_sha256=f"sha{step}"
         )
         return self.give(ev.FromOptimizer(written))
 
     def weights(self, generation: int, step: int, *indices: int) -> list[str]:
-        """Chunks of new weights arrive."""
+        """Give the core chunks of new weights."""
         lines = []
         for index in indices:
             header = ChunkHeader(
@@ -294,16 +294,16 @@ class Dialogue:
         return lines
 
     def sent_weights(self, session: int) -> list[str]:
-        """All that a worker may be sent now."""
+        """Return all chunks that a worker may be sent now."""
         lines = []
         while (header := self.core.next_weights(session)) is not None:
             lines.append(f"{header.generation}.{header.step} #{header.index}")
         return lines
 
     def later(self, seconds: float, *alive: int) -> list[str]:
-        """Time goes by until the aggregator looks again; meanwhile these workers' heartbeats came.
+        """Let time pass until the next tick, with heartbeats from these workers.
 
-        Beyond a heartbeat that is, for the second look and later ones, time in which it was stopped itself.
+        From the second tick on, more than a heartbeat counts as time in which the aggregator was stopped.
         """
         self.now += seconds
         lines = []
@@ -312,13 +312,13 @@ class Dialogue:
         return lines + self.give(ev.Ticked())
 
     def goes_by(self, seconds: float, *alive: int) -> list[str]:
-        """Time goes by, and the aggregator looks often enough."""
+        """Let time pass in steps shorter than a heartbeat."""
         whole, rest = divmod(seconds, 2.5)
         return [line for each in [2.5] * int(whole) + [rest] for line in self.later(each, *alive)]
 
 
 def training(*workers: int, generation: int = 1, step: int = 0, chunks: int = 1, **plan: Any) -> Dialogue:
-    """A cluster in the middle of a job: these workers hold the weights and have leases."""
+    """Return a cluster in the middle of a job, whose workers have the weights and leases."""
     dialogue = Dialogue(chunks=chunks)
     dialogue.submit(**plan)
     dialogue.optimizer()

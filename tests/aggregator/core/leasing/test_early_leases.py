@@ -1,4 +1,4 @@
-"""Leases are granted as soon as the weights they need are on their way, to workers that had all of older ones."""
+"""Tests of early leases: workers that had all older weights get leases while the new weights are still being sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.dialogues.aggregator import Dialogue, training
 
 
 def committed(*workers: int, chunks: int = 2) -> Dialogue:
-    """A cluster whose step 0 has just been committed; nothing of the new weights is there yet."""
+    """Return a cluster whose step 0 is committed and whose new weights have not arrived yet."""
     talk = training(*workers, chunks=chunks)
     for session in workers:
         talk.computed(session)
@@ -29,7 +29,7 @@ def test_a_newcomer_is_leased_work_when_it_holds_all_weights() -> None:
 def test_what_a_lost_worker_leaves_goes_to_those_that_hold_all_weights() -> None:
     talk = committed(1, 2)
     talk.weights(1, 1, 0)
-    assert talk.give(ev.WorkerLost(1, "gone")) == [], "nobody is idle with all weights"
+    assert talk.give(ev.WorkerLost(1, "gone")) == [], "no idle worker has all weights"
     talk.weights(1, 1, 1)
     assert talk.weights_loaded(2, 1, 1) == [], "it has work of its own to do first"
     assert talk.computed(2) == ["2 <- window 2", "2 <- train 0-1 of 1.1"]
@@ -43,10 +43,10 @@ def test_a_worker_that_gets_its_weights_too_slowly_stalls() -> None:
     assert talk.later(STANDARD_TIMEOUTS.stall - 1, 1, 2) == []
     assert talk.later(2.0, 1, 2) == ["2 <- revoke", "1 <- window 2", "1 <- train 2-3 of 1.1"]
     talk.weights_loaded(2, 1, 1)
-    assert talk.core.status(talk.now).workers[1].state == "ready", "it was heard of again"
+    assert talk.core.status(talk.now).workers[1].state == "ready", "it reported work again"
 
 
-def test_nobody_is_relieved_while_all_wait_for_weights() -> None:
+def test_no_lease_is_revoked_while_all_wait_for_weights() -> None:
     talk = committed(1, 2)
     assert talk.later(STANDARD_TIMEOUTS.stall + 1, 1, 2) == [], "the optimizer may be away for long"
 

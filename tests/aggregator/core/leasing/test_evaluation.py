@@ -1,4 +1,4 @@
-"""Held-out batches are leased once each, and summed in index order whoever evaluated them."""
+"""Tests of evaluations: each held-out batch is leased once, and losses are summed in index order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def results(first: int, count: int) -> list[BatchLoss]:
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
-def test_the_loss_does_not_hang_on_who_evaluates_when(batches: int, story: list[tuple[int, bool]]) -> None:
+def test_the_loss_is_the_same_for_any_order_of_leases(batches: int, story: list[tuple[int, bool]]) -> None:
     evaluation = Evaluation(batches)
     told = results(0, batches)
     everybody = [(session, True) for _ in range(batches) for session in range(4)]

@@ -1,4 +1,4 @@
-"""Work that fails on one worker is its own affair, what fails on two the job's."""
+"""Tests of failed leases: a failure on one worker is the worker's fault, on two workers the job's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def work(first: int, count: int, step: int = 5, phase: JobPhase = JobPhase.TRAIN
     return LeasedWork(phase, Version(1, step), range(first, first + count))
 
 
-def test_two_workers_that_fail_the_same_are_named_with_what_they_say() -> None:
+def test_work_that_fails_on_two_workers_names_both_reasons() -> None:
     failures = LeaseFailures()
     assert failures.add("w1", work(0, 4), "index 70000") is None
     assert failures.add("w1", work(0, 2), "index 70000") is None, "the same worker again"
@@ -41,7 +41,7 @@ def test_other_work_is_another_matter(other: LeasedWork) -> None:
     assert failures.add("w2", other, "out of memory") is None
 
 
-def test_what_somebody_could_do_was_the_workers_fault() -> None:
+def test_work_that_succeeds_elsewhere_clears_its_failures() -> None:
     failures = LeaseFailures()
     failures.add("w1", work(0, 4), "out of memory")
     failures.add("w1", work(4, 2), "out of memory")
@@ -52,7 +52,7 @@ def test_what_somebody_could_do_was_the_workers_fault() -> None:
     )
 
 
-def test_a_phase_says_what_could_not_be_done() -> None:
+def test_failed_work_is_described_by_its_phase() -> None:
     assert str(work(3, 1, phase=JobPhase.EVALUATE)) == "batch 3 of step 5"
     assert str(LeasedWork(JobPhase.INITIALISE, None, range(1))) == "making the initial weights"
 

@@ -1,4 +1,4 @@
-"""Plans cover what is to be computed, once; everybody is used; the faster get more."""
+"""Tests of plans: they cover all work once, use every worker, and give faster workers more."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_orphans_stay_within_their_nodes() -> None:
     assert all(any(orphan.contains(node) for orphan in orphans) for node in owners)
 
 
-def test_who_has_other_work_to_do_first_gets_less() -> None:
+def test_busy_workers_get_less() -> None:
     owners = plan([Node(0, 8)], {1: 1.0, 2: 1.0}, {2: 4.0})
     load = {worker: sum(node.count for node in owners if owners[node] == worker) for worker in (1, 2)}
     assert load == {1: 6, 2: 2}

@@ -1,4 +1,4 @@
-"""Dialogues on which workers may run a job. Each line is one effect of the core; sessions are 1, 2, 3."""
+"""Dialogues about which workers may run a job. Each line is one effect of the core; sessions are 1, 2, 3."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_fingerprint_that_differs_is_welcome_if_the_job_is_not_exact() -> None
     )
 
 
-def test_different_chips_are_told_apart() -> None:
+def test_different_chips_are_refused() -> None:
     talk = Dialogue()
     talk.submit()
     talk.optimizer()
@@ -54,13 +54,13 @@ def test_a_worker_whose_mesh_cannot_be_opened_is_shown_and_waited_for() -> None:
     assert talk.notes[-1] == "worker w2 is unfit and tries again: chips busy"
     told = len(talk.notes)
     talk.says(2, pb.Failure(job="a", reason="chips busy", retries=True))
-    assert len(talk.notes) == told, "said once"
+    assert len(talk.notes) == told, "published once"
     talk.ready(2)
     member = talk.core.status(talk.now).workers[1]
     assert (member.state, member.detail) == ("ready", "")
 
 
-def test_a_job_waits_long_for_meshes_and_then_says_what_for() -> None:
+def test_a_job_with_unfit_workers_alone_fails_after_the_unfit_timeout() -> None:
     talk = Dialogue()
     talk.submit()
     talk.optimizer()
@@ -95,7 +95,7 @@ def test_another_layout_is_refused() -> None:
     assert "model's layout hash" in line and "give all hosts the same version of Tiermesh" in line
 
 
-def test_a_job_that_nobody_can_run_fails_with_everybodys_reason() -> None:
+def test_a_job_no_worker_can_run_fails_with_every_reason() -> None:
     talk = Dialogue()
     talk.submit()
     talk.optimizer()
@@ -120,7 +120,7 @@ def test_a_refused_worker_does_not_fail_a_job_that_others_run() -> None:
     assert "w2 (fingerprint differs" in talk.core.describe_wait(talk.now)
     talk.hello(3, "w1")
     assert talk.says(3, pb.Failure(job="a", reason="broken"))[-1] == "drop all"
-    assert talk.job().state == FAILED, "now there is nobody left who could"
+    assert talk.job().state == FAILED, "no worker is left that could"
 
 
 def test_after_a_restart_a_refused_worker_may_come_first() -> None:

@@ -1,4 +1,4 @@
-"""What is known of a worker's speed, and that no worker is passed over for ever because of one bad measurement."""
+"""Tests of measured speeds, and that one bad measurement does not exclude a worker for good."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def member(session: int, speed: float = 0.0) -> Member:
     return Member(session, f"worker-{session}", f"incarnation-{session}", 0.0, speed=speed)
 
 
-def test_speed_follows_what_is_measured() -> None:
+def test_speed_follows_the_measurements() -> None:
     worker = member(1)
     worker.record_lease(4, 2.0)
     assert worker.speed == 2.0

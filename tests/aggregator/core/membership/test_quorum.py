@@ -1,4 +1,4 @@
-"""Dialogues on `min_workers`, and on leases that fail. Each line is one effect of the core; sessions are 1, 2, 3."""
+"""Dialogues about `min_workers` and failed leases. Each line is one effect of the core; sessions are 1, 2, 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_job_begins_when_as_many_workers_are_there_as_it_wants() -> None:
     assert talk.notes[-1] == "goes on with 2 workers, after 0 s"
 
 
-def test_below_the_number_what_runs_goes_on_and_nothing_new_is_granted() -> None:
+def test_below_the_quorum_running_leases_continue_without_new_ones() -> None:
     talk = training(1, 2, min_workers=2)
     lost = talk.give(ev.WorkerLost(2, "gone"))
     assert not any("train" in line for line in lost)
@@ -37,7 +37,7 @@ def test_below_the_number_what_runs_goes_on_and_nothing_new_is_granted() -> None
     assert talk.computed(1) == [], "idle, but nothing is granted"
     assert "forward #0" not in talk.chunk(1, 1, 0, 0)
     assert talk.later(5.0, 1) == []
-    assert len(talk.notes) == told, "said once"
+    assert len(talk.notes) == told, "published once"
     waiting = talk.core.status(talk.now).waiting
     assert waiting == (
         "workers: 1 of the 2 that the job wants (min_workers) are there; missing: w2 (gone); for 5 s"
@@ -121,7 +121,7 @@ def test_a_job_whose_only_worker_fails_for_good_fails_with_its_reason() -> None:
     )
 
 
-def test_a_failure_in_a_lease_that_is_nobodys_any_more_counts_for_nothing() -> None:
+def test_a_failure_of_a_void_lease_is_ignored() -> None:
     talk = training(1, 2)
     assert talk.says(1, pb.Failure(job="a", lease=talk.leases[2], reason="not mine")) == []
     assert talk.says(1, pb.Failure(job="a", lease=77, reason="unknown")) == []

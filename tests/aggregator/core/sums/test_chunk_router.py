@@ -1,4 +1,4 @@
-"""Chunks leave the aggregator in the type of their kind: finished sums in float32, weights as the job says."""
+"""Tests of the types that chunks are sent in: float32 for finished sums, the job's wire type for weights."""
 
 from __future__ import annotations
 

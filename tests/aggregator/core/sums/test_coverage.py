@@ -1,4 +1,4 @@
-"""However a step's nodes arrive, every chunk reaches the root once, along the tree."""
+"""Tests of coverage: in any order of arrival, every chunk reaches the root exactly once, along the tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from services.tensors.reduction_tree import Node, children
 
 @st.composite
 def covers(draw: st.DrawFn, node: Node) -> list[Node]:
-    """Nodes of the tree that cover `node` and don't overlap."""
+    """Return nodes of the tree that cover `node` and don't overlap."""
     if node.is_leaf or draw(st.booleans()):
         return [node]
     left, right = children(node)
@@ -20,7 +20,7 @@ def covers(draw: st.DrawFn, node: Node) -> list[Node]:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> tuple[Node, list[Node]]:
-    """A root, and arrivals: several covering sets, shuffled, so with repetitions and nodes within others."""
+    """Return a root and shuffled arrivals from several covers, with repetitions and nested nodes."""
     root = Node(0, draw(st.integers(1, 13)))
     nodes = [node for _ in range(draw(st.integers(1, 3))) for node in draw(covers(root))]
     return root, draw(st.permutations(nodes + draw(st.lists(st.sampled_from(nodes), max_size=5))))
@@ -111,7 +111,7 @@ def test_a_gate_holds_back_the_last_chunk_alone(
             finished.append(chunk)
     assert not coverage.complete
     assert len(finished) == chunks - 1
-    assert coverage.missing(root) == [], "nobody need send anything again"
+    assert coverage.missing(root) == [], "nothing must be sent again"
     (held_back,) = set(range(chunks)) - set(finished)
     assert coverage.open_gate() == held_back
     assert coverage.complete

@@ -1,4 +1,4 @@
-"""One step's sum: who computes what, the senders' window, the loss."""
+"""Tests of one step's sum: its assignments, the senders' window, the loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERSION = Version(1, 7)
 
 
 def lease_book(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum:
-    """A step that is shared out, with lease ids equal to positions plus 1."""
+    """Return a planned step whose lease ids are the positions of its assignments plus 1."""
     step_sum = StepSum(VERSION, micro_batches, chunks, 0.0)
     step_sum.distribute(dict.fromkeys(sessions, 1.0), 0.0)
     for lease, assignment in enumerate(step_sum.assignments, 1):
@@ -24,7 +24,7 @@ def lease_book(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum:
     return step_sum
 
 
-def test_the_whole_step_is_nobodys_at_first() -> None:
+def test_a_new_step_is_one_orphan() -> None:
     step_sum = StepSum(VERSION, 5, 1, 0.0)
     assert [each.node for each in step_sum.orphans()] == [Node(0, 5)]
     step_sum.distribute({}, 0.0)
@@ -54,7 +54,7 @@ def test_what_others_will_soon_be_free_for_is_left_to_them() -> None:
     assert [each.node for each in step_sum.of_session(2)] == [Node(4, 4), Node(10, 2)]
 
 
-def test_what_nobody_idle_would_finish_first_stays_whole() -> None:
+def test_an_orphan_for_busy_workers_alone_is_not_split() -> None:
     step_sum = lease_book(4, 1, 2)
     step_sum.abandon(1, 0.0)
     step_sum.distribute({2: 100.0, 3: 1e-3}, 0.0, {2: 0.02})
@@ -64,7 +64,7 @@ def test_what_nobody_idle_would_finish_first_stays_whole() -> None:
     ]
 
 
-def test_who_is_late_is_thought_to_take_as_long_again() -> None:
+def test_a_late_worker_is_expected_to_need_as_long_again() -> None:
     step_sum = lease_book(4, 1)
     assert [step_sum.busy_seconds(1, 2.0, now) for now in (0.0, 1.5, 2.0, 3.0, 12.0)] == [
         2.0,
@@ -146,7 +146,7 @@ def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
     assert step_sum.window_end == 12 + room * 4
 
 
-def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
+def test_a_window_stays_when_orphans_are_planned_again() -> None:
     step_sum = lease_book(2, 1, 2, chunks=40)
     for chunk in reversed(range(30, 40)):
         for assignment in step_sum.assignments:
@@ -158,7 +158,7 @@ def test_a_window_that_was_told_stays_when_work_is_shared_out_again() -> None:
     assert step_sum.window_end == told
 
 
-def test_a_window_begins_anew_with_what_is_sent_again() -> None:
+def test_a_window_restarts_with_reopened_chunks() -> None:
     step_sum = lease_book(2, 1, 2, chunks=40)
     for chunk in reversed(range(10, 40)):
         for assignment in step_sum.assignments:
@@ -206,4 +206,4 @@ def test_micro_batches_that_are_not_finite_are_named_in_their_order() -> None:
     )
     step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
     named = [(each.worker, each.micro_batch, each.parameter) for each in step_sum.non_finite]
-    assert named == [("a", 0, "w"), ("b", 3, "v")], "once each, and nobody speaks of others' micro-batches"
+    assert named == [("a", 0, "w"), ("b", 3, "v")], "once each, and only a worker's own micro-batches"

@@ -1,4 +1,4 @@
-"""Dialogues on micro-batches that are computed twice. Each line is one effect of the core; sessions are 1, 2, 3."""
+"""Dialogues about verification. Each line is one effect of the core; sessions are 1, 2, 3."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RIGHT, WRONG = 0x11, 0x22
 
 
 def checked(*workers: int, micro_batches: int | None = None, **plan: Any) -> Dialogue:
-    """Workers in the first step of a job all of whose micro-batches are checked, one each unless said otherwise."""
+    """Return workers in the first step of a job that checks every micro-batch, by default one per worker."""
     settings = {"micro_batches": micro_batches or len(workers), "verify_fraction": 1.0, "on_faulty": "go_on"}
     return training(*workers, **{**settings, **plan})
 
 
 def faulty_first(talk: Dialogue) -> list[str]:
-    """Worker 1 tells a wrong checksum of micro-batch 0, the others the right ones of theirs."""
+    """Report a wrong checksum of micro-batch 0 from worker 1, and right ones from the others."""
     leases = dict(talk.leases)
     lines = talk.computed(1, checksums={0: WRONG})
     for session in sorted(set(leases) - {1}):
@@ -79,7 +79,7 @@ def test_repeated_messages_are_no_second_opinions() -> None:
     )
 
 
-def test_a_checksum_that_nobody_asked_for_is_nobodys_business() -> None:
+def test_unrequested_checksums_are_ignored() -> None:
     talk = checked(1, 2)
     assert talk.computed(1, checksums={0: RIGHT, 1: WRONG, 9: WRONG}) == []
     assert talk.computed(2, checksums={1: RIGHT}) == ["2 <- verify 0 of 1.0", "1 <- verify 1 of 1.0"]
@@ -92,7 +92,7 @@ def test_a_checksum_that_nobody_asked_for_is_nobodys_business() -> None:
 # ---- somebody lies ----
 
 
-def test_a_third_worker_decides_who_lies_and_the_step_starts_over() -> None:
+def test_a_third_worker_decides_which_one_is_faulty_and_the_step_starts_over() -> None:
     talk = checked(1, 2, 3)
     assert faulty_first(talk) == ["2 <- verify 0 of 1.0", "1 <- verify 1 of 1.0"]
     assert talk.computed(2, checksums={0: RIGHT}) == ["3 <- verify 0 of 1.0", "2 <- verify 2 of 1.0"]
@@ -108,7 +108,7 @@ def test_a_third_worker_decides_who_lies_and_the_step_starts_over() -> None:
         f"1 <- leave: {reason}",
         "optimizer <- StartOver",
     ]
-    assert talk.chunk(2, 1, 0, 0) == [], "nothing of this step counts any more"
+    assert talk.chunk(2, 1, 0, 0) == [], "the sum of this step is void"
     assert talk.core.describe_wait(talk.now) == "the optimizer to start step 0 over"
     talk.goes_by(1.0, 2, 3)
     assert [(each.role, each.what) for each in talk.core.status(talk.now).waits] == [
@@ -140,7 +140,7 @@ def test_of_two_workers_the_one_that_contradicts_itself(again: int, outcome: str
         assert lines[1:] == ["forward #0"], "the job goes on"
 
 
-def test_one_alone_is_held_against_itself_and_a_job_without_workers_fails() -> None:
+def test_a_single_worker_is_checked_against_itself_and_a_job_without_workers_fails() -> None:
     talk = checked(1)
     talk.computed(1, checksums={0: RIGHT})
     lines = talk.computed(1, checksums={0: WRONG})
@@ -152,7 +152,7 @@ def test_one_alone_is_held_against_itself_and_a_job_without_workers_fails() -> N
     )
 
 
-def test_who_was_found_faulty_is_turned_away_by_name_after_any_restart() -> None:
+def test_a_faulty_worker_is_refused_by_name_after_any_restart() -> None:
     before = checked(1, 2, 3)
     faulty_first(before)
     before.computed(2, checksums={0: RIGHT})
@@ -168,7 +168,7 @@ def test_who_was_found_faulty_is_turned_away_by_name_after_any_restart() -> None
     assert talk.job().state == RUNNING
 
 
-def test_the_optimizer_is_told_again_to_start_over_until_it_has() -> None:
+def test_start_over_is_repeated_until_the_optimizer_has_done_it() -> None:
     talk = checked(1, 2, 3)
     faulty_first(talk)
     talk.computed(2, checksums={0: RIGHT})
@@ -203,13 +203,13 @@ def test_all_that_was_passed_on_by_another_aggregator_had_been_checked() -> None
 
 
 def opened(effects: list[ev.Effect]) -> list[pb.Open]:
-    """What the optimizer is told to open."""
+    """Return the Open messages to the optimizer."""
     said = [each.body for each in effects if isinstance(each, ev.ToOptimizer)]
     return [body for body in said if isinstance(body, pb.Open)]
 
 
 def sound_step(talk: Dialogue, step: int, *, told: bool = True) -> None:
-    """A step of three workers whose checks pass, or whose checkers do not tell what they found."""
+    """Run a step of three workers whose checks pass, or whose checkers send no checksums."""
     for session in (1, 2, 3):
         talk.computed(session, checksums={session - 1: RIGHT})
     for session, checks in ((2, 0), (1, 1), (3, 2)):
@@ -221,7 +221,7 @@ def sound_step(talk: Dialogue, step: int, *, told: bool = True) -> None:
 
 
 def convicts_first(talk: Dialogue) -> pb.Open:
-    """The two others contradict worker 1; what the optimizer is told to open then."""
+    """Have two workers contradict worker 1, and return the Open messages that follow."""
     faulty_first(talk)
     talk.computed(2, checksums={0: RIGHT})
     computed = pb.Computed(job="a", lease=talk.leases[3], checksums=[pb.Checksum(crc32c=RIGHT)])
@@ -229,7 +229,7 @@ def convicts_first(talk: Dialogue) -> pb.Open:
     return order
 
 
-def test_a_job_goes_back_to_a_checkpoint_that_the_liar_had_no_part_in() -> None:
+def test_a_job_goes_back_to_a_checkpoint_without_faulty_gradients() -> None:
     talk = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
     sound_step(talk, 4)
     sound_step(talk, 5, told=False)
@@ -255,7 +255,7 @@ def test_steps_that_are_made_once_more_are_not_trusted_for_what_was_right_the_fi
     assert list(convicts_first(talk).void) == [pb.Void(generation=2, step=3)], "not 4: that was before"
 
 
-def test_another_aggregator_knows_what_is_trusted() -> None:
+def test_the_next_aggregator_knows_the_trusted_steps() -> None:
     before = checked(1, 2, 3, step=4, steps=9, on_faulty="go_back")
     sound_step(before, 4)
     sound_step(before, 5, told=False)
@@ -268,7 +268,7 @@ def test_another_aggregator_knows_what_is_trusted() -> None:
     assert list(convicts_first(talk).void) == [pb.Void(generation=1, step=4)], "not 6, where it found them"
 
 
-def test_whoever_opens_the_job_from_then_on_says_what_is_void() -> None:
+def test_every_later_open_names_the_void_checkpoints() -> None:
     before = checked(1, 2, 3, on_faulty="go_back")
     faulty_first(before)
     before.computed(2, checksums={0: RIGHT})
@@ -301,7 +301,7 @@ def test_a_check_that_a_worker_cannot_do_goes_to_another() -> None:
     assert "worker w2 could not check micro-batch 0 of step 1: out of memory" in talk.notes
 
 
-def test_a_check_that_takes_too_long_is_taken_back_and_with_nobody_left_let_go() -> None:
+def test_a_late_check_is_revoked_and_then_abandoned() -> None:
     talk = checked(1, 2)
     for session in (1, 2):
         talk.chunk(session, 1, 0, 0)
@@ -316,7 +316,7 @@ def test_a_check_that_takes_too_long_is_taken_back_and_with_nobody_left_let_go()
     assert "no worker is left" in talk.notes[-1]
 
 
-def test_a_worker_that_dies_before_it_told_its_checksum_is_not_waited_for() -> None:
+def test_a_worker_that_dies_before_its_checksum_is_not_waited_for() -> None:
     talk = checked(1, 2)
     for session in (1, 2):
         talk.chunk(session, 1, 0, 0)
@@ -344,7 +344,7 @@ def test_a_worker_whose_mesh_never_holds_the_weights_is_not_waited_for_long() ->
     assert talk.goes_by(STANDARD_TIMEOUTS.deaf + 1, 1, 2) == ["1 <- verify 0 of 1.1"]
 
 
-def test_with_nobody_there_a_check_waits_for_whoever_comes() -> None:
+def test_without_workers_a_check_waits_for_the_next_one() -> None:
     talk = checked(1)
     talk.chunk(1, 1, 0, 0)
     talk.computed(1, checksums={0: RIGHT})

@@ -1,4 +1,4 @@
-"""What is checked, what checksums say, and whom to ask next: for any job, any opinions, any workers."""
+"""Tests of the sample of checked micro-batches, of verdicts on checksums, and of which worker to ask next."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_larger_fraction_checks_the_same_and_more(
     assert larger_step[: len(sample)] == sample, "a step of another size checks the same micro-batches"
 
 
-def test_the_sample_is_as_large_as_was_asked_for_and_hangs_on_job_and_step() -> None:
+def test_the_sample_has_the_wanted_size_and_depends_on_job_and_step() -> None:
     counts = [len(sample_micro_batches("job", step, 8, 0.1)) for step in range(1000)]
     assert 600 < sum(counts) < 1000
     assert len(set(counts)) > 2
@@ -50,7 +50,7 @@ def test_the_sample_is_as_large_as_was_asked_for_and_hangs_on_job_and_step() -> 
 
 
 @given(OPINIONS)
-def test_nobody_is_convicted_by_what_all_agree_on_and_never_all_that_are_steady(
+def test_agreeing_or_all_steady_workers_are_never_found_faulty(
     opinions: list[Opinion],
 ) -> None:
     guilty = find_faulty(opinions)
@@ -65,7 +65,7 @@ def test_nobody_is_convicted_by_what_all_agree_on_and_never_all_that_are_steady(
 
 
 @given(st.sets(WORKERS, min_size=2), WORKERS, st.data())
-def test_one_that_lies_among_three_or_more_is_convicted_alone(
+def test_one_wrong_worker_among_three_is_found_faulty_alone(
     honest: set[str], liar: str, data: st.DataObject
 ) -> None:
     honest.discard(liar)
@@ -75,14 +75,14 @@ def test_one_that_lies_among_three_or_more_is_convicted_alone(
     assert find_faulty(data.draw(st.permutations(opinions))) == {liar}
 
 
-def test_who_contradicts_itself_is_faulty_whatever_others_say() -> None:
+def test_a_worker_that_contradicts_itself_is_faulty() -> None:
     assert find_faulty([Opinion("a", 1, 7), Opinion("a", 2, 8)]) == {"a"}
     assert find_faulty([Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 7)]) == {
         "b"
     }
 
 
-def test_two_that_stand_by_what_they_said_are_not_judged() -> None:
+def test_two_steady_workers_that_differ_are_not_judged() -> None:
     stubborn = [Opinion("a", 1, 7), Opinion("b", 2, 8), Opinion("a", 3, 7), Opinion("b", 4, 8)]
     assert find_faulty(stubborn) == set()
     assert find_faulty([*stubborn, Opinion("c", 5, 8)]) == {"a"}, "a third one decides"
