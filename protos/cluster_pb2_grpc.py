@@ -53,14 +53,14 @@ class ClusterServicer:
     """
 
     def Attend(self, request_iterator, context):
-        """membership, leases, heartbeats; open as long as the worker lives
+        """membership, leases and heartbeats; open while the worker lives
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """gradients up, weights down
+        """gradients to the aggregator, weights to the worker
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,20 +178,22 @@ class OptimizerServicer:
     """
 
     def Attend(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """commands, reports and heartbeats
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Exchange(self, request_iterator, context):
-        """summed gradients up, new weights down
+        """gradient sums to the optimizer, new weights back
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadCheckpoint(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """files of a checkpoint
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class JobsStub:
-    """Missing associated documentation comment in .proto file."""
+    """Queue, progress and results of jobs.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -78,54 +79,61 @@ class JobsStub:
 
 
 class JobsServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Queue, progress and results of jobs.
+    """
 
     def Submit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """queues a job; answers after it is stored
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """lists all jobs
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Get(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """returns one job
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """cancels a queued or running job
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """first the state as it is, then each change; ends with the job
+        """sends the current state, then each change until the job ends
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Logs(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """sends the lines of the job's log
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request, context):
-        """a complete checkpoint, file by file
+        """sends a complete checkpoint, file by file
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """returns the state of the cluster
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -182,7 +190,8 @@ def add_JobsServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Jobs:
-    """Missing associated documentation comment in .proto file."""
+    """Queue, progress and results of jobs.
+    """
 
     @staticmethod
     def Submit(request,

@@ -57,21 +57,21 @@ class ShardServicer:
     """
 
     def Attend(self, request_iterator, context):
-        """open as long as the shard is one of this aggregator
+        """orders and reports; open while the shard belongs to this aggregator
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadPart(self, request, context):
-        """a copy for a checkpoint
+        """sends the copy for a checkpoint
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WritePart(self, request_iterator, context):
-        """what a checkpoint holds of the shard's chunks
+        """takes the shard's chunks from a checkpoint
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

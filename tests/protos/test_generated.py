@@ -1,4 +1,4 @@
-"""The generated modules are those of the .proto files beside them (`make protos` renews them)."""
+"""The generated modules match the .proto files; `make protos` regenerates them."""
 
 from __future__ import annotations
 
