@@ -1,4 +1,4 @@
-"""Between the flat weights of a layout and the tensors of `model.safetensors`."""
+"""Conversion between the flat weights of a layout and the tensors of `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from services.tensors.layout import Entry, Layout
 
 
 def export_shape(entry: Entry) -> tuple[int, ...]:
-    """Shape of the entry's tensor in `model.safetensors`."""
+    """Return the shape of an entry's tensor in `model.safetensors`."""
     return entry.shape[::-1] if entry.export_transpose else entry.shape
 
 
 def export_tensors(
     layout: Layout, weights: Float32Array, constants: Mapping[str, Float32Array]
 ) -> dict[str, Float32Array]:
-    """All tensors of `model.safetensors` by Hugging Face's names; those of the layout are views of the weights.
+    """Return all tensors of `model.safetensors`, by Hugging Face's names.
+
+    Args:
+        layout: layout of the weights.
+        weights: [elements] float32. The tensors of the layout are views of it.
+        constants: further tensors by name, as `read_constants` returns them.
 
     Raises:
         Refused: two tensors have the same name.
@@ -32,8 +37,8 @@ def export_tensors(
     for entry in layout.entries:
         if entry.export_name in tensors or entry.export_name in constants:
             raise Refused(
-                f"layout entry {entry.name}: export name {entry.export_name} is another tensor's already;"
-                " every tensor of model.safetensors needs a name of its own"
+                f"layout entry {entry.name}: export name {entry.export_name} is used twice;"
+                " each tensor of model.safetensors needs its own name"
             )
         values = weights[entry.offset : entry.stop].reshape(entry.shape)
         tensors[entry.export_name] = values.T if entry.export_transpose else values
@@ -41,7 +46,12 @@ def export_tensors(
 
 
 def import_tensor(entry: Entry, tensor: NDArray[np.generic], weights: Float32Array) -> None:
-    """Copy the entry's tensor of `model.safetensors` to its place in the weights.
+    """Copy an entry's tensor of `model.safetensors` to its range of the weights.
+
+    Args:
+        entry: the entry.
+        tensor: its tensor.
+        weights: [elements] float32, changed in place.
 
     Raises:
         Refused: the tensor's shape or dtype is not the entry's.
@@ -56,10 +66,13 @@ def import_tensor(entry: Entry, tensor: NDArray[np.generic], weights: Float32Arr
 
 
 def read_constants(files: Mapping[str, bytes]) -> dict[str, Float32Array]:
-    """The tensors of the worker's constants file by name, in the order of names; none if it gave none.
+    """Return the tensors of the worker's constants file by name, sorted; none if the worker sent no such file.
+
+    Args:
+        files: the worker's files by name.
 
     Raises:
-        Refused: the file is no safetensors file of float32 tensors.
+        Refused: the file is not a safetensors file of float32 tensors.
     """
     if CONSTANTS_FILE not in files:
         return {}
@@ -70,10 +83,10 @@ def read_constants(files: Mapping[str, bytes]) -> dict[str, Float32Array]:
         KeyError,
         TypeError,
         ValueError,
-    ) as error:  # of a dtype that numpy lacks, the others
+    ) as error:  # all but the first: a dtype that numpy lacks
         raise Refused(f"{CONSTANTS_FILE}: not a safetensors file of float32: {error}") from None
     for name, tensor in constants.items():
         if tensor.dtype != np.float32:
             raise Refused(f"{CONSTANTS_FILE}: {name} is {tensor.dtype}, expected float32")
-    # The library hands them out in another order each time; the model file's bytes must not hang on that.
+    # The library's order varies from call to call, and the model file's bytes must not depend on it.
     return dict(sorted(constants.items()))

@@ -1,10 +1,10 @@
-"""What a checkpoint's folder holds, and the records that describe it.
+"""Format of a checkpoint's folder, and the records that describe it.
 
 step-00000500/
     model.safetensors      the weights, float32, by Hugging Face's names and shapes
-    optimizer.safetensors  the update rule's state: flat arrays in the order of the layout, and counters
+    optimizer.safetensors  state of the update rule: flat arrays in the order of the layout, and counters
     state.json             job, generation, step, job config, layout, size and sha256 of every other file
-    config.json, tokenizer.json, ...   as the worker that initialised the job gave them
+    config.json, tokenizer.json, ...   files from the worker that initialised the job
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 CONSTANTS_FILE = "constants.safetensors"
-"""A file that a worker may give: tensors that `model.safetensors` holds beside the weights, because Hugging Face's
-model has them and ours has not (the zero biases of a GPT-2 without biases, fixed positions)."""
+"""Optional file from the worker with tensors that Hugging Face's model has and ours has not.
+
+They are added to `model.safetensors`. Examples are the zero biases of a GPT-2 without biases, and fixed positions.
+"""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 _OWN_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -39,11 +41,11 @@ _OWN_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint that has been written.
+    """Checkpoint that has been written.
 
     Attributes:
-        path: its folder.
-        model_sha256: of its `model.safetensors`.
+        path: folder of the checkpoint.
+        model_sha256: SHA-256 of its `model.safetensors`, in hexadecimal.
     """
 
     path: Path
@@ -52,19 +54,19 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read and verified.
+    """Checkpoint that has been read and verified.
 
     Attributes:
-        path: its folder.
+        path: folder of the checkpoint.
         job: id of the job.
-        generation: in which it was written.
-        step: updates that made the weights.
-        config_json: the complete job, canonical JSON.
-        layout: of the weights.
-        weights: [elements] float32.
-        optimizer_state: of the update rule, by name; empty if it was not asked for.
-        files: the worker's files, by name.
-        model_sha256: of `model.safetensors`.
+        generation: generation of the job in which it was written.
+        step: number of updates that the weights have had.
+        config_json: config of the whole job, canonical JSON.
+        layout: layout of the weights.
+        weights: the weights, [elements] float32.
+        optimizer_state: arrays of the update rule's state, by name; empty if they were not read.
+        files: contents of the worker's files, by name.
+        model_sha256: SHA-256 of `model.safetensors`, in hexadecimal.
     """
 
     path: Path
@@ -80,7 +82,7 @@ class Checkpoint:
 
 
 class FileRecord(BaseModel):
-    """Size and checksum of a file of a checkpoint."""
+    """Size and SHA-256 of a checkpoint's file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -89,7 +91,7 @@ class FileRecord(BaseModel):
 
 
 class State(BaseModel):
-    """What `state.json` says, but for the checksum over itself."""
+    """Content of `state.json`, except its own checksum."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -102,31 +104,35 @@ class State(BaseModel):
     files: dict[str, FileRecord]
 
     def dump(self) -> bytes:
-        """The bytes of `state.json`, with the checksum over everything else in it."""
+        """Return the bytes of `state.json`, which include a checksum of everything else in it."""
         values = self.model_dump(mode="json")
         return (json.dumps({**values, "sha256": _checksum(values)}, indent=2) + "\n").encode()
 
     @classmethod
     def load(cls, data: bytes) -> State:
-        """From what `dump` gave (ValueError for anything else, saying what is wrong)."""
+        """Parse the bytes of `state.json`.
+
+        Raises:
+            ValueError: the bytes are not what `dump` writes; says what is wrong.
+        """
         try:
             values = json.loads(data)
         except RecursionError:
-            raise ValueError("nested too deep") from None
+            raise ValueError("nested too deeply") from None
         if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("expected a JSON object")
         if values.get("format") != FORMAT_VERSION:
-            raise ValueError(f"format {values.get('format')}, this release reads {FORMAT_VERSION}")
+            raise ValueError(f"format {values.get('format')}, expected {FORMAT_VERSION}")
         if values.pop("sha256", None) != _checksum(values):
-            raise ValueError("its sha256 is not that of its content")
+            raise ValueError("sha256 is not that of the content")
         return cls.model_validate(values)
 
 
 def check_file_names(names: Iterable[str]) -> None:
-    """Hold names that came over the network to be those of a worker's files, inside the checkpoint's folder.
+    """Check names of a worker's files, which come from the network, so that no file lands outside the folder.
 
     Raises:
-        Refused: a name has a separator, starts with a dot, or is one that checkpoints use themselves.
+        Refused: a name has a separator, starts with a dot, or is that of a file which checkpoints write themselves.
     """
     for name in names:
         if not _PLAIN_NAME.fullmatch(name) or name in _OWN_FILES:
@@ -137,7 +143,7 @@ def check_file_names(names: Iterable[str]) -> None:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON without spaces, keys sorted: equal values give equal text."""
+    """Return JSON text without spaces and with sorted keys, so that equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

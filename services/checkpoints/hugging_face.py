@@ -1,6 +1,6 @@
-"""Folders as Hugging Face's tools write them: `config.json`, and the tensors of one or of several safetensors files.
+"""Model folders of Hugging Face's tools: `config.json`, and tensors in one or several safetensors files.
 
-A checkpoint of ours is such a folder too. Opening one reads the headers alone; a tensor is mapped when it is asked for.
+Our checkpoints are such folders too. Opening one reads only the headers. A tensor is mapped when it is read.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TOKENIZER_FILE = "tokenizer.json"
 INDEX_FILE = f"{MODEL_FILE}.index.json"
 
 WEIGHT_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""Safetensors' names of dtypes that weights have, and what their bytes are read as."""
+"""Dtypes that weights may have, by their safetensors names, and the numpy dtypes that their bytes are read as."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _LARGEST_JSON_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies.
+    """Location of a tensor in a file.
 
     Attributes:
-        file: that has it.
-        dtype: as safetensors names it: F32, F16, BF16, or another that can't be read as weights.
-        shape: of the tensor.
-        offset: of its first byte in the file.
+        file: safetensors file that has the tensor.
+        dtype: safetensors name of its dtype. Only those in `WEIGHT_DTYPES` can be read.
+        shape: shape of the tensor.
+        offset: position of its first byte in the file.
     """
 
     file: Path
@@ -49,13 +49,13 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class HuggingFaceFolder:
-    """A model's folder, opened.
+    """Opened folder of a model.
 
     Attributes:
-        path: of the folder.
-        config: what `config.json` says.
-        tensors: by name.
-        files: names of the files that config and tensors come from, in order.
+        path: path of the folder.
+        config: content of `config.json`.
+        tensors: locations of the tensors, by name.
+        files: names of the files with config and tensors, in the order read.
     """
 
     path: Path
@@ -64,36 +64,36 @@ class HuggingFaceFolder:
     files: tuple[str, ...]
 
     def read(self, name: str) -> Float32Array:
-        """A tensor as float32: a read-only view of the file if it has float32, else a copy.
+        """Return a tensor as float32: a read-only view of the file if it is stored as float32, else a copy.
 
         Raises:
-            Refused: there is no such tensor, or its dtype is not one of weights.
+            Refused: there is no such tensor, or its dtype is not in `WEIGHT_DTYPES`.
         """
         stored = self.tensors.get(name)
         if stored is None:
-            raise Refused(f"{self.path}: no tensor {name}")
+            raise Refused(f"{self.path}: no tensor {name}; expected one of its {len(self.tensors)} tensors")
         if stored.dtype not in WEIGHT_DTYPES:
             raise Refused(
                 f"{stored.file}: {name} has dtype {stored.dtype}, expected one of {', '.join(WEIGHT_DTYPES)}; "
-                "convert it"
+                "convert the tensor"
             )
         dtype = np.dtype(WEIGHT_DTYPES[stored.dtype])
-        if math.prod(stored.shape) == 0:  # nothing to map
+        if math.prod(stored.shape) == 0:  # an empty range can't be mapped
             return np.empty(stored.shape, np.float32)
         raw = np.memmap(stored.file, dtype, "r", stored.offset, stored.shape)
-        if stored.dtype == "BF16":  # the upper half of a float32
+        if stored.dtype == "BF16":  # bfloat16 is the upper half of a float32
             return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return np.asarray(raw, np.float32)
 
 
 def open_hugging_face(path: Path) -> HuggingFaceFolder:
-    """Read `config.json` and the headers of the weights.
+    """Open a model folder: read `config.json` and the headers of the weights.
 
     Args:
-        path: the folder, with `model.safetensors`, or with the files that `model.safetensors.index.json` names.
+        path: the folder. It must have `model.safetensors`, or the files that `model.safetensors.index.json` names.
 
     Raises:
-        Refused: a file is missing or is not what its name says.
+        Refused: a file is missing or malformed.
     """
     if not path.is_dir():
         raise Refused(
@@ -118,17 +118,17 @@ def _open_sharded(path: Path, config: dict[str, Any]) -> HuggingFaceFolder:
         isinstance(file, str) and _PLAIN_NAME.fullmatch(file) for file in index.values()
     ):
         raise Refused(
-            f"{path / INDEX_FILE}: expected a weight_map from tensors to files beside it; restore the file"
+            f"{path / INDEX_FILE}: expected a weight_map from tensor names to file names; restore the file"
         )
     names = sorted(set(index.values()))
-    held = {name: _headers(path / name) for name in names}
+    headers = {name: _headers(path / name) for name in names}
     tensors = {}
     for tensor, file in sorted(index.items()):
-        if tensor not in held[file]:
+        if tensor not in headers[file]:
             raise Refused(
                 f"{path / file}: no tensor {tensor}, which {INDEX_FILE} says is there; restore the file"
             )
-        tensors[tensor] = held[file][tensor]
+        tensors[tensor] = headers[file][tensor]
     return HuggingFaceFolder(path, config, tensors, (CONFIG_FILE, INDEX_FILE, *names))
 
 
@@ -136,7 +136,7 @@ def _headers(path: Path) -> dict[str, StoredTensor]:
     if not path.is_file():
         raise Refused(f"{path}: no such file, expected the weights that {INDEX_FILE} names; restore it")
     try:
-        with safe_open(path, framework="np"):  # holds header, offsets and size against each other
+        with safe_open(path, framework="np"):  # checks header, offsets and size
             pass
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""Which checkpoints a job no longer needs, and removing one so that it is whole or gone, whenever the power goes."""
+"""Removal of checkpoints that a job no longer needs, such that each is complete or gone even after a power cut."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from services.checkpoints.write import REMOVED, sync_folder
 
 
 def list_surplus(root: Path, written: int, *, keep_last: int, keep_every: int) -> list[Path]:
-    """The checkpoints that may go, oldest first.
+    """Return the checkpoints that may be removed, oldest first.
 
-    Those of later steps than `written` stay: a job that went back found them damaged, and they are no measure of what
-    is intact.
+    Checkpoints of steps after `written` are kept and not counted: the job went back because they are damaged.
 
     Args:
         root: folder of the job's checkpoints.
-        written: step of the one that has just been written; it stays.
-        keep_last: so many stay, it among them; 0: all.
-        keep_every: of each so many steps the first one stays; 0: none for that. Step 0 always does.
+        written: step of the checkpoint that has just been written, which is kept.
+        keep_last: number of newest checkpoints to keep, including that one; 0 keeps all.
+        keep_every: length of a span of steps. The first checkpoint of each span is kept; 0 means no spans.
+            Step 0 is always kept.
     """
-    held = {_step(path): path for path in list_checkpoints(root)}
+    paths = {_step(path): path for path in list_checkpoints(root)}
     return [
-        held[step] for step in surplus_steps(list(held), written, keep_last=keep_last, keep_every=keep_every)
+        paths[step]
+        for step in surplus_steps(list(paths), written, keep_last=keep_last, keep_every=keep_every)
     ]
 
 
 def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_every: int) -> list[int]:
-    """Of checkpoints of these steps, in ascending order, those that may go; see `list_surplus`."""
+    """Return those of the given steps, in ascending order, whose checkpoints may be removed; see `list_surplus`."""
     made = [step for step in steps if step <= written]
     if not keep_last:
         return []
@@ -42,17 +43,20 @@ def surplus_steps(steps: Sequence[int], written: int, *, keep_last: int, keep_ev
 
 
 def mark_removed(path: Path) -> Path:
-    """Make a checkpoint one no longer, durably, before the first of its files goes; the folder that it is in then.
+    """Rename a checkpoint's folder durably, so that it is no checkpoint before its first file is deleted.
 
-    What is left of such a folder by a crash is removed by whoever writes the next checkpoint.
+    If the process crashes before it deletes the folder, `write_checkpoint` does so next time.
+
+    Returns:
+        The folder's new path.
 
     Raises:
-        OSError: the disk refused; the checkpoint is as it was, or set aside.
+        OSError: the disk failed. The checkpoint is unchanged or renamed.
     """
-    aside = path.with_name(f".{path.name}{REMOVED}")
-    path.rename(aside)
+    renamed = path.with_name(f".{path.name}{REMOVED}")
+    path.rename(renamed)
     sync_folder(path.parent)
-    return aside
+    return renamed
 
 
 def _step(path: Path) -> int:

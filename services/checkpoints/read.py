@@ -1,4 +1,4 @@
-"""Reading checkpoints: every byte that is used is held against its checksum first."""
+"""Reading of checkpoints. Every file is verified against its checksum before use."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ from services.tensors.layout import Layout
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
 
-Taken = TypeVar("Taken")
+Result = TypeVar("Result")
 
 
 def read_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
-        path: its folder.
-        with_optimizer: False leaves the optimizer's state, twice the model for AdamW, unread and unverified.
+        path: folder of the checkpoint.
+        with_optimizer: whether to read and verify the optimizer's state, which is twice the model's size for AdamW.
 
     Raises:
-        Refused: a file is missing, truncated or damaged, or holds other tensors than the layout says.
+        Refused: a file is missing, truncated or damaged, or its tensors are not those of the layout.
     """
     with _named(path):
         return _read(path, with_optimizer)
 
 
 def verify_checkpoint(path: Path) -> Path:
-    """Hold every file of a checkpoint against its checksum, holding none of them in memory; returns its folder.
+    """Verify every file of a checkpoint against its checksum, without keeping any in memory.
+
+    Returns:
+        The folder of the checkpoint.
 
     Raises:
         Refused: a file is missing, truncated or damaged.
@@ -62,7 +65,7 @@ def verify_checkpoint(path: Path) -> Path:
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """The folders of a job's checkpoints, oldest first; none if `root` isn't there."""
+    """Return the folders of a job's checkpoints, oldest first; none if `root` does not exist."""
     if not root.is_dir():
         return []
     steps = {
@@ -74,39 +77,49 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def read_newest_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is intact, or None where there never was one; and what to tell of newer ones.
+    """Read the newest intact checkpoint.
+
+    Returns:
+        The checkpoint, or None if there are none at all; and a line for people about each newer, damaged one.
 
     Raises:
-        Refused: there are checkpoints, but none is intact: to start afresh must be somebody's decision.
+        Refused: there are checkpoints, but none is intact. Only a person may decide to start from scratch.
     """
     return find_newest(read_checkpoint, root)
 
 
-def find_newest(take: Callable[[Path], Taken], root: Path) -> tuple[Taken | None, list[str]]:
-    """What `take` makes of the newest checkpoint that it doesn't refuse, as `read_newest_checkpoint` tells it.
+def find_newest(read: Callable[[Path], Result], root: Path) -> tuple[Result | None, list[str]]:
+    """Call `read` on checkpoints from the newest to the oldest, until it accepts one.
+
+    Args:
+        read: function of a checkpoint's folder. It raises Refused for one that is damaged.
+        root: folder of the job's checkpoints.
+
+    Returns:
+        The result of `read`, or None if there are no checkpoints; and a line for people about each one refused.
 
     Raises:
-        Refused: there are checkpoints, but `take` refuses all.
+        Refused: there are checkpoints, but `read` refuses all.
     """
     damages: list[str] = []
     for path in reversed(list_checkpoints(root)):
         try:
-            taken = take(path)
+            result = read(path)
         except Refused as error:
             damages.append(str(error))
         else:
-            return taken, [f"{damage}; falling back to {path.name}" for damage in damages]
+            return result, [f"{damage}; falling back to {path.name}" for damage in damages]
     if damages:
         raise Refused(
             f"checkpoints {root}: none of {len(damages)} is intact; the newest: {damages[0]};"
-            " restore one from a copy, or remove the folder to start afresh"
+            " restore one from a copy, or remove the folder to start from scratch"
         )
     return None, []
 
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors within name the checkpoint."""
+    """Name the checkpoint in errors that the body raises."""
     try:
         yield
     except Refused as error:
@@ -117,13 +130,13 @@ def _named(path: Path) -> Iterator[None]:
 
 def _read(path: Path, with_optimizer: bool) -> Checkpoint:
     state, layout = _read_state(path)
-    theirs = state.files.keys() - {MODEL_FILE, OPTIMIZER_FILE}
-    check_file_names(theirs)
-    for name in (MODEL_FILE, *([OPTIMIZER_FILE] if with_optimizer else []), *sorted(theirs)):
+    worker_files = state.files.keys() - {MODEL_FILE, OPTIMIZER_FILE}
+    check_file_names(worker_files)
+    for name in (MODEL_FILE, *([OPTIMIZER_FILE] if with_optimizer else []), *sorted(worker_files)):
         if name not in state.files:
             raise Refused(f"{STATE_FILE} does not name {name}")
         _verify(path / name, state.files[name])
-    files = {name: (path / name).read_bytes() for name in sorted(theirs)}
+    files = {name: (path / name).read_bytes() for name in sorted(worker_files)}
     optimizer_state = _read_tensors(path / OPTIMIZER_FILE) if with_optimizer else {}
     return Checkpoint(
         path=path,
@@ -174,12 +187,12 @@ def _open(path: Path) -> Any:
 
 
 def _read_weights(path: Path, layout: Layout, constants: set[str]) -> Float32Array:
-    """The flat weights from a model file that holds the layout's tensors and the constants, no others."""
+    """Return the flat weights of a model file, which must have just the layout's tensors and the constants."""
     weights = np.empty(layout.elements, np.float32)
     with _open(path) as file:
-        held, expected = set(file.keys()), {entry.export_name for entry in layout.entries} | constants
-        for name in sorted(held ^ expected):
-            raise Refused(f"{path.name}: {name} is {'not expected' if name in held else 'missing'}")
+        found, expected = set(file.keys()), {entry.export_name for entry in layout.entries} | constants
+        for name in sorted(found ^ expected):
+            raise Refused(f"{path.name}: {name} is {'not expected' if name in found else 'missing'}")
         for entry in layout.entries:
             try:
                 import_tensor(entry, _tensor(file, entry.export_name), weights)
@@ -200,5 +213,7 @@ def _tensor(file: Any, name: str) -> NDArray[np.generic]:
     try:
         tensor: NDArray[np.generic] = file.get_tensor(name)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{name!r:.100} is of no dtype that checkpoints have ({error})") from None
+        raise Refused(
+            f"{name!r:.100} has no dtype of a checkpoint ({error}); expected float32 or int64"
+        ) from None
     return tensor

@@ -1,4 +1,7 @@
-"""Files in the safetensors format, written piece by piece: no second copy of a model in memory, and hashable."""
+"""Writer of safetensors files in pieces, so that a model needs no second copy in memory and can be hashed on the way.
+
+The format is a little-endian uint64 with the header's length, a JSON header padded with spaces, and the tensors' bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ _ALIGNMENT_BYTES = 8
 def pieces(
     tensors: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: its header, then tensor by tensor in the order given, wider types first.
+    """Yield the bytes of a safetensors file: the header, then each tensor, wider types first, otherwise in order.
 
     Args:
-        tensors: float32 and int64 arrays by name; of a strided view one copy is made when its turn comes.
-        metadata: what the header says beside the tensors; readers of PyTorch's want `{"format": "pt"}`.
+        tensors: float32 and int64 arrays by name. A strided view is copied when its turn comes.
+        metadata: metadata of the header. Loaders for PyTorch expect `{"format": "pt"}`.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

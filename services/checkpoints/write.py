@@ -1,9 +1,10 @@
-"""Writing a checkpoint so that it is complete or absent, whenever the process or the power goes.
+"""Writing of checkpoints, such that each is complete or absent even after a crash or power cut.
 
-Everything is written and synchronised in a folder with a temporary name beside the others; one rename makes it a
-checkpoint. A root folder belongs to one process, the job's optimizer: it removes what an earlier one left behind. Where
-storage is shared, a process that another has replaced may not know of that yet: then a fence is between it and whatever
-others see.
+All files are written and synchronised in a folder with a temporary name beside the others. One rename makes it a
+checkpoint. A root folder belongs to one process, the job's optimizer, which removes leftovers of earlier ones.
+
+On shared storage a process may not know yet that another has replaced it. There a fence guards every step that other
+processes see.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
 Fence: TypeAlias = Callable[[], AbstractContextManager[None]]
-"""Holds off whoever would replace this process, for as long as it is held; raises Failed once one has."""
+"""Context manager during which no other process can replace this one; raises Failed if one already has."""
 REMOVED = ".removed"
-"""What ends the name of a folder that was a checkpoint and is about to go."""
+"""Suffix of the name of a folder that was a checkpoint and is being deleted."""
 _TEMPORARY = (".partial", ".replaced", REMOVED)
 
 
@@ -59,33 +60,35 @@ def write_checkpoint(
     files: Mapping[str, bytes],
     fence: Fence = nullcontext,
 ) -> CheckpointInfo:
-    """Write the checkpoint `step-%08d` under `root`, and return when it would survive a power cut.
+    """Write the checkpoint `step-%08d` under `root`, and return once it would survive a power cut.
 
-    Blocks for as long as the disk takes; the arrays must not change meanwhile. A folder of that name is replaced:
-    a job comes to a step a second time only where that step's checkpoint was found damaged.
+    The call blocks while the disk works; the arrays must not change meanwhile. An existing folder of that step is
+    replaced: a job reaches a step again only if it found that step's checkpoint damaged.
 
     Args:
-        root: folder of the job's checkpoints; made if it isn't there.
+        root: folder of the job's checkpoints, created if it is missing.
         job: id of the job.
-        generation: of the weights.
-        step: updates that made the weights.
-        config_json: the complete job, a JSON object.
-        layout: of the weights.
-        weights: [elements] float32.
-        optimizer_state: of the update rule: float32 and int64 arrays by name.
-        files: further files, by plain name: config.json, the tokenizer's, and `CONSTANTS_FILE`.
-        fence: held while it is given its name, and while leftovers are removed.
+        generation: generation of the weights.
+        step: number of updates that the weights have had.
+        config_json: config of the whole job, a JSON object.
+        layout: layout of the weights.
+        weights: the weights, [elements] float32.
+        optimizer_state: state of the update rule, float32 and int64 arrays by name.
+        files: contents of the worker's files by name: config.json, the tokenizer's, `CONSTANTS_FILE`.
+        fence: fence around the final rename and the removal of leftovers.
 
     Raises:
-        Refused: a file's name is not plain or is the checkpoint's own, or the tensors' names clash.
-        Failed: the disk refused, e.g. because it is full, or the fence; nothing is left behind.
+        Refused: a file's name is not allowed, or two tensors have the same name.
+        Failed: the disk failed, such as when it is full, or the fence did. Nothing is left behind.
     """
     if weights.shape != (layout.elements,):
         raise ValueError(f"weights {weights.shape}: the layout has {layout.elements} elements")
     check_file_names(files)
     model = export_tensors(layout, weights, read_constants(files))
     path = root / f"step-{step:08d}"
-    partial = root / f".{path.name}.{secrets.token_hex(4)}.partial"  # nobody else's, whoever else writes it
+    partial = (
+        root / f".{path.name}.{secrets.token_hex(4)}.partial"
+    )  # unique, even if another process writes the same step
     try:
         hit_failpoint("checkpoint.before")
         _make_folder(root)
@@ -102,7 +105,7 @@ def write_checkpoint(
             generation=generation,
             step=step,
             config=json.loads(config_json),
-            layout=json.loads(json.dumps(layout.to_json())),  # tuples become lists, as a reader sees them
+            layout=json.loads(json.dumps(layout.to_json())),  # turns tuples into lists, as a reader gets them
             files=records,
         )
         _write(partial / STATE_FILE, [state.dump()])
@@ -121,7 +124,7 @@ def write_checkpoint(
 
 
 def _write(path: Path, data: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write the pieces to a new file and put it on the disk."""
+    """Write pieces to a new file and synchronise it; return its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
         for piece in data:
@@ -152,7 +155,7 @@ def _move_into_place(partial: Path, path: Path) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder and those above it, each name on the disk before the next."""
+    """Create a folder and its missing parents, and synchronise each name before the next."""
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -163,13 +166,13 @@ def _remove_leftovers(root: Path, fence: Fence) -> None:
     leftovers = [folder for folder in root.glob(".step-*") if folder.suffix in _TEMPORARY]
     if not leftovers:
         return
-    with fence():  # else they may be what the process after this one writes
+    with fence():  # without it they may belong to the process that replaced this one
         for folder in leftovers:
-            shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # nothing hangs on that one
+            shutil.rmtree(folder, ignore_errors=folder.suffix == REMOVED)  # a failure is harmless here
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a folder's list of names on the disk."""
+    """Synchronise a folder's list of names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -17,7 +17,7 @@ from cli.options import AggregatorTarget
 from protos.cluster_pb2 import FilePart
 from services.errors import TiermeshError
 from services.transport.security import Security
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 NAMES = st.sampled_from(
     [
@@ -78,7 +78,7 @@ def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePar
     try:
         asyncio.run(receive(parts, folder))
     except TiermeshError as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     except OSError:
         pass  # a name that this system has not; the command tells of it
     else:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli.daemon_commands import aggregator
 from cli.options import _read_config
 from services.errors import Refused
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 VALUES = st.recursive(
     st.none()
@@ -40,7 +40,7 @@ def held(content: bytes, folder: Path) -> None:
         try:
             _read_config(context, parameter, path)
         except Refused as error:
-            assert is_told_in_one_line(error)
+            assert is_one_line(error)
             return
         assert all(isinstance(each, str | list) for each in (context.default_map or {}).values())
 

@@ -14,7 +14,7 @@ from cli.options import AggregatorTarget
 from protos import jobs_pb2 as jobs
 from services.errors import TiermeshError
 from services.transport.security import Security
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, eventually
 from tests.support.cluster.rpc_proxy import Fault, ProxiedCluster
 
@@ -112,7 +112,7 @@ def test_an_answer_or_a_line(
 
     failed = isinstance(outcome, TiermeshError)
     if failed:
-        assert is_told_in_one_line(outcome)
+        assert is_one_line(outcome)
         assert "Unexpected" not in str(outcome), "grpcio's words"
     assert failed or kind not in ENDING
     assert not (failed and kind in PASSING), outcome

@@ -18,7 +18,7 @@ from services.config.models import LinearRegressionConfig
 from services.errors import Failed, Refused
 from services.protocol.versions import LAST_EPOCH, LAST_GENERATION
 from services.tensors.layout import Layout
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,7 +33,7 @@ def test_any_generation_file(tmp_path_factory: pytest.TempPathFactory, content: 
     try:
         assert 0 <= CheckpointStore(root).read_generation("a") <= LAST_GENERATION
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
         assert str(root / "a" / "generation") in str(error)
 
 
@@ -46,7 +46,7 @@ def test_any_epoch_file(tmp_path_factory: pytest.TempPathFactory, content: bytes
     try:
         assert 0 <= EpochFile(path).read() <= LAST_EPOCH
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
         assert str(path) in str(error)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.errors import Refused
 from services.instrumentation.timeline import TimelineOptions
 from services.transport.security import Security, split_address
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 TEXTS = st.text(max_size=12) | st.text(alphabet="0123456789-:[].١²", max_size=12)
 
@@ -22,7 +22,7 @@ def test_any_address(text: str) -> None:
     try:
         host, port = split_address("--listen", text)
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     else:
         assert host
         assert 0 <= port <= 65535
@@ -36,7 +36,7 @@ def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: str) -> None
     try:
         options = TimelineOptions.parse(tmp_path_factory.getbasetemp(), steps)
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     else:
         assert 0 <= options.first_step <= options.last_step
 
@@ -55,4 +55,4 @@ def test_any_certificate(tmp_path_factory: pytest.TempPathFactory, content: byte
     for files in ((path, path, None), (None, None, path)):
         with pytest.raises(Refused) as refused:
             Security(*files)
-        assert is_told_in_one_line(refused.value)
+        assert is_one_line(refused.value)

@@ -1,4 +1,4 @@
-"""Any well-formed message of the wire contract: what a peer of another version, or a damaged one, could say."""
+"""Hypothesis strategies for any well-formed message of the wire contract, as a faulty or newer peer might send it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ TEXTS = st.sampled_from(["", "a", "b", "[]", "w1", "../x", "\n\0", "ü" * 500]) 
 
 
 def message(kind: type[Message], /, **likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Messages of a type; each field is unset or anything, but mostly of this strategy if it is named."""
+    """Return a strategy for messages of a type.
+
+    Args:
+        kind: type of the messages.
+        likely: strategies of fields, by name, from which most values of these fields are drawn. Others are unset
+            or anything.
+    """
 
     def value(field: Any) -> st.SearchStrategy[Any]:
         if field.message_type is not None:
@@ -50,7 +56,7 @@ def message(kind: type[Message], /, **likely: st.SearchStrategy[Any]) -> st.Sear
     named, others = {}, {}
     for field in kind.DESCRIPTOR.fields:
         if field.name == "own_crc32c":
-            continue  # left out, as any peer may: with one of anything else nothing is believed
+            continue  # left out, as any peer may do: a message with a wrong checksum is refused unread
         usual = likely.get(field.name)
         if usual is None:
             others[field.name] = value(field)
@@ -74,6 +80,6 @@ def _filled(kind: type[Message], given: dict[str, Any]) -> Message:
     return filled
 
 
-def is_told_in_one_line(error: TiermeshError) -> bool:
-    """Whether what a person would read is one short line that a terminal can show."""
+def is_one_line(error: TiermeshError) -> bool:
+    """Return whether an error's text is one short line that a terminal can show."""
     return str(error).isprintable() and 0 < len(str(error)) < 5000

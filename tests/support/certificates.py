@@ -1,4 +1,4 @@
-"""Certificates for tests, made once a run with the openssl command."""
+"""Certificates for tests, made with the openssl command."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOOPBACK_HOSTS = 60
 EXTENSIONS = (
     "subjectAltName=DNS:localhost," + ",".join(f"IP:127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS)) + "\n"
 )
-"""For the relays of tests/cluster too, each of which has a loopback address of its own."""
+"""Subject names for all loopback addresses in use: each relay of tests/cluster has one of its own."""
 
 
 def make_authority(folder: Path, name: str) -> Path:
-    """A self-signed authority `name`.pem with its key; returns the certificate."""
+    """Create a self-signed authority `name`.pem with its key; return the path of the certificate."""
     _openssl(
         "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
         "-subj", f"/CN={name}", "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"),
@@ -25,7 +25,7 @@ def make_authority(folder: Path, name: str) -> Path:
 
 
 def make_certificate(folder: Path, name: str, authority: Path) -> tuple[Path, Path]:
-    """A certificate for loopback addresses, signed by `authority`, and its key."""
+    """Create a certificate for loopback addresses, signed by `authority`; return the paths of it and its key."""
     cert, key, request = folder / f"{name}.pem", folder / f"{name}.key", folder / f"{name}.csr"
     extensions = folder / "extensions"
     extensions.write_text(EXTENSIONS)

@@ -1,4 +1,4 @@
-"""A peer whose words are damaged on their way: on its first control stream all but the first, and never again."""
+"""Peer whose second message on its first control stream arrives damaged. All others arrive intact."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from services.transport.server import start_server
 
 
 class DamagingPeer:
-    """Serves Attend, and an Exchange on which nothing comes.
+    """Peer that serves Attend, and an Exchange that sends nothing.
 
     Args:
-        service: full name.
-        first: what it answers to Hello.
-        then: what it says next; damaged the first time.
+        service: full name of the gRPC service.
+        first: answer to Hello.
+        then: message after it, which is damaged on the first control stream and not sent on later ones.
 
     Attributes:
-        heard: how many messages came on each control stream, Hello among them.
-        again: set when a second control stream has come.
-        address: `HOST:PORT`.
+        heard: number of messages received on each control stream, including Hello.
+        again: event that is set when a second control stream has begun.
+        address: `HOST:PORT` of the server, once it serves.
     """
 
     def __init__(self, service: str, first: Message, then: Message) -> None:
@@ -38,7 +38,7 @@ class DamagingPeer:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Serve it."""
+        """Serve until the body ends."""
         methods = {
             "Attend": grpc.stream_stream_rpc_method_handler(self._attend),
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),

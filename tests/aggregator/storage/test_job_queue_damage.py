@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aggregator.storage.job_queue import LAST_EPOCH, JobQueue
 from protos.jobs_pb2 import Job
 from services.errors import TiermeshError
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 COLUMNS = st.sampled_from(["job", "spec_json", "fingerprint_json", "epoch"])
 VALUES = (
@@ -46,7 +46,7 @@ def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: st
             assert 0 < queue.raise_epoch() <= LAST_EPOCH
             ((job, spec_json, fingerprint),) = queue.jobs()
     except TiermeshError as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
         return
     assert isinstance(job, Job)
     assert isinstance(spec_json, str)
@@ -77,7 +77,7 @@ def test_any_value_in_the_leader_and_standbys_tables(
             sight = standby.look("b")
             assert standby.take_over(sight, "b", 25.0) == 2
         except TiermeshError as error:
-            assert is_told_in_one_line(error)
+            assert is_one_line(error)
             return
         assert isinstance(sight.leader, str)
         assert 0 <= sight.takeover_seconds < float("inf")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mesh.descriptors.read import format_textproto, read_descriptor
 from services.errors import Refused
 from tests.mesh.descriptors.test_descriptors import LINE
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 NUMBERS = st.integers(-2, 9) | st.sampled_from([1 << 31, 1 << 70])
 VALUES = st.recursive(
@@ -53,7 +53,7 @@ def check_read_or_refused(folder: Path, name: str, content: bytes) -> None:
     try:
         descriptor = read_descriptor(path)
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     else:
         assert format_textproto(descriptor)
 

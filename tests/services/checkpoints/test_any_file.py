@@ -1,4 +1,4 @@
-"""Whatever a checkpoint's files hold, checksums made good: a checkpoint or refused in one line, at no more memory."""
+"""Tests that files of any content, with right checksums, are read as a checkpoint or refused in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.checkpoints.hugging_face import open_hugging_face
 from services.config.pretrained import open_pretrained
 from services.errors import Refused
 from tests.services.checkpoints.test_damage import rewrite_state, write
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -54,7 +54,7 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "optimizer.safetensors", safetensors({"a": {"dtype": "BF16", "shape": [8], "data_offsets": [0, 16]}})
 )
 @example("optimizer.safetensors", b"\xff" * 16)
-def test_any_tensors(intact: Path, name: str, content: bytes) -> None:
+def test_any_tensors_are_read_or_refused(intact: Path, name: str, content: bytes) -> None:
     original, state = (intact / name).read_bytes(), (intact / "state.json").read_bytes()
     (intact / name).write_bytes(content)
     record = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -62,7 +62,7 @@ def test_any_tensors(intact: Path, name: str, content: bytes) -> None:
     try:
         assert read_checkpoint(intact).optimizer_state is not None
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     finally:
         (intact / name).write_bytes(original)
         (intact / "state.json").write_bytes(state)
@@ -73,7 +73,7 @@ FIELDS = st.sampled_from(["format", "job", "generation", "step", "config", "layo
 
 @settings(max_examples=150, deadline=None)
 @given(changed=st.dictionaries(FIELDS, VALUES, max_size=2))
-def test_any_state(intact: Path, changed: dict[str, Any]) -> None:
+def test_any_state_is_read_or_refused(intact: Path, changed: dict[str, Any]) -> None:
     state = (intact / "state.json").read_bytes()
     rewrite_state(intact, lambda values: values.update(changed))
     try:
@@ -81,20 +81,20 @@ def test_any_state(intact: Path, changed: dict[str, Any]) -> None:
             try:
                 read(intact)
             except Refused as error:
-                assert is_told_in_one_line(error)
+                assert is_one_line(error)
     finally:
         (intact / "state.json").write_bytes(state)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"9" * 5000, b"\xff", b"null", b'{"format": 1}'])
-def test_a_state_that_is_none(intact: Path, content: bytes) -> None:
+def test_state_of_arbitrary_bytes_is_refused(intact: Path, content: bytes) -> None:
     state = (intact / "state.json").read_bytes()
     (intact / "state.json").write_bytes(content)
     try:
         for read in (read_checkpoint, open_pretrained):
             with pytest.raises(Refused) as refused:
                 read(intact)
-            assert is_told_in_one_line(refused.value)
+            assert is_one_line(refused.value)
     finally:
         (intact / "state.json").write_bytes(state)
 
@@ -105,7 +105,7 @@ def test_a_state_that_is_none(intact: Path, content: bytes) -> None:
     model=FILES,
     index=st.none() | st.fixed_dictionaries({"weight_map": VALUES | st.just({"a": "part.safetensors"})}),
 )
-def test_any_hugging_face_folder(
+def test_any_hugging_face_folder_is_opened_or_refused(
     tmp_path_factory: pytest.TempPathFactory, config: Any, model: bytes, index: Any
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "hugging-face"
@@ -120,4 +120,4 @@ def test_any_hugging_face_folder(
         try:
             read(folder)
         except Refused as error:
-            assert is_told_in_one_line(error)
+            assert is_one_line(error)

@@ -1,4 +1,4 @@
-"""What is written comes back bit for bit, in files that Hugging Face's tools can load."""
+"""Tests that a checkpoint is read back with the same bits, in files that Hugging Face's tools can load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def write(root: Path, step: int = 500, **changes: Any) -> CheckpointInfo:
     return write_checkpoint(root, **{**arguments, **changes})
 
 
-def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_checkpoint_survives_the_round_trip(tmp_path: Path) -> None:
     info = write(tmp_path / "jobs" / "job-1")
     checkpoint = read_checkpoint(info.path)
     assert info.path == tmp_path / "jobs" / "job-1" / "step-00000500"
@@ -72,7 +72,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert checkpoint.model_sha256 == info.model_sha256
 
 
-def test_the_folder_holds_exactly_what_the_format_says(tmp_path: Path) -> None:
+def test_folder_has_just_the_files_of_the_format(tmp_path: Path) -> None:
     path = write(tmp_path).path
     assert {file.name for file in path.iterdir()} == {
         "model.safetensors",
@@ -83,7 +83,7 @@ def test_the_folder_holds_exactly_what_the_format_says(tmp_path: Path) -> None:
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000500"]
 
 
-def test_the_model_file_has_hugging_faces_names_shapes_and_metadata(tmp_path: Path) -> None:
+def test_model_file_has_hugging_face_names_shapes_and_metadata(tmp_path: Path) -> None:
     path = write(tmp_path).path / "model.safetensors"
     weights = any_bits(LAYOUT.elements, 500)
     tensors = load_file(path)
@@ -109,7 +109,7 @@ def test_equal_weights_give_equal_model_files(tmp_path: Path) -> None:
     assert first.model_sha256 == "4a901e64bdcbbce4b8f079cf28418c95e29e4392adab7c734695321bcb3bcfab"
 
 
-def test_the_optimizer_can_be_left_unread(tmp_path: Path) -> None:
+def test_optimizer_state_can_be_skipped(tmp_path: Path) -> None:
     path = write(tmp_path).path
     (path / "optimizer.safetensors").unlink()
     checkpoint = read_checkpoint(path, with_optimizer=False)
@@ -117,7 +117,7 @@ def test_the_optimizer_can_be_left_unread(tmp_path: Path) -> None:
     assert checkpoint.weights.tobytes() == any_bits(LAYOUT.elements, 500).tobytes()
 
 
-def test_a_checkpoint_can_be_moved_and_renamed(tmp_path: Path) -> None:
+def test_checkpoint_can_be_moved_and_renamed(tmp_path: Path) -> None:
     path = write(tmp_path).path.rename(tmp_path / "my-best-model")
     assert read_checkpoint(path).step == 500
 
@@ -132,7 +132,7 @@ def test_checkpoints_are_listed_by_step(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 
-def test_a_step_written_again_replaces_the_folder(tmp_path: Path) -> None:
+def test_writing_a_step_again_replaces_the_folder(tmp_path: Path) -> None:
     write(tmp_path)
     write(tmp_path, weights=any_bits(LAYOUT.elements, 77), generation=3)
     checkpoint = read_checkpoint(tmp_path / "step-00000500")
@@ -141,7 +141,7 @@ def test_a_step_written_again_replaces_the_folder(tmp_path: Path) -> None:
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000500"]
 
 
-def test_writing_needs_room_for_one_tensor_not_for_the_model(tmp_path: Path) -> None:
+def test_writing_allocates_one_tensor_not_the_model(tmp_path: Path) -> None:
     layout = Layout.build((f"w{index}", (256, 512), True, f"w{index}", True) for index in range(16))
     weights = np.zeros(layout.elements, np.float32)
     tracemalloc.start()
@@ -155,22 +155,22 @@ def test_writing_needs_room_for_one_tensor_not_for_the_model(tmp_path: Path) -> 
     "name",
     ["../state.json", "a/b", "/etc/passwd", ".hidden", "", "state.json", "model.safetensors", "a\nb", "ü"],
 )
-def test_names_of_files_that_came_over_the_network_are_held_to_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(Refused, match="expected a name of letters, digits"):
+def test_file_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(Refused, match=r"checkpoint file .*expected"):
         write(tmp_path, files={name: b"x"})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tensors_with_the_same_name_are_refused(tmp_path: Path) -> None:
     tied = Layout.build([("a", (2,), True, "w", False), ("b", (2,), True, "w", False)])
-    with pytest.raises(Refused, match="layout entry b: export name w is another tensor's already"):
+    with pytest.raises(Refused, match="layout entry b: export name w"):
         write(tmp_path, layout=tied, weights=np.zeros(4, np.float32))
     clash = {CONSTANTS_FILE: save({"transformer.wte.weight": np.zeros(1, np.float32)})}
     with pytest.raises(Refused, match=r"layout entry embedding: export name transformer\.wte\.weight"):
         write(tmp_path, files=clash)
 
 
-def test_the_order_in_which_constants_are_read_makes_no_difference(
+def test_order_of_constants_does_not_change_the_model_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants = {name: np.full(2, number, np.float32) for number, name in enumerate("cab")}
@@ -188,12 +188,12 @@ def test_the_order_in_which_constants_are_read_makes_no_difference(
     ("constants", "text"),
     [(b"garbage", "not a safetensors file"), (save({"c": np.zeros(1)}), "c is float64, expected float32")],
 )
-def test_a_bad_constants_file_is_refused(tmp_path: Path, constants: bytes, text: str) -> None:
+def test_bad_constants_file_is_refused(tmp_path: Path, constants: bytes, text: str) -> None:
     with pytest.raises(Refused, match=f"constants.safetensors: {text}"):
         write(tmp_path, files={CONSTANTS_FILE: constants})
 
 
-def test_pieces_are_aligned_whatever_the_order() -> None:
+def test_pieces_are_aligned_in_any_order() -> None:
     tensors = {"odd": np.ones(3, np.float32), "count": np.ones(1, np.int64)}
     header, *data = pieces(tensors)
     assert len(header) % 8 == 0

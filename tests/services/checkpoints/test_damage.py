@@ -1,4 +1,4 @@
-"""A checkpoint is complete or absent, whatever is cut, flipped or killed; nothing damaged is ever loaded."""
+"""Tests that a checkpoint is complete or absent after any crash, and that damage is never loaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILE_NAMES = ["config.json", "model.safetensors", "optimizer.safetensors", "stat
 
 
 class Killed(BaseException):
-    """Stands for kill -9: nothing handles it."""
+    """Stand-in for SIGKILL, which no code handles."""
 
 
 def write(root: Path, step: int, value: float = 1.0) -> CheckpointInfo:
@@ -52,7 +52,7 @@ def write(root: Path, step: int, value: float = 1.0) -> CheckpointInfo:
 
 
 def rewrite_state(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change state.json as a hand with too much knowledge would, its own checksum made good."""
+    """Change state.json and set its checksum to the new content's."""
     values = json.loads((path / "state.json").read_text())
     values.pop("sha256")
     change(values)
@@ -87,7 +87,7 @@ def test_no_flipped_bit_is_loaded(
     assert "\n" not in str(refusal.value)
 
 
-def test_what_is_verified_is_the_newest_that_would_be_read(tmp_path: Path) -> None:
+def test_verification_finds_the_checkpoint_that_reading_finds(tmp_path: Path) -> None:
     for step in (0, 5, 10):
         write(tmp_path, step)
     damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
@@ -116,10 +116,10 @@ def test_missing_files_are_refused(tmp_path: Path, name: str) -> None:
         read_checkpoint(path)
 
 
-def test_a_folder_that_is_not_there_or_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="nowhere: no such folder; expected one named like step-00000500"):
+def test_missing_folder_and_folder_without_state_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nowhere: no such folder"):
         read_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(Refused, match=r"state\.json is missing; expected a folder written by Tiermesh"):
+    with pytest.raises(Refused, match=r"state\.json is missing"):
         read_checkpoint(tmp_path)
 
 
@@ -140,11 +140,11 @@ def test_a_folder_that_is_not_there_or_no_checkpoint_is_refused(tmp_path: Path) 
             lambda state: state["files"].update({"../x": state["files"]["config.json"]}),
             "checkpoint file '../x'",
         ),
-        (lambda state: state.update(format=2), "format 2, this release reads 1"),
+        (lambda state: state.update(format=2), "format 2, expected 1"),
         (lambda state: state.update(step="5"), r"state\.json is damaged"),
     ],
 )
-def test_a_state_that_contradicts_the_files_is_refused(
+def test_state_that_contradicts_the_files_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], text: str
 ) -> None:
     path = write(tmp_path, 5).path
@@ -153,7 +153,7 @@ def test_a_state_that_contradicts_the_files_is_refused(
         read_checkpoint(path)
 
 
-def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
+def test_newest_checkpoint_is_read(tmp_path: Path) -> None:
     assert read_newest_checkpoint(tmp_path / "nowhere") == (None, [])
     for step in (0, 10, 20):
         write(tmp_path, step, value=step)
@@ -162,7 +162,7 @@ def test_the_newest_checkpoint_is_taken(tmp_path: Path) -> None:
     assert (checkpoint.step, checkpoint.weights[0], notices) == (20, 20.0, [])
 
 
-def test_damaged_checkpoints_are_passed_over_and_told_of(tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_skipped_and_reported(tmp_path: Path) -> None:
     for step in (0, 10, 20, 30):
         write(tmp_path, step)
     (tmp_path / "step-00000030" / "state.json").unlink()
@@ -176,22 +176,20 @@ def test_damaged_checkpoints_are_passed_over_and_told_of(tmp_path: Path) -> None
     assert all(notice.endswith("; falling back to step-00000010") for notice in notices)
 
 
-def test_a_job_whose_checkpoints_are_all_damaged_does_not_start_afresh_by_itself(tmp_path: Path) -> None:
+def test_job_without_intact_checkpoint_is_refused(tmp_path: Path) -> None:
     for step in (0, 10):
         write(tmp_path, step)
         os.truncate(tmp_path / f"step-{step:08d}" / "model.safetensors", 100)
-    with pytest.raises(
-        Refused, match=r"none of 2 is intact; the newest: .*step-00000010.* remove the folder"
-    ):
+    with pytest.raises(Refused, match=r"none of 2 .*step-00000010"):
         read_newest_checkpoint(tmp_path)
 
 
 def interrupted_writes(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, attempt: Callable[[], Any]
 ) -> int:
-    """Run `attempt` once for every step it makes on the disk, failing at that step; return how many there are."""
-    places = {"fsync": os, "open": os, "mkdir": os, "rename": Path}
-    real = {name: getattr(place, name) for name, place in places.items()}
+    """Run `attempt` once per file-system call that it makes, and let that call fail; return the number of calls."""
+    owners = {"fsync": os, "open": os, "mkdir": os, "rename": Path}
+    real = {name: getattr(owner, name) for name, owner in owners.items()}
     steps, fail_at = 0, 0
 
     def failing(name: str) -> Callable[..., Any]:
@@ -204,8 +202,8 @@ def interrupted_writes(
 
         return call
 
-    for name, place in places.items():
-        monkeypatch.setattr(place, name, failing(name))
+    for name, owner in owners.items():
+        monkeypatch.setattr(owner, name, failing(name))
     while True:
         steps, fail_at = 0, fail_at + 1
         try:
@@ -218,7 +216,7 @@ def interrupted_writes(
         return fail_at - 1
 
 
-def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_is_there(
+def test_kill_at_any_call_leaves_the_old_or_the_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 10, value=10)
@@ -239,7 +237,7 @@ def test_killed_at_any_point_the_older_checkpoint_or_the_new_one_is_there(
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_killed_while_replacing_a_damaged_checkpoint_an_intact_one_remains(
+def test_kill_while_replacing_a_damaged_checkpoint_leaves_an_intact_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 10, value=10)
@@ -258,7 +256,7 @@ def test_killed_while_replacing_a_damaged_checkpoint_an_intact_one_remains(
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-00000010", "step-00000020"]
 
 
-def test_a_full_disk_fails_in_one_line_and_leaves_nothing_behind(
+def test_full_disk_fails_in_one_line_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
@@ -270,16 +268,14 @@ def test_a_full_disk_fails_in_one_line_and_leaves_nothing_behind(
             write(root, 10)
         except Failed as error:
             assert str(error).endswith("step-00000010: not written: No space left on device (ENOSPC)")
-            # Only where the very last step fails is there a checkpoint, complete, that nobody was told of.
+            # Only if the very last call fails is there a complete checkpoint that was not reported.
             assert [read_checkpoint(path).step for path in root.glob("*")] in ([], [10])
             raise
 
     assert interrupted_writes(monkeypatch, full, attempt) >= 9
 
 
-def test_a_rename_that_fails_leaves_the_checkpoint_that_was_to_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_rename_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, 10, value=1)
     real_rename = Path.rename
 
@@ -289,13 +285,13 @@ def test_a_rename_that_fails_leaves_the_checkpoint_that_was_to_be_replaced(
         real_rename(source, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(Failed, match=r"not written: Input/output error \(EIO\)"):
+    with pytest.raises(Failed, match=r"not written.*EIO"):
         write(tmp_path, 10, value=2)
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-00000010"]
     assert read_checkpoint(tmp_path / "step-00000010").weights[0] == 1
 
 
-def test_the_order_on_the_disk_is_files_folder_rename_parent(
+def test_synchronisation_order_is_files_folder_rename_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_fsync, real_rename, order = os.fsync, Path.rename, []

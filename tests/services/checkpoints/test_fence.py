@@ -1,4 +1,4 @@
-"""Two processes on one folder, of which one has been replaced and may not know of it."""
+"""Tests of two processes on one folder, one of which has been replaced without knowing it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def write(root: Path, step: int, value: float, fence: Fence | None = None) -> Ch
     )
 
 
-def replaced(then: Callable[[], None] = lambda: None) -> Fence:
-    """The fence of a process that is replaced just before it comes to it."""
+def fence_of_replaced(then: Callable[[], None] = lambda: None) -> Fence:
+    """Return the fence of a process that is replaced just before it enters the fence."""
 
     @contextmanager
     def fence() -> Iterator[None]:
@@ -44,37 +44,37 @@ def replaced(then: Callable[[], None] = lambda: None) -> Fence:
     return fence
 
 
-def test_whoever_was_replaced_changes_nothing(tmp_path: Path) -> None:
+def test_replaced_process_changes_nothing(tmp_path: Path) -> None:
     write(tmp_path, 10, value=1)
     for step in (10, 20):
         with pytest.raises(Failed, match="epoch 2 has taken over"):
-            write(tmp_path, step, value=2, fence=replaced())
+            write(tmp_path, step, value=2, fence=fence_of_replaced())
         assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
     assert read_checkpoint(tmp_path / "step-00000010").weights[0] == 1
 
 
-def test_whoever_was_replaced_does_not_remove_what_the_other_one_writes(tmp_path: Path) -> None:
+def test_replaced_process_does_not_remove_what_its_successor_writes(tmp_path: Path) -> None:
     theirs = tmp_path / ".step-00000010.0123abcd.partial"
     theirs.mkdir()
     with pytest.raises(Failed, match="epoch 2 has taken over"):
-        write(tmp_path, 10, value=1, fence=replaced())
+        write(tmp_path, 10, value=1, fence=fence_of_replaced())
     assert list(tmp_path.iterdir()) == [theirs]
     write(tmp_path, 10, value=1)
     assert not theirs.exists(), "who may write clears what others left"
 
 
-def test_two_that_write_the_same_step_do_not_mix(tmp_path: Path) -> None:
+def test_two_writers_of_one_step_do_not_mix(tmp_path: Path) -> None:
     def other_one() -> None:
         write(tmp_path, 10, value=2)
 
     with pytest.raises(Failed, match="epoch 2 has taken over"):
-        write(tmp_path, 10, value=1, fence=replaced(other_one))
+        write(tmp_path, 10, value=1, fence=fence_of_replaced(other_one))
     (path,) = list_checkpoints(tmp_path)
     assert read_checkpoint(path).weights[0] == 2
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_fence_is_held_while_the_checkpoint_gets_its_name(tmp_path: Path) -> None:
+def test_final_rename_is_inside_the_fence(tmp_path: Path) -> None:
     seen = []
 
     @contextmanager

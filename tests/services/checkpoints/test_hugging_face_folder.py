@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face folder, read one at a time."""
+"""Tests of reading tensors from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_dtype_of_weights_becomes_float32_exactly(folder: Path) -> None:
+def test_every_weight_dtype_becomes_float32_exactly(folder: Path) -> None:
     opened = open_hugging_face(folder)
     assert sorted(opened.tensors) == ["brain", "count", "half", "none", "scalar", "single"]
     for name, expected in {
@@ -55,11 +55,11 @@ def test_float32_is_mapped_not_copied(folder: Path) -> None:
     assert not values.flags.writeable
 
 
-def test_others_are_refused_by_name(folder: Path) -> None:
+def test_other_dtypes_and_missing_tensors_are_refused(folder: Path) -> None:
     opened = open_hugging_face(folder)
-    with pytest.raises(Refused, match="count has dtype I64, expected one of F32, F16, BF16"):
+    with pytest.raises(Refused, match=r"count has dtype I64.*F32, F16, BF16"):
         opened.read("count")
     with pytest.raises(Refused, match="no tensor gone"):
         opened.read("gone")
-    with pytest.raises(Refused, match=r"no such folder, expected one with config\.json"):
+    with pytest.raises(Refused, match=r"no such folder.*config\.json"):
         open_hugging_face(folder / "gone")

@@ -1,4 +1,4 @@
-"""What is kept of a job's checkpoints; and one that is removed is whole or gone, whenever the process is killed."""
+"""Tests of which checkpoints are kept, and that a removed one is complete or gone after any crash."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def folders(root: Path, steps: set[int]) -> None:
         (30, 1, 0, [0, 30, 40, 50]),
     ],
 )
-def test_what_is_kept(tmp_path: Path, written: int, keep_last: int, keep_every: int, left: list[int]) -> None:
+def test_kept_checkpoints(
+    tmp_path: Path, written: int, keep_last: int, keep_every: int, left: list[int]
+) -> None:
     folders(tmp_path, {0, 10, 20, 30, 40, 50})
     for path in list_surplus(tmp_path, written, keep_last=keep_last, keep_every=keep_every):
         shutil.rmtree(mark_removed(path))
@@ -47,7 +49,7 @@ def test_what_is_kept(tmp_path: Path, written: int, keep_last: int, keep_every: 
     keep_every=st.integers(0, 60),
     picked=st.integers(0, 29),
 )
-def test_whatever_there_is(
+def test_any_checkpoints_keep_the_documented_ones(
     tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep_last: int, keep_every: int, picked: int
 ) -> None:
     root = tmp_path_factory.mktemp("job")
@@ -70,7 +72,7 @@ def test_whatever_there_is(
     shutil.rmtree(root)
 
 
-def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
+def test_kill_at_any_call_of_a_removal_leaves_complete_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intact = tmp_path / "intact"
@@ -89,8 +91,8 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
             calls_from(None)
             left.append([read_checkpoint(path).step for path in list_checkpoints(root)])
 
-    places = {"rename": Path, "fsync": os, "unlink": os, "rmdir": os}
-    real = {name: getattr(place, name) for name, place in places.items()}
+    owners = {"rename": Path, "fsync": os, "unlink": os, "rmdir": os}
+    real = {name: getattr(owner, name) for name, owner in owners.items()}
     inside: list[Path | None] = [None]
     calls, kill_at = 0, 0
 
@@ -108,8 +110,8 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
 
         return call
 
-    for name, place in places.items():
-        monkeypatch.setattr(place, name, patched(name))
+    for name, owner in owners.items():
+        monkeypatch.setattr(owner, name, patched(name))
     killed = True
     while killed:
         kill_at += 1
@@ -118,15 +120,15 @@ def test_killed_at_any_point_of_a_removal_what_is_listed_is_whole(
             killed = False
         except Killed:
             pass
-    assert left == [[0, 10, 20], *[[0, 20]] * (kill_at - 1)], "whole up to the rename, and gone from then on"
+    assert left == [[0, 10, 20], *[[0, 20]] * (kill_at - 1)], "complete before the rename, gone after it"
     assert kill_at > 6
 
 
-def test_what_a_killed_removal_leaves_is_cleared_by_the_next_checkpoint(tmp_path: Path) -> None:
+def test_next_checkpoint_clears_leftovers_of_a_killed_removal(tmp_path: Path) -> None:
     for step in (0, 10):
         write(tmp_path, step)
-    aside = mark_removed(tmp_path / "step-00000000")
-    (aside / "model.safetensors").unlink()
+    renamed = mark_removed(tmp_path / "step-00000000")
+    (renamed / "model.safetensors").unlink()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000010"]
     write(tmp_path, 20)
-    assert not aside.exists()
+    assert not renamed.exists()

@@ -21,7 +21,7 @@ from services.transport.shared_memory_link import (
 )
 from tests.services.tensors.test_shared_memory import memory
 from tests.services.transport.test_shared_memory_link import array_of, confirm
-from tests.support.anything import is_told_in_one_line, message
+from tests.support.anything import is_one_line, message
 
 NUMBERS = st.integers(-1, 70).map(str) | st.sampled_from([str(os.getpid()), "9" * 5000, "1_0", "x", ""])
 TOKENS = st.sampled_from(["00" * 32, "00", "zz" * 32, ""]) | st.text(max_size=8)
@@ -34,7 +34,7 @@ def test_any_offer_is_declined_or_refused(offer: str) -> None:
     try:
         link = ServerTensorLink("peer", ((SHARED_MEMORY_KEY, offer),), enabled=True)
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
         return
     assert not link.shares
     assert link.metadata == ((SHARED_MEMORY_KEY, "no"),)
@@ -91,7 +91,7 @@ def test_any_reference_stays_in_bounds(places: SharedPlaces, header: ChunkHeader
     try:
         chunks = server.deserialize(Chunk(header=header, shared=places).SerializeToString())
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
     else:
         assert 1 <= len(chunks) <= MAX_PLACES
         assert all(len(chunk.payload) <= ARRAY.payload.size for chunk in chunks)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.errors import Refused
 from services.transport.addresses import AddressRotation, split_addresses
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 
 ADDRESSES = st.lists(
     st.builds("{}:{}".format, st.sampled_from(["a", "b.example", "[::1]"]), st.integers(0, 65535)),
@@ -47,7 +47,7 @@ def test_any_text_is_a_list_or_refused(text: str) -> None:
     try:
         assert all(split_addresses("--aggregator", text))
     except Refused as refused:
-        assert is_told_in_one_line(refused)
+        assert is_one_line(refused)
 
 
 @given(addresses=ADDRESSES, outcomes=st.lists(st.booleans(), max_size=30))

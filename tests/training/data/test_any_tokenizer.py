@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.errors import Refused
-from tests.support.anything import is_told_in_one_line
+from tests.support.anything import is_one_line
 from training.data.tokenizer import load_tokenizer
 
 VALUES = st.recursive(
@@ -37,4 +37,4 @@ def test_any_tokenizer(content: Any) -> None:
     try:
         load_tokenizer(content, "tokenizer.json")
     except Refused as error:
-        assert is_told_in_one_line(error)
+        assert is_one_line(error)
