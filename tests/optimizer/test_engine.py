@@ -30,7 +30,7 @@ LAYOUT = Layout.build([("w", (8, 4), True, "w", False)])
 LIMIT_SECONDS = 30
 
 
-class Aggregator:
+class EngineDialogue:
     """An engine with a job of one chunk, and the messages that it sends.
 
     Args:
@@ -96,9 +96,9 @@ class Aggregator:
         return [int(path.name[5:]) for path in list_checkpoints(self.root)]
 
 
-def run(folder: Path, scenario: Callable[[Aggregator], Awaitable[None]], **training: Any) -> None:
+def run(folder: Path, scenario: Callable[[EngineDialogue], Awaitable[None]], **training: Any) -> None:
     async def within() -> None:
-        talk = Aggregator(folder, **training)
+        talk = EngineDialogue(folder, **training)
         try:
             await scenario(talk)
         finally:
@@ -131,7 +131,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         disk.open.clear()
         try:
@@ -164,7 +164,7 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
 def test_a_callback_that_arrives_after_close_logs_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         talk._chunk(GRADIENT, 1, 0)
         await talk.next_message(pb.Commit)
@@ -183,7 +183,7 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
 def test_a_job_cancelled_during_a_write_reports_the_checkpoint_that_was_written(
     tmp_path: Path, disk: Disk
 ) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         await talk.step(0)
         assert (await talk.next_message(pb.CheckpointWritten)).step == 1
@@ -206,7 +206,7 @@ def test_a_job_cancelled_during_a_write_reports_the_checkpoint_that_was_written(
 def test_a_job_goes_on_without_a_checkpoint_and_keeps_the_last_good_one(
     tmp_path: Path, disk: Disk, error: int
 ) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         await talk.step(0)
         good = await talk.next_message(pb.CheckpointWritten)
@@ -228,7 +228,7 @@ def test_a_job_goes_on_without_a_checkpoint_and_keeps_the_last_good_one(
 
 
 def test_surplus_checkpoints_are_removed_but_not_while_they_are_read(tmp_path: Path) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         await talk.step(0)
         await talk.next_message(pb.CheckpointWritten)
@@ -258,7 +258,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_logged(
     real_rename = Path.rename
     monkeypatch.setattr(Path, "rename", rename)
 
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         for step in range(3):
             await talk.step(step)
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_logged(
 
 @pytest.mark.parametrize(("minutes", "made"), [(1e-9, [0, 2, 3]), (60, [0])])
 def test_checkpoints_by_time(tmp_path: Path, minutes: float, made: list[int]) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         for step in range(3):
             await talk.step(step)
@@ -283,7 +283,7 @@ def test_checkpoints_by_time(tmp_path: Path, minutes: float, made: list[int]) ->
 
 
 def test_with_on_error_stop_a_job_fails_without_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         disk.error = errno.ENOSPC
         await talk.step(0)
@@ -296,7 +296,7 @@ def test_with_on_error_stop_a_job_fails_without_a_checkpoint(tmp_path: Path, dis
 
 
 def test_a_job_without_its_last_checkpoint_fails(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         for step in range(5):
             await talk.step(step)
@@ -316,7 +316,7 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     def copy(self: Any) -> Any:
         raise MemoryError("no room")
 
-    async def scenario(talk: Aggregator) -> None:
+    async def scenario(talk: EngineDialogue) -> None:
         await talk.begin()
         with monkeypatch.context() as patch:
             patch.setattr("optimizer.master_tensors.MasterTensors.copy", copy)

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from aggregator.shards.client.group import ShardGroup
+from aggregator.shards.client.link import ShardLink
 from aggregator.shards.messages import wrap_report
 from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
@@ -161,9 +162,16 @@ def test_orders_to_a_shard_that_is_down_are_dropped() -> None:
         await hosts.start(0)
         await hosts.start(1)
         await events.wait_for_line("ready")
-        heard = [link.last_heard_seconds for link in shards.links]
-        while [link.last_heard_seconds for link in shards.links] == heard:
-            await asyncio.sleep(0.05)  # until both have answered a heartbeat
+        answered: set[ShardLink] = set()
+        all_answered = asyncio.Event()
+
+        def heartbeat_answered(link: ShardLink, _: cluster.Heartbeat) -> None:
+            answered.add(link)
+            if len(answered) == len(shards.links):
+                all_answered.set()
+
+        shards.report_handlers[cluster.Heartbeat] = heartbeat_answered
+        await all_answered.wait()
 
     with_shards(scenario)
 
