@@ -59,9 +59,8 @@ class WaitReporter:
     def __init__(self, metrics: AggregatorMetrics, timeouts: Timeouts) -> None:
         self._metrics = metrics
         self._timeouts = timeouts
-        self._passed: dict[
-            tuple[str, int, str], str | None
-        ] = {}  # the longest timeout that each wait has passed
+        # The longest timeout that each wait has passed, by peer, step and what is owed.
+        self._passed: dict[tuple[str, int, str], str | None] = {}
 
     def report(self, waits: Sequence[Wait]) -> None:
         """Report the current waits, the longest first."""

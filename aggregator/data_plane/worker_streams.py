@@ -121,9 +121,8 @@ class WorkerDataStreams:
     ) -> None:
         last_refusal: Refusal | None = None
         while isinstance(message := await context.read(), Message):
-            await (
-                self._wait_for_room()
-            )  # before the chunk is taken, so that it still counts in its sender's window
+            # Wait before the chunk is taken, so that it still counts in its sender's window.
+            await self._wait_for_room()
             refusal = self._chunks_arrived(session, link.deserialize(message))
             if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a lease
                 log.info("worker %s: dropped a chunk: %s", session.name, refusal)

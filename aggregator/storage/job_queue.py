@@ -215,9 +215,8 @@ class JobQueue:
     def _sighting(self, known: bool = True) -> LeaderSighting:
         epoch = self._stored_epoch()
         row = self._connection.execute("SELECT beat, name, takeover_seconds FROM leader").fetchone()
-        if (
-            row is None
-        ):  # there was no leader yet, or one from before there were standbys, which does not beat
+        if row is None:
+            # There was no leader yet, or one from before there were standbys, which does not beat.
             return LeaderSighting(
                 epoch, 0, "an older version", STANDARD_TIMEOUTS.takeover if epoch else 0.0, known
             )

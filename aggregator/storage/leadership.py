@@ -127,7 +127,6 @@ class Leadership:
         deposed = Deposed(
             f"queue {self._queue.path}: {silence}, and a standby may take over: this aggregator no longer leads"
         )
-        log.warning(
-            "%s", deposed
-        )  # logged at once, since the rest of the shutdown may wait for the storage too
+        # Logged at once, since the rest of the shutdown may wait for the storage too.
+        log.warning("%s", deposed)
         return deposed

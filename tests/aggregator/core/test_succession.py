@@ -70,7 +70,7 @@ def test_a_leader_has_stopped_before_a_standby_takes_over(
     beginning of the newest beat on the storage. The standby's clock starts at another time.
     """
     timeouts = Timeouts.from_heartbeat(heartbeat)
-    now, led, written = 0.0, 0.0, [(0.0, 0.0)]  # of each beat: when it was on the storage, when it had begun
+    now, led, written = 0.0, 0.0, [(0.0, 0.0)]  # for each beat, when it reached the storage and when it began
     for pause, duration in beats:
         began = now + pause * heartbeat
         if began > led + timeouts.lapse:

@@ -7,7 +7,7 @@ from protos.jobs_pb2 import Wait
 from tests.support.dialogues.aggregator import Dialogue, training
 
 
-def told(talk: Dialogue) -> list[Wait]:
+def owed(talk: Dialogue) -> list[Wait]:
     return list(talk.core.status(talk.now).waits)
 
 
@@ -20,20 +20,20 @@ def test_workers_that_owe_the_next_chunk_are_named_with_step_and_time() -> None:
     other = Wait(
         role="worker", peer="w2", job="a", bucket=1, what="gradients of micro-batches 2-3", seconds=3.0
     )
-    assert told(talk) == [mine, other]
+    assert owed(talk) == [mine, other]
     talk.chunk(1, 1, 0, 1)
-    assert told(talk) == [other], "the first one has sent its part of the bucket"
+    assert owed(talk) == [other], "the first one has sent its part of the bucket"
     talk.chunk(2, 1, 0, 1)
-    assert [(wait.peer, wait.bucket) for wait in told(talk)] == [("w1", 0), ("w2", 0)]
+    assert [(wait.peer, wait.bucket) for wait in owed(talk)] == [("w1", 0), ("w2", 0)]
     for session in (1, 2):
         talk.chunk(session, 1, 0, 0)
-    assert told(talk) == [], "workers owe nothing more"
+    assert owed(talk) == [], "workers owe nothing more"
     talk.later(0.5, 1, 2)
     talk.later(2.0, 1, 2)
     mine = Wait(role="optimizer", peer="opt", job="a", what="the update", seconds=2.0)
-    assert told(talk) == [mine], "since the first look at it"
+    assert owed(talk) == [mine], "since the first look at it"
     talk.commits(1, 0)
-    assert [(wait.role, wait.step) for wait in told(talk)] == [("worker", 1), ("worker", 1)]
+    assert [(wait.role, wait.step) for wait in owed(talk)] == [("worker", 1), ("worker", 1)]
 
 
 def test_the_worker_that_makes_initial_weights_is_named() -> None:
@@ -43,13 +43,13 @@ def test_the_worker_that_makes_initial_weights_is_named() -> None:
     talk.joins(1)
     talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     talk.later(2.0, 1)
-    assert told(talk) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
+    assert owed(talk) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
 
 
 def test_the_worker_that_evaluates_is_named() -> None:
     talk = training(1, step=4)
     talk.later(2.0, 1)
-    assert told(talk) == [
+    assert owed(talk) == [
         Wait(role="worker", peer="w1", job="a", step=4, what="losses of batch 0", seconds=2.0)
     ]
 
@@ -61,7 +61,7 @@ def test_each_step_waits_for_its_own_update() -> None:
         talk.chunk(1, 1, step, 0)
         for _ in range(2):
             talk.later(1.0, 1)
-        assert [(wait.step, wait.what, wait.seconds) for wait in told(talk)] == [(step, "the update", 1.0)]
+        assert [(wait.step, wait.what, wait.seconds) for wait in owed(talk)] == [(step, "the update", 1.0)]
         talk.commits(1, step)
         talk.weights(1, step + 1, 0)
         talk.weights_loaded(1, 1, step + 1)
@@ -72,14 +72,14 @@ def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
     talk.submit()
     talk.later(0.0)
     talk.later(2.0)
-    assert told(talk) == [
+    assert owed(talk) == [
         Wait(role="optimizer", peer="optimizer", job="a", what="a connection: not connected yet", seconds=2.0)
     ]
     talk.optimizer()
-    assert told(talk) == [], "the earlier debt is paid"
+    assert owed(talk) == [], "the earlier debt is paid"
     talk.later(0.0)
     talk.later(3.0)
-    assert told(talk) == [
+    assert owed(talk) == [
         Wait(role="optimizer", peer="opt", job="a", what="an answer: where it stands", seconds=3.0)
     ]
 
@@ -93,11 +93,11 @@ def test_an_optimizer_that_has_not_sent_all_weights_is_named() -> None:
     for chunk in (0, 1):
         talk.later(0.0, 1)
         assert ("optimizer", "opt", "the weights") in [
-            (each.role, each.peer, each.what) for each in told(talk)
+            (each.role, each.peer, each.what) for each in owed(talk)
         ]
         talk.weights(1, 0, chunk)
     talk.later(0.0, 1)
-    assert "optimizer" not in [each.role for each in told(talk)]
+    assert "optimizer" not in [each.role for each in owed(talk)]
 
 
 def test_an_optimizer_that_writes_the_last_checkpoint_is_named() -> None:
@@ -105,9 +105,9 @@ def test_an_optimizer_that_writes_the_last_checkpoint_is_named() -> None:
     for batch in range(3):
         talk.evaluated(1, 1, 4, (batch, 1.0))
     talk.later(2.0, 1)
-    (wait,) = told(talk)
+    (wait,) = owed(talk)
     assert (wait.role, wait.peer, wait.what, wait.step) == ("optimizer", "opt", "the last checkpoint", 4)
 
 
 def test_without_a_job_there_are_no_waits() -> None:
-    assert told(Dialogue()) == []
+    assert owed(Dialogue()) == []

@@ -180,7 +180,7 @@ def test_a_payload_goes_with_its_sum_though_others_came_in_the_same_turn() -> No
 
         reduction = Reduction(forward, lambda error: None)
         for seed in range(2):
-            chunk = received(BFLOAT16, seed)  # whose values are no view of it
+            chunk = received(BFLOAT16, seed)  # its values are not a view of its payload
             chunks.append(weakref.ref(chunk))
             reduction.submit([Keep(0, ROOT), FORWARD], chunk)
         del chunk

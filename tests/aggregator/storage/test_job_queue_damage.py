@@ -20,7 +20,7 @@ VALUES = (
     st.binary(max_size=12)
     | st.text(max_size=12)
     | st.integers(-(1 << 63), (1 << 63) - 1)
-    | st.floats(allow_nan=False)  # SQLite's NULL, which no column takes
+    | st.floats(allow_nan=False)  # NaN is SQLite's NULL, which no column accepts
     | st.sampled_from(["[]", '{"a": 1}', '{"a": "b"}', "[" * 100_000, LAST_EPOCH, "x" * 10_000])
 )
 

@@ -79,7 +79,7 @@ def test_unwritable_storage_ends_the_leader_before_a_standby_takes_over(
     with leading(path) as queue, JobQueue(path) as other:
         other.look("b")
         lead = Leadership(queue, LADDER)
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)  # it knows of b
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)  # so that it knows of b
         lead._renewed_seconds = time.monotonic()
         began = time.monotonic()
         blocker = sqlite3.connect(path, isolation_level=None)
@@ -140,16 +140,16 @@ def test_storage_that_hangs_ends_the_leader(tmp_path: Path) -> None:
 
 def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    away = threading.Event()  # nobody sets it
+    away = threading.Event()  # never set
 
     async def scenario(lead: Leadership, queue: Hanging, other: JobQueue) -> Exception:
         ending = asyncio.ensure_future(until_it_ends(lead))
         while not queue.asked.is_set():
             await asyncio.sleep(LADDER.tick / 10)
-        # the loop stands still, as a process does that is stopped
+        # The loop stands still, like a stopped process.
         away.wait(LADDER.lapse + 2 * LADDER.tick)
         other.raise_epoch("b")
-        await asyncio.sleep(LADDER.tick)  # what was due by then has been done
+        await asyncio.sleep(LADDER.tick)  # lets what was due by then run
         assert not ending.done()
         queue.answers.set()
         return await ending
@@ -186,7 +186,7 @@ def test_a_leader_stopped_for_long_checks_before_it_acts(tmp_path: Path) -> None
         lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
         assert other.look("b").beat == 1, "it leads still, and shows it"
         other.raise_epoch("b")
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover + 0.01)  # just now it led
+        lead.check_leading(time.monotonic() + 2 * LADDER.takeover + 0.01)  # it led just now
         with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
             lead.check_leading(time.monotonic() + 4 * LADDER.takeover)
 

@@ -15,7 +15,7 @@ from services.tensors.reduction_tree import Node
 VERSION = Version(1, 7)
 
 
-def lease_book(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum:
+def planned_step(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum:
     """Return a planned step whose lease ids are the positions of its assignments plus 1."""
     step_sum = StepSum(VERSION, micro_batches, chunks, 0.0)
     step_sum.distribute(dict.fromkeys(sessions, 1.0), 0.0)
@@ -32,7 +32,7 @@ def test_a_new_step_is_one_orphan() -> None:
 
 
 def test_what_a_lost_worker_had_is_shared_out_again() -> None:
-    step_sum = lease_book(4, 1, 2)
+    step_sum = planned_step(4, 1, 2)
     step_sum.abandon(1, 5.0)
     assert [each.node for each in step_sum.orphans()] == [Node(0, 2)]
     step_sum.distribute({2: 1.0, 3: 1.0}, 5.0)
@@ -44,7 +44,7 @@ def test_what_a_lost_worker_had_is_shared_out_again() -> None:
 
 
 def test_what_others_will_soon_be_free_for_is_left_to_them() -> None:
-    step_sum = lease_book(12, 1, 2, 3)
+    step_sum = planned_step(12, 1, 2, 3)
     step_sum.of_session(1)[0].computed = True
     step_sum.abandon(3, 4.0)
     step_sum.distribute({1: 1.0, 2: 1.0}, 4.0, {2: step_sum.busy_seconds(2, 1.0, 4.0)})
@@ -55,7 +55,7 @@ def test_what_others_will_soon_be_free_for_is_left_to_them() -> None:
 
 
 def test_an_orphan_for_busy_workers_alone_is_not_split() -> None:
-    step_sum = lease_book(4, 1, 2)
+    step_sum = planned_step(4, 1, 2)
     step_sum.abandon(1, 0.0)
     step_sum.distribute({2: 100.0, 3: 1e-3}, 0.0, {2: 0.02})
     assert [(each.node, each.session) for each in step_sum.assignments] == [
@@ -65,7 +65,7 @@ def test_an_orphan_for_busy_workers_alone_is_not_split() -> None:
 
 
 def test_a_late_worker_is_expected_to_need_as_long_again() -> None:
-    step_sum = lease_book(4, 1)
+    step_sum = planned_step(4, 1)
     assert [step_sum.busy_seconds(1, 2.0, now) for now in (0.0, 1.5, 2.0, 3.0, 12.0)] == [
         2.0,
         0.5,
@@ -78,14 +78,14 @@ def test_a_late_worker_is_expected_to_need_as_long_again() -> None:
 
 
 def test_of_two_leases_the_first_took_its_time() -> None:
-    step_sum = lease_book(3, 1, 2)  # 0-1 and 2, of which the second is given to the same worker
+    step_sum = planned_step(3, 1, 2)  # leases 0-1 and 2, which go to the same worker below
     step_sum.assignments[1].session = step_sum.assignments[0].session
     step_sum.assignments[0].computed = True
     assert step_sum.busy_seconds(1, 1.0, 2.5) == 0.5
 
 
 def test_what_a_lost_worker_had_delivered_is_no_orphan() -> None:
-    step_sum = lease_book(2, 1, 2)
+    step_sum = planned_step(2, 1, 2)
     first = step_sum.assignments[0]
     step_sum.arrive(first, 0, [1.0])
     step_sum.abandon(1, 5.0)
@@ -93,7 +93,7 @@ def test_what_a_lost_worker_had_delivered_is_no_orphan() -> None:
 
 
 def test_a_void_lease_is_not_found() -> None:
-    step_sum = lease_book(2, 1, 2)
+    step_sum = planned_step(2, 1, 2)
     assert step_sum.by_lease(1) is step_sum.assignments[0]
     step_sum.abandon(1, 0.0)
     assert step_sum.by_lease(1) is None
@@ -101,14 +101,14 @@ def test_a_void_lease_is_not_found() -> None:
 
 
 def test_a_worker_is_busy_until_it_has_computed() -> None:
-    step_sum = lease_book(2, 1, 2)
+    step_sum = planned_step(2, 1, 2)
     assert step_sum.is_busy(1) and not step_sum.is_busy(3)
     step_sum.of_session(1)[0].computed = True
     assert not step_sum.is_busy(1) and step_sum.is_busy(2)
 
 
 def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None:
-    step_sum = lease_book(1, 1, chunks=20)
+    step_sum = planned_step(1, 1, chunks=20)
     assert step_sum.window_end == WINDOW_CHUNKS
     limits = []
     for chunk in reversed(range(20)):
@@ -120,7 +120,7 @@ def test_the_window_moves_with_the_finished_chunks_in_worthwhile_steps() -> None
 
 def test_many_workers_have_narrower_windows_so_that_together_they_send_no_more() -> None:
     for workers, window in ((1, 8), (2, 8), (4, 4), (8, 2), (16, 1), (100, 1)):
-        step_sum = lease_book(workers, *range(workers), chunks=40)
+        step_sum = planned_step(workers, *range(workers), chunks=40)
         assert step_sum.window_end == window, f"{workers} workers"
         for chunk in reversed(range(40)):
             for assignment in step_sum.assignments:
@@ -147,7 +147,7 @@ def test_windows_are_as_long_as_there_is_room_for(room: int) -> None:
 
 
 def test_a_window_stays_when_orphans_are_planned_again() -> None:
-    step_sum = lease_book(2, 1, 2, chunks=40)
+    step_sum = planned_step(2, 1, 2, chunks=40)
     for chunk in reversed(range(30, 40)):
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
@@ -159,7 +159,7 @@ def test_a_window_stays_when_orphans_are_planned_again() -> None:
 
 
 def test_a_window_restarts_with_reopened_chunks() -> None:
-    step_sum = lease_book(2, 1, 2, chunks=40)
+    step_sum = planned_step(2, 1, 2, chunks=40)
     for chunk in reversed(range(10, 40)):
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
@@ -175,14 +175,14 @@ def test_a_window_restarts_with_reopened_chunks() -> None:
 
 
 def test_a_small_layout_needs_no_window_messages() -> None:
-    step_sum = lease_book(1, 1, chunks=3)
+    step_sum = planned_step(1, 1, chunks=3)
     assert step_sum.window_end == 3
     step_sum.arrive(step_sum.assignments[0], 2, [])
     assert not step_sum.widen()
 
 
 def test_the_loss_is_the_mean_over_micro_batches_in_their_order() -> None:
-    step_sum = lease_book(3, 1, 2)
+    step_sum = planned_step(3, 1, 2)
     losses = [0.1, 0.7, 1e16]
     assert step_sum.loss is None
     for assignment in reversed(step_sum.assignments):
@@ -192,13 +192,13 @@ def test_the_loss_is_the_mean_over_micro_batches_in_their_order() -> None:
 
 
 def test_losses_of_another_length_are_not_believed() -> None:
-    step_sum = lease_book(2, 1)
+    step_sum = planned_step(2, 1)
     step_sum.arrive(step_sum.assignments[0], 0, [1.0])
     assert step_sum.loss is None
 
 
 def test_micro_batches_that_are_not_finite_are_named_in_their_order() -> None:
-    step_sum = lease_book(4, 1, 2)
+    step_sum = planned_step(4, 1, 2)
     left, right = step_sum.assignments
     step_sum.blame(right, "b", [NonFinite(micro_batch=3, parameter="v")])
     step_sum.blame(
