@@ -3,7 +3,7 @@
 An operation (training/ops) computes its value at once. It records on the tape how a gradient of that value becomes
 gradients of its inputs. `Tape.backward` replays the records from last to first and drops each one, so the values that
 it kept are freed while the pass runs. The tape, not the device library, knows how a value lies on the mesh
-(mesh/placement.py), and adds up the parts of a gradient that devices hold.
+(mesh/placement.py). It adds up the parts of a gradient that devices hold.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Split:
-    """How tensor-parallel devices share a parameter.
+    """The way in which tensor-parallel devices share a parameter.
 
     Attributes:
         dim: dimension of the logical shape that is cut into equal pieces, one for each device.

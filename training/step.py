@@ -61,8 +61,8 @@ class TrainingStep:
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each forward and each backward pass runs in.
-        on_non_finite: called for a micro-batch whose gradient has a NaN or an infinity, with its index and the first
-            such parameter in the order of the backward pass.
+        on_non_finite: called for a micro-batch whose gradient has a NaN or an infinity. Its arguments are the index and
+            the first such parameter in the order of the backward pass.
 
     Attributes:
         layout: layout of the model's parameters.

@@ -12,8 +12,8 @@ from services.tensors.layout import Layout
 class GradientChecksum:
     """Checksum of a gradient that is computed from its end to its start.
 
-    Each parameter has a checksum of its own, so the result does not depend on the sizes of the pieces in which the
-    gradient becomes ready. It costs one pass over the gradient.
+    Each parameter has a checksum of its own. So the result does not depend on the pieces in which the gradient becomes
+    ready. It costs one pass over the gradient.
 
     Args:
         layout: layout of the gradient.

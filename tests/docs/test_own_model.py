@@ -1,4 +1,4 @@
-"""The worked examples of docs/own-model.md and docs/new-op.md: they run, learn, and go wrong as the pages say."""
+"""The worked examples of docs/own-model.md and docs/new-op.md run and learn, and their errors name the user's code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The pages' modules, importable, for this test alone."""
+    """Make the pages' modules importable for one test."""
     for name in ("mixing", "mixer"):
         monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
     before = set(sys.modules)
@@ -159,7 +159,7 @@ def test_the_operation_has_the_gradient_of_its_value(folder: Path, mesh: Mesh):
         assert (gradients[name] * direction).sum() == pytest.approx((above - below) / 2e-6, rel=1e-3), name
 
 
-def test_a_job_names_it_as_the_page_does(folder: Path):
+def test_the_page_s_job_config_is_accepted(folder: Path):
     model = yaml.safe_load(blocks("own-model.md", "yaml")[0])
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump({**model, "training_config": {"data_path": "text.txt"}}))
@@ -232,7 +232,7 @@ class Falls(Mixer):
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_cannot_be_built_is_refused_in_a_line(folder: Path, mesh: Mesh, case: str):
+def test_a_model_that_cannot_be_built_is_refused_in_one_line(folder: Path, mesh: Mesh, case: str):
     write_broken(folder)
     model_type, message = BROKEN[case]
     with pytest.raises(
@@ -249,7 +249,7 @@ def test_what_cannot_be_built_is_refused_in_a_line(folder: Path, mesh: Mesh, cas
         ("other:Falls", r"IndexError: no such token \| at all, at other\.py:\d+"),
     ],
 )
-def test_what_goes_wrong_in_a_pass_names_the_module(folder: Path, mesh: Mesh, model_type: str, message: str):
+def test_an_error_in_a_pass_names_the_module(folder: Path, mesh: Mesh, model_type: str, message: str):
     write_broken(folder)
     step = TrainingStep(job(folder, model_type), mesh, allowed_models=["other"])
     put(step, step.initial_weights())
@@ -259,7 +259,7 @@ def test_what_goes_wrong_in_a_pass_names_the_module(folder: Path, mesh: Mesh, mo
 
 
 @pytest.mark.parametrize("allowed", [[], ["mix"], ["mixer:Other", "mixer.inner"]])
-def test_what_is_not_allowed_is_not_imported(folder: Path, mesh: Mesh, allowed: list[str]):
+def test_a_module_that_is_not_allowed_is_not_imported(folder: Path, mesh: Mesh, allowed: list[str]):
     with pytest.raises(Refused, match=r"mixer:Mixer: not allowed on this worker.*--allow-models mixer"):
         TrainingStep(job(folder), mesh, allowed_models=allowed)
     assert "mixer" not in sys.modules

@@ -1,6 +1,6 @@
-"""GPT-2 and Llama in numpy, float64, from their published architectures, read from a folder as Hugging Face has it.
+"""GPT-2 and Llama in numpy, float64, written from their publications, with weights from a Hugging Face folder.
 
-It shares no line with what it checks: it reads `config.json` and `model.safetensors` by itself.
+The module shares no code with what it checks: it reads `config.json` and `model.safetensors` itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 def logits(folder: Path, ids: NDArray[np.integer[Any]]) -> Array:
-    """[tokens, vocabulary] of one sequence of ids."""
+    """Return the logits [tokens, vocabulary] of one sequence of ids."""
     config = json.loads((folder / "config.json").read_text())
     tensors = {
         name: tensor.astype(np.float64) for name, tensor in load_file(folder / "model.safetensors").items()
@@ -88,7 +88,7 @@ def _llama(config: dict[str, Any], tensors: dict[str, Array], ids: NDArray[np.in
 
 
 def _frequencies(config: dict[str, Any], width: int) -> Array:
-    """Radians per token of each pair of columns; with Llama 3.1's stretching if the config asks for it."""
+    """Return radians per token of each pair of columns, scaled as in Llama 3.1 if the config asks for it."""
     frequencies = config["rope_theta"] ** (-np.arange(0, width, 2) / width)
     scaling = config["rope_scaling"]
     if scaling is None:
@@ -106,12 +106,12 @@ def _frequencies(config: dict[str, Any], width: int) -> Array:
 
 
 def _heads(x: Array, heads: int) -> Array:
-    """[heads, tokens, width of a head]."""
+    """Return [heads, tokens, width of a head]."""
     return x.reshape(len(x), heads, -1).transpose(1, 0, 2)
 
 
 def _attend(query: Array, key: Array, value: Array) -> Array:
-    """[tokens, heads x width], each token attending to itself and those before it."""
+    """Return [tokens, heads x width]; each token attends to itself and earlier ones."""
     tokens, width = query.shape[1:]
     scores = query @ key.transpose(0, 2, 1) / math.sqrt(width)
     scores[:, np.triu(np.ones((tokens, tokens), bool), 1)] = -np.inf

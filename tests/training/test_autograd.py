@@ -1,4 +1,4 @@
-"""The tape: order, sums, placement, and that it frees what it kept while it runs. Numbers stand for tensors."""
+"""The tape: order, sums, placements, and that it frees values while it runs. Numbers stand for tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MESH: Any = SimpleNamespace(
 
 
 class Kept:
-    """Something that a backward function holds on to, and that can be watched."""
+    """A value that a backward function keeps, and that a weak reference can watch."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -102,7 +102,7 @@ def test_constants_get_no_gradient_and_need_no_record():
     assert len(tape) == 0
 
 
-def test_a_parameter_beside_sharded_rows_is_summed_over_devices_once():
+def test_the_gradient_of_a_replicated_parameter_is_summed_over_devices_once():
     tape = Tape(MESH)
     rows = Variable(2.0, ROWS)
     weight = parameter("w", 3.0)
@@ -120,8 +120,8 @@ def test_the_gradient_of_a_sharded_parameter_is_summed_and_cut_as_the_parameter_
     assert finals(tape, loss) == [("w", 2.0 + 300_000)]
 
 
-def test_parts_of_a_gradient_are_summed_over_tensor_devices_before_it_goes_on():
-    """Two layers by columns on one operand, as gate and up of a feed-forward: one sum for both."""
+def test_partial_gradients_are_summed_over_tensor_devices_before_the_next_operation():
+    """Use two layers by columns on one operand, as gate and up of a feed-forward: one sum for both."""
     tape = Tape(MESH)
     x = times(tape, parameter("x", 2.0), 5.0)
     gate = tape.record(x.value, (x,), lambda gradient: (gradient * 3,), over_tensor(3))
@@ -132,8 +132,8 @@ def test_parts_of_a_gradient_are_summed_over_tensor_devices_before_it_goes_on():
     assert finals(tape, loss) == [("x", 5.0 * (7 + 1000))]
 
 
-def test_a_partial_summand_beside_a_whole_one_is_summed_first():
-    """The residual stream: x enters a layer by columns and a sum."""
+def test_a_partial_summand_is_completed_before_a_whole_one_is_added():
+    """Use a residual stream, where x enters a layer by columns and a sum."""
     tape = Tape(MESH)
     x = times(tape, parameter("x", 2.0), 5.0)
     columns = tape.record(x.value, (x,), lambda gradient: (gradient * 3,), over_tensor(3))
@@ -155,7 +155,7 @@ def test_sharded_inputs_have_sharded_gradients():
     ("one", "other"),
     [(over_data(2), over_data(0)), (over_tensor(2), over_tensor(3)), (Placements(PARTIAL, PARTIAL), WHOLE)],
 )
-def test_operands_that_do_not_lie_alike_are_refused(one: Placements, other: Placements):
+def test_operands_with_different_placements_are_refused(one: Placements, other: Placements):
     with pytest.raises(ValueError, match="placements"):
         product(Tape(MESH), Variable(1.0, one), Variable(1.0, other))
 
@@ -193,7 +193,7 @@ def test_recomputing_gives_the_same_gradients_and_keeps_nothing():
     assert len(tape) == 0
 
 
-def test_what_is_recomputed_must_end_with_its_result():
+def test_a_recomputed_function_must_end_with_its_result():
     tape = Tape(MESH)
     a = parameter("a", 3.0)
 
@@ -213,7 +213,7 @@ def test_nothing_is_recomputed_when_not_recording():
     assert len(tape) == 0
 
 
-def test_backward_wants_the_last_recorded_loss():
+def test_backward_needs_the_last_recorded_loss():
     tape = Tape(MESH)
     first = times(tape, parameter("a", 2.0), 3.0)
     times(tape, first, 2.0)
@@ -231,7 +231,7 @@ def test_a_value_that_does_not_enter_the_loss_is_an_error():
         finals(tape, times(tape, a, 2.0))
 
 
-def test_a_tape_that_was_given_up_leaves_no_trace_on_parameters():
+def test_an_abandoned_tape_leaves_nothing_on_parameters():
     a = parameter("a", 2.0)
     times(Tape(MESH), a, 3.0)
     tape = Tape(MESH)

@@ -1,4 +1,4 @@
-"""What a job's config lets through, the worker builds and trains: the rules of both are the same."""
+"""A job whose config is accepted can be built and trained by a worker: both check the same rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every operation: its value, and its gradients, against float64 numpy (gradients along random directions)."""
+"""Every operation: its value and its gradients, compared with float64 numpy (gradients along random directions)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def normal(*shape: int) -> npt.NDArray[np.float32]:
 
 
 def run(mesh: Mesh, forward: Forward, values: dict[str, Any], weights: Any) -> tuple[Any, dict[str, Any]]:
-    """The operation's value, and the gradients of SEED times the sum of weights * value."""
+    """Return the operation's value, and the gradients of SEED times the sum of weights * value."""
     parameters = {name: Parameter(name, value.shape, export_name=name) for name, value in values.items()}
     for name, parameter in parameters.items():
         load_parameter(mesh, parameter, values[name])
@@ -205,7 +205,7 @@ def test_causal_attention(mesh: Mesh, heads: int):
 
 
 def test_attention_drops_weights_the_same_way_in_both_passes(mesh: Mesh):
-    """With the mask fixed by the seed, the operation is a plain function, so differences of it give its gradient."""
+    """Fix the mask by the seed: then finite differences of the operation give its gradient."""
     qkv = normal(TOKENS, 3 * WIDTH)
     mask = constant(mesh, causal_mask(), mesh.dtype)
     weights = RANDOM.standard_normal((TOKENS, WIDTH))
@@ -291,7 +291,7 @@ def test_take_rows(mesh: Mesh):
 
 def test_relu(mesh: Mesh):
     x = normal(ROWS, WIDTH)
-    x[np.abs(x) < 0.01] = 0.5  # differences across the bend say nothing
+    x[np.abs(x) < 0.01] = 0.5  # finite differences across the kink are meaningless
     check(mesh, lambda tape, of: ops.relu(tape, of["x"]), lambda of: np.maximum(of["x"], 0), x=x)
 
 
@@ -374,7 +374,7 @@ def test_grouped_attention(mesh: Mesh, heads: int, groups: int, width: int):
 
 
 def test_a_rotation_of_other_tokens_is_an_error(mesh: Mesh):
-    """The device library would take the wrong rows, or read behind the table, without a word."""
+    """Check what the device library does not: it would read wrong rows, or memory after the table."""
     mask = constant(mesh, causal_mask(), mesh.dtype)
     rotation = Rotations(mesh, 64, frequencies(WIDTH, 100.0, None)).of(0, 64)
     x = constant(mesh, normal(1, 1, TOKENS, WIDTH), mesh.dtype)
@@ -382,7 +382,7 @@ def test_a_rotation_of_other_tokens_is_an_error(mesh: Mesh):
         ops.grouped_attention(Tape(mesh), x, x, x, rotation, mask, WIDTH)
 
 
-def test_a_cache_has_room_for_its_window(mesh: Mesh):
+def test_a_cache_takes_no_more_than_its_window(mesh: Mesh):
     cache = ops.KeyValueCache(mesh, 1, 32, WIDTH)
     row = constant(mesh, normal(1, 1, 1, WIDTH), mesh.dtype).value
     rows = constant(mesh, normal(1, 1, 32, WIDTH), mesh.dtype).value

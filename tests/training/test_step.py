@@ -1,4 +1,4 @@
-"""The training step: determinism, early gradients, data parallel, evaluation, files, and that it learns."""
+"""The training step: determinism, early gradients, parallel strategies, evaluation, files, and that it learns."""
 
 from __future__ import annotations
 
@@ -73,13 +73,15 @@ def test_same_step_and_index_same_bits(mesh: Mesh, make_config: Callable[..., Jo
     assert gradient(loaded(make_config(seed=8), mesh), 3, 1)[0] != loss
 
 
-def test_dropout_is_drawn_afresh_for_each_micro_batch(mesh: Mesh, make_config: Callable[..., JobConfig]):
+def test_each_micro_batch_has_its_own_dropout(mesh: Mesh, make_config: Callable[..., JobConfig]):
     with_dropout = gradient(loaded(make_config(), mesh))[0]
     without = gradient(loaded(make_config({"dropout_prob": 0.0}), mesh))[0]
     assert with_dropout != without
 
 
-def test_gradients_are_in_place_from_the_back_when_told(mesh: Mesh, make_config: Callable[..., JobConfig]):
+def test_gradients_are_complete_from_the_offset_that_is_reported(
+    mesh: Mesh, make_config: Callable[..., JobConfig]
+):
     step = loaded(make_config({"weight_tying": True}), mesh)
     expected = gradient(step)[1]
     out = np.full(step.layout.elements, np.nan, np.float32)
@@ -92,7 +94,7 @@ def test_gradients_are_in_place_from_the_back_when_told(mesh: Mesh, make_config:
     step.micro_batch(0, 0, out, ready)
     assert offsets == sorted(offsets, reverse=True)
     assert offsets[-1] == 0
-    # Whatever is not complete yet has not been touched: the tied embedding comes last.
+    # Incomplete gradients are untouched; the tied embedding comes last.
     assert len(offsets) > len(step.layout.entries) // 2
     assert set(offsets) <= {entry.offset for entry in step.layout.entries}
 
@@ -142,7 +144,7 @@ def test_evaluation_covers_the_held_out_split(mesh: Mesh, make_config: Callable[
     held_out = len(TEXT) - int(0.9 * len(TEXT))
     assert sums[1][1] == sums[8][1] == held_out - 1
     assert sums[1][0] == pytest.approx(sums[8][0], rel=1e-6)
-    # Untrained weights know nothing: about the logarithm of the vocabulary a token.
+    # Untrained weights give a loss of about the logarithm of the vocabulary.
     assert sums[1][0] / sums[1][1] == pytest.approx(np.log(len(set(TEXT)) + 3), abs=0.3)
 
 
@@ -211,8 +213,8 @@ def test_the_fingerprint_is_text(mesh: Mesh, make_config: Callable[..., JobConfi
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_bit_hangs_on_the_emulators_threads(dtype: str, make_config: Callable[..., JobConfig]):
-    """Sizes at which products, batches of products, row by row and element by element ops are all cut into blocks."""
+def test_the_bits_do_not_depend_on_the_emulator_s_threads(dtype: str, make_config: Callable[..., JobConfig]):
+    """Use sizes at which products, batched products, row-wise and element-wise ops are all split into blocks."""
     model = {"num_heads": 4, "embedding_dim": 128, "max_sequence_length": 64}
     results = []
     for threads in (1, 2, 3):
@@ -223,7 +225,7 @@ def test_no_bit_hangs_on_the_emulators_threads(dtype: str, make_config: Callable
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_is_told_before_it_is_ready(
+def test_a_non_finite_gradient_is_reported_before_it_is_ready(
     bad: float, mesh: Mesh, make_config: Callable[..., JobConfig]
 ) -> None:
     class FaultyStep(TrainingStep):
@@ -245,7 +247,7 @@ def test_a_gradient_that_is_not_finite_is_told_before_it_is_ready(
     assert reported == []
 
     def overwrite(offset: int) -> None:
-        out[offset:] = 0.0  # as a sum with other micro-batches changes it
+        out[offset:] = 0.0  # as adding other micro-batches would
 
     step.faulty = True
     out = np.empty(step.layout.elements, np.float32)

@@ -1,4 +1,4 @@
-"""Every parallel strategy gives the single device's loss and gradients (DESIGN: max|a-b| <= 1e-5 max|b| a tensor)."""
+"""Every parallel strategy gives one device's loss and gradients: max|a-b| <= 1e-5 max|b| for each tensor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def batch() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 def step(
     mesh: Mesh, model_config: GPT2Config | LlamaConfig, dropout: Callable[[str], int] | None = None
 ) -> dict[str, Any]:
-    """The loss of every row and the gradient of every parameter, by its name."""
+    """Return the loss of every row and the gradient of every parameter, by its name."""
     model = build_model(model_config, VOCABULARY, mesh)
     for parameter in model.parameters():
         load_parameter(mesh, parameter, initial_value(parameter, 11))
@@ -88,7 +88,7 @@ def step(
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_it_gives_what_one_device_gives(
+def test_every_strategy_gives_one_device_s_loss_and_gradients(
     open_emulator: Callable[..., Mesh], strategy: str, options: dict[str, Any]
 ):
     shape, axes = STRATEGIES[strategy]
@@ -103,7 +103,7 @@ def test_it_gives_what_one_device_gives(
         assert difference <= 1e-5 * np.abs(values).max(), name
 
 
-def test_tensor_parallel_devices_share_what_is_large(open_emulator: Callable[..., Mesh]):
+def test_tensor_parallel_devices_share_the_large_parameters(open_emulator: Callable[..., Mesh]):
     mesh = open_emulator((2, 4), axes=Axes(data=0, tensor=1, shard_parameters=True))
     model = build_model(config(), VOCABULARY, mesh)
     for parameter in model.parameters():
@@ -130,7 +130,7 @@ def seed_of(site: str) -> int:
 @pytest.mark.parametrize("strategy", ["ddp 1x8", "fsdp x tp 2x2"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_recomputing_gives_the_same_bits(open_emulator: Callable[..., Mesh], strategy: str, kind: str):
-    """Dropout, too: its seeds follow from names."""
+    """Include dropout, whose seeds follow from names."""
     shape, axes = STRATEGIES[strategy]
     found = [
         step(
@@ -147,7 +147,7 @@ def test_recomputing_gives_the_same_bits(open_emulator: Callable[..., Mesh], str
 def test_dropout_is_the_same_for_devices_with_the_same_elements(
     open_emulator: Callable[..., Mesh], strategy: str
 ):
-    """If devices dropped different elements of what they all have, their copies of it would part."""
+    """Check that copies stay equal: devices that dropped different elements of a copy would diverge."""
     shape, axes = STRATEGIES[strategy]
     mesh = open_emulator(shape, axes=axes)
     dropped = step(mesh, config(dropout_prob=0.3), seed_of)

@@ -1,7 +1,7 @@
-"""A traced pass gives what an untraced one gives, and a device that captures nothing is worked with all the same.
+"""A traced pass gives the results of an untraced one, also on a device that refuses to capture.
 
-No device here captures, so one is made of the emulator: between `begin_trace_capture` and `end_trace_capture` it keeps
-the calls and, as a device does, leaves their results undefined; `execute_trace` makes the calls again.
+The emulator can't capture, so a test device is made of it. Between `begin_trace_capture` and `end_trace_capture` it
+records the calls and, as a real device does, leaves their results undefined. `execute_trace` makes the calls again.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def capturing(device: CapturingDevice) -> Iterator[Mesh]:
 
 
 def passes(config: JobConfig, mesh: Mesh) -> list[Any]:
-    """Loss and gradient of micro-batches over steps with different weights, and a held-out batch in between."""
+    """Return loss and gradient of micro-batches over steps with different weights, with a held-out batch in between."""
     step = TrainingStep(config, mesh)
     weights = step.initial_weights()
     found: list[Any] = []
@@ -148,7 +148,7 @@ def passes(config: JobConfig, mesh: Mesh) -> list[Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"runner_type": "memory_efficient", "weight_tying": True}], ids=str)
-def test_it_gives_what_an_untraced_pass_gives(
+def test_it_gives_the_results_of_an_untraced_pass(
     device: CapturingDevice, capturing: Mesh, make_config: Callable[..., JobConfig], options: dict[str, Any]
 ):
     expected = passes(make_config(trace=False, **options), capturing)
@@ -161,7 +161,7 @@ def test_it_gives_what_an_untraced_pass_gives(
         assert np.array_equal(one[1], other[1])
 
 
-def test_a_device_that_refuses_is_told_of_once(
+def test_a_device_that_refuses_to_capture_is_logged_once(
     open_emulator: Callable[..., Mesh],
     make_config: Callable[..., JobConfig],
     caplog: pytest.LogCaptureFixture,
@@ -177,7 +177,7 @@ def test_a_device_that_refuses_is_told_of_once(
     assert all(np.array_equal(one[1], other[1]) for one, other in zip(found, expected, strict=True))
 
 
-def test_inputs_of_something_else_than_the_batch_are_an_error(mesh: Mesh):
+def test_an_input_that_is_no_array_of_the_batch_is_an_error(mesh: Mesh):
     tt = mesh.tt
     ids = np.zeros((1, 32), np.uint32)
     kept = KeptInputs(mesh, ids)

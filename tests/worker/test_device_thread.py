@@ -1,4 +1,4 @@
-"""The device thread leaves the mesh clean: when a job ends, when it is told to stop mid-step, when something fails."""
+"""The device thread closes the mesh when a job ends, when it is stopped in a step, and when something fails."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegre
 
 
 class Device:
-    """A device thread, and what it told the core."""
+    """A device thread, and the inputs for the core that it gave."""
 
     def __init__(self, make_step: StepFactory = TrainingStep) -> None:
         self.metrics = WorkerMetrics()
-        self.told: queue.Queue[ev.Input] = queue.Queue()
+        self.inputs: queue.Queue[ev.Input] = queue.Queue()
         self.meshes: list[Mesh] = []
         self.refusal: Failed | None = None
         builder = JobBuilder(make_step=make_step, open_mesh=self._open_mesh)
-        self.thread = DeviceThread(self.told.put, self.metrics, builder)
+        self.thread = DeviceThread(self.inputs.put, self.metrics, builder)
 
     def give(self, effect: ev.Effect) -> None:
-        """What the core decided."""
+        """Give it an effect of the core."""
         self.thread.carry_out(effect, None)
 
     def next(self) -> ev.Input:
-        """What the core is told next."""
-        return self.told.get(timeout=LIMIT_SECONDS)
+        """Return its next input for the core."""
+        return self.inputs.get(timeout=LIMIT_SECONDS)
 
     def _open_mesh(self, *arguments: Any, **settings: Any) -> Mesh:
         if self.refusal is not None:
@@ -56,7 +56,7 @@ class Device:
 
     @property
     def fit(self) -> float | None:
-        """The metric."""
+        """Value of the metric."""
         return self.metrics.registry.get_sample_value("tiermesh_mesh_fit", {"role": "worker"})
 
 
@@ -100,7 +100,7 @@ def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
     assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
 
 
-def test_what_is_measured_of_a_job(
+def test_rates_and_memory_of_a_job_are_measured(
     device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TRACK_MEMORY, "1")
@@ -219,7 +219,7 @@ def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
     assert "job a: the mesh did not close: internal error, RuntimeError" in caplog.text
 
 
-def test_a_check_tells_the_checksum_that_its_lease_told_and_no_sum(device: Device) -> None:
+def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) -> None:
     device.give(ev.Build("a", JOB))
     built = device.next()
     assert isinstance(built, ev.Built)
@@ -228,20 +228,20 @@ def test_a_check_tells_the_checksum_that_its_lease_told_and_no_sum(device: Devic
     device.thread.carry_out(ev.Load(chunk.header), chunk)
     lease = pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=4, checksums=[1, 3])
     device.give(ev.Perform(lease))
-    told: list[ev.Input] = []
-    while not (told and isinstance(told[-1], ev.LeaseComputed)):
-        told.append(device.next())
-    of_sum = told[-1]
-    assert isinstance(of_sum, ev.LeaseComputed)
-    assert [each.micro_batch for each in of_sum.checksums] == [1, 3]
-    for number, checksum in enumerate(of_sum.checksums, 8):
+    inputs: list[ev.Input] = []
+    while not (inputs and isinstance(inputs[-1], ev.LeaseComputed)):
+        inputs.append(device.next())
+    computed = inputs[-1]
+    assert isinstance(computed, ev.LeaseComputed)
+    assert [each.micro_batch for each in computed.checksums] == [1, 3]
+    for number, checksum in enumerate(computed.checksums, 8):
         index = checksum.micro_batch
         check = pb.Lease(job="a", generation=1, lease=number, phase=pb.VERIFY, first=index, count=1)
         check.checksums.append(index)
         device.give(ev.Perform(check))
-        assert device.next() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "not of a sum with others"
+        assert device.next() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "the micro-batch alone"
         assert device.thread.sum_of(number) is None
     micro_batches = device.metrics.registry.get_sample_value(
         "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}
     )
-    assert micro_batches == 4, "a check is no training"
+    assert micro_batches == 4, "a verification is no training"

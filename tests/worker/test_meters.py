@@ -1,4 +1,4 @@
-"""The meters count right: n stamps span n - 1 steps, and memory is told phase by phase."""
+"""The meters count right: n time stamps span n - 1 steps, and memory is measured phase by phase."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _config(**fields: Any) -> JobConfig:
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock that a test sets, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -51,13 +51,13 @@ def test_only_the_newest_steps_count() -> None:
     assert meter.get_metrics()[0] == 8.0
 
 
-def test_nothing_is_known_before_time_has_passed() -> None:
+def test_rates_are_zero_before_time_has_passed() -> None:
     assert _metered(_config(), []).get_metrics() == (0.0, 0.0)
     assert _metered(_config(), [5.0]).get_metrics() == (0.0, 0.0)
     assert _metered(_config(), [5.0, 5.0]).get_metrics() == (0.0, 0.0)
 
 
-def test_steps_of_other_sizes_count_as_what_they_are() -> None:
+def test_steps_count_with_their_own_number_of_micro_batches() -> None:
     clock = Clock()
     meter = PerformanceMeter(_config(), clock=clock)
     for seconds, micro_batches in ((0.0, 100), (1.0, 1), (3.0, 5)):
@@ -108,7 +108,9 @@ def test_memory_by_phase(mesh: Mesh) -> None:
     del kept_from_before
 
 
-def test_printed_as_ttmls_scripts_read_it(mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lines_are_those_that_ttml_s_scripts_parse(
+    mesh: Mesh, capsys: pytest.CaptureFixture[str]
+) -> None:
     tracker = MemoryUsageTracker(mesh)
     tracker.begin_capture()
     kept = [_tensor(mesh, 12 * 22)]  # 22 tiles of 4096 bytes in each of 12 banks: 1.03 MiB
@@ -147,7 +149,7 @@ def _node(kind: str, **params: Any) -> dict[str, Any]:
     return {"node_type": kind, "params": params}
 
 
-def test_what_ttnn_notes_of_buffers() -> None:
+def test_ttnn_records_of_buffers() -> None:
     nodes = [
         _node("capture_start"),
         _node("buffer_allocate", type="DRAM", max_size_per_bank=2048),
@@ -173,7 +175,7 @@ def test_what_ttnn_notes_of_buffers() -> None:
     )
 
 
-def test_memory_is_told_of_each_chip(open_emulator: Callable[..., Mesh]) -> None:
+def test_memory_is_that_of_one_chip(open_emulator: Callable[..., Mesh]) -> None:
     mesh = open_emulator((1, 2))
     tracker = MemoryUsageTracker(mesh, every_buffer=True)
     tracker.begin_capture()

@@ -62,6 +62,6 @@ class Decoder:
 
     def _pass(self, ids: npt.NDArray[np.uint32], row: int, position: int) -> npt.NDArray[np.float32]:
         tape = Tape(self._mesh, recording=False)
-        said = self._model.logits(tape, ids, row, self._caches, position)
-        values: npt.NDArray[np.float32] = download(self._mesh, said.value).reshape(-1)
+        logits = self._model.logits(tape, ids, row, self._caches, position)
+        values: npt.NDArray[np.float32] = download(self._mesh, logits.value).reshape(-1)
         return values

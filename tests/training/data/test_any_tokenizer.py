@@ -1,4 +1,4 @@
-"""Whatever a tokenizer.json holds, it is a tokenizer or is refused in one line."""
+"""Any contents of tokenizer.json either give a tokenizer or are refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The character tokenizer is tt-train's, and both kinds go through tokenizer.json."""
+"""The character tokenizer is tt-train's, and both kinds can be saved as tokenizer.json and loaded again."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ def test_byte_pairs_from_a_file():
     assert tokenizer.decode(ids.tolist()) == TEXT
 
 
-def test_what_is_no_tokenizer_is_refused():
+def test_a_file_that_is_no_tokenizer_is_refused():
     with pytest.raises(Refused, match=r"tokenizer_path: here\.json is no Hugging Face tokenizer"):
         load_tokenizer(b"{}", "here.json")

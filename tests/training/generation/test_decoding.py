@@ -1,4 +1,4 @@
-"""The cache says what the whole text through the model says, and costs the same for every token."""
+"""Decoding with caches gives the logits of the whole text, at the same cost for every token."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded(mesh: Mesh, config: Any) -> Any:
 
 
 def uncached(mesh: Mesh, model: TextModel, seen: list[int]) -> np.ndarray[Any, Any]:
-    """The whole of what is seen through the model, as in training."""
+    """Return the logits after `seen`, computed over the whole text as in training."""
     padded = np.zeros((1, WINDOW), np.uint32)
     padded[0, : len(seen)] = seen
     logits = model.logits(Tape(mesh, recording=False), padded, len(seen) - 1)
@@ -50,7 +50,7 @@ def uncached(mesh: Mesh, model: TextModel, seen: list[int]) -> np.ndarray[Any, A
 
 
 def seen_of(ids: list[int], prompt: int) -> list[int]:
-    """What the decoder looks back on: all until the window is full, then from half of it on again."""
+    """Return the tokens that the decoder sees: all, until the window is full; then its last half and what follows."""
     if len(ids) <= WINDOW:
         return ids
     half = WINDOW // 2
@@ -61,7 +61,7 @@ def seen_of(ids: list[int], prompt: int) -> list[int]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("prompt", [1, 5, 32, 64, 90])
-def test_the_cache_gives_what_the_whole_text_gives(mesh: Mesh, name: str, prompt: int):
+def test_the_cache_gives_the_logits_of_the_whole_text(mesh: Mesh, name: str, prompt: int):
     model = loaded(mesh, MODELS[name])
     decoder = Decoder(mesh, model, WINDOW)
     random = np.random.default_rng(prompt)

@@ -1,4 +1,4 @@
-"""Text from a checkpoint: drawn from its weights, the same for the same seed, refused where there is none to draw."""
+"""Text from a checkpoint: the same seed gives the same text, and a folder without a text model is refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> JobConfig:
     )
 
 
-def test_the_seed_settles_the_text(tmp_path: Path, mesh: Mesh, config: JobConfig):
+def test_the_seed_determines_the_text(tmp_path: Path, mesh: Mesh, config: JobConfig):
     checkpoint = save(tmp_path, config, mesh)
     # 60 tokens: past the 32 that the model has positions for.
     first = "".join(generate(checkpoint, "abc", max_new_tokens=60, seed=1))
@@ -64,10 +64,10 @@ def test_the_seed_settles_the_text(tmp_path: Path, mesh: Mesh, config: JobConfig
     assert set(first) <= set("abcdefgh")
 
 
-def test_the_likeliest_token_is_what_training_would_say(
+def test_the_likeliest_token_is_the_one_that_training_predicts(
     tmp_path: Path, open_emulator: Callable[..., Mesh], config: JobConfig
 ):
-    """A model whose blocks add nothing and whose projection is the embedding says its last token again."""
+    """Use a model whose blocks add nothing and whose projection is the embedding: it repeats its last token."""
     config = config.model_copy(update={"model": config.model.model_copy(update={"weight_tying": True})})
     step = TrainingStep(config, open_emulator())
     weights = step.initial_weights()
@@ -85,7 +85,7 @@ LLAMA = LlamaConfig(
 
 
 @pytest.mark.parametrize("llama", [False, True])
-def test_a_folder_of_hugging_face_s_gives_the_text_of_the_checkpoint_that_it_was(
+def test_a_hugging_face_folder_gives_the_text_of_its_checkpoint(
     tmp_path: Path, mesh: Mesh, config: JobConfig, llama: bool
 ):
     if llama:
@@ -108,8 +108,8 @@ def test_a_folder_of_hugging_face_s_gives_the_text_of_the_checkpoint_that_it_was
         next(generate(folder, "abc"))
 
 
-def test_text_comes_whole_from_a_tokenizer_that_decodes_by_context():
-    """Its first token of a text loses its space, and a character may be made of several tokens."""
+def test_text_is_complete_with_a_tokenizer_that_decodes_by_context():
+    """Use a tokenizer that drops the first token's space and splits characters over several tokens."""
     words = {"▁the": 0, "▁cat": 1, "s": 2, "<0xC3>": 3, "<0xA9>": 4}
     inner = HuggingFaceTokenizer(models.WordLevel(words))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -130,7 +130,7 @@ def test_text_comes_whole_from_a_tokenizer_that_decodes_by_context():
 
 
 @pytest.mark.parametrize(("prompt", "message"), [("", "prompt.*at least one"), ("xyz", "'x' at position 0")])
-def test_a_prompt_that_cannot_be_is_refused(
+def test_a_prompt_that_cannot_be_encoded_is_refused(
     tmp_path: Path, mesh: Mesh, config: JobConfig, prompt: str, message: str
 ):
     checkpoint = save(tmp_path, config, mesh)

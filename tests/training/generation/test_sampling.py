@@ -1,4 +1,4 @@
-"""Drawing a token: each setting does what tt-train's does, in its order."""
+"""Drawing a token: each setting works as tt-train's does, in its order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOGITS = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
 
 
 def drawn(sampling: SamplingConfig, seen: tuple[int, ...] = ()) -> np.ndarray:
-    """Share of each token over a fine grid of random numbers."""
+    """Return the share of each token over a fine grid of random numbers."""
     grid = (np.arange(2000) + 0.5) / 2000
     tokens = [choose(LOGITS, seen, sampling, float(uniform)) for uniform in grid]
     return np.bincount(tokens, minlength=4) / len(tokens)
@@ -33,17 +33,17 @@ def test_top_k_keeps_the_likeliest():
     assert drawn(SamplingConfig(top_k=100)) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=1e-3)
 
 
-def test_top_p_keeps_the_least_tokens_that_reach_it():
+def test_top_p_keeps_the_fewest_tokens_that_reach_it():
     assert drawn(SamplingConfig(top_p=0.75)) == pytest.approx([5 / 8, 3 / 8, 0, 0], abs=1e-3)
     assert drawn(SamplingConfig(top_p=0.01)) == pytest.approx([1, 0, 0, 0])
 
 
-def test_top_p_is_of_what_top_k_left():
+def test_top_p_applies_to_the_tokens_that_top_k_leaves():
     # Of the two that top-k leaves, the first alone has 62.5 %.
     assert drawn(SamplingConfig(top_k=2, top_p=0.6)) == pytest.approx([1, 0, 0, 0])
 
 
-def test_repetition_penalty_lowers_what_was_seen():
+def test_repetition_penalty_lowers_tokens_already_seen():
     shares = drawn(SamplingConfig(repetition_penalty=2.0), seen=(0, 0))
     # log 0.5 is negative, so it doubles: 0.25 against 0.3, 0.15, 0.05.
     assert shares == pytest.approx(np.array([0.25, 0.3, 0.15, 0.05]) / 0.75, abs=1e-3)

@@ -1,4 +1,4 @@
-"""GPT-2 against a plain float64 one that reads the exported tensors, in every option; its layout and exports."""
+"""GPT-2 with every option, compared with a plain float64 model that reads the exported tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def gelu(x: Any, tanh: bool) -> Any:
 
 
 def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
-    """Negative log-likelihoods of a GPT-2 given as Hugging Face's tensors and config; float64, flat."""
+    """Return the negative log-likelihoods of a GPT-2 given as Hugging Face's tensors and config; float64, flat."""
     heads = config["n_head"]
 
     def norm(x: Any, name: str) -> Any:

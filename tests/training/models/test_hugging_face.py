@@ -1,4 +1,4 @@
-"""Checkpoints give the logits of the published architectures, and start jobs; so do Hugging Face's own files."""
+"""Checkpoints give the logits of the published architectures and start jobs; so do Hugging Face's own files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def job_of(corpus: Path) -> Callable[..., tuple[JobConfig, list[str]]]:
-    """Loads a job that trains on the corpus, its transformer_config and training_config as given."""
+    """Return a function that loads a job on the corpus, given its transformer_config and training_config."""
 
     def load(model: Mapping[str, Any], **training: Any) -> tuple[JobConfig, list[str]]:
         document = {
@@ -79,7 +79,7 @@ def job_with(model: GPT2Config | LlamaConfig, corpus: Path) -> JobConfig:
 
 
 def noisy(step: TrainingStep) -> Any:
-    """Weights as if trained: no zeros, ones or equal rows that would hide a mistake."""
+    """Return weights as if trained: no zeros, ones or equal rows that would hide a mistake."""
     noise = np.random.Generator(np.random.PCG64(1)).standard_normal(step.layout.elements, np.float32)
     return step.initial_weights() + np.float32(0.1) * noise
 
@@ -95,7 +95,7 @@ def exported(root: Path, config: JobConfig, step: TrainingStep, weights: Any) ->
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path: Path, corpus: Path, mesh: Mesh
 ) -> tuple[Path, Any, Any]:
-    """Folder of a checkpoint, its flat weights, and the loss of each of 32 or 64 tokens."""
+    """Return a checkpoint's folder, its flat weights, and the loss of each of 32 or 64 tokens."""
     config = job_with(MODELS[request.param], corpus)
     step = TrainingStep(config, mesh)
     weights = noisy(step)
@@ -108,7 +108,7 @@ def checkpoint(
 def test_an_exported_model_gives_the_loss_of_the_published_architecture(
     checkpoint: tuple[Path, Any, Any],
 ) -> None:
-    """The worker's held-out loss is that which a float64 model, read from the exported files alone, has."""
+    """Compare the worker's held-out loss with that of a float64 model that reads only the exported files."""
     folder, _, loss = checkpoint
     config = json.loads((folder / "config.json").read_text())
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -141,7 +141,7 @@ with torch.no_grad():
 
 @pytest.fixture(scope="session")
 def peer() -> str:
-    """A Python that has torch and transformers, which `TIERMESH_PEER_PYTHON` may name; skips without one."""
+    """Find a Python with torch and transformers, or the one in `TIERMESH_PEER_PYTHON`; skip without one."""
     python = os.environ.get("TIERMESH_PEER_PYTHON") or "python3"
     probe = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True, check=False)
     if probe.returncode:
@@ -178,7 +178,7 @@ def test_a_checkpoint_starts_a_job_with_its_weights_tokenizer_and_sizes(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_checkpoint_must_hold_is_what_the_model_has(name: str, mesh: Mesh) -> None:
+def test_the_tensors_that_a_checkpoint_needs_are_the_model_s(name: str, mesh: Mesh) -> None:
     config = MODELS[name].model_copy(update={"vocab_size": 50})
     layout: Layout = model_layout(build_model(config, 50, mesh), decay_all=True)
     held = {entry.export_name: entry.shape for entry in layout.entries}
@@ -186,8 +186,8 @@ def test_what_a_checkpoint_must_hold_is_what_the_model_has(name: str, mesh: Mesh
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_config_json_says_of_the_model_what_the_job_said(name: str, corpus: Path, mesh: Mesh) -> None:
-    """But for what Hugging Face's models haven't: fixed positions, no biases, how to run it."""
+def test_config_json_gives_back_the_job_s_model_config(name: str, corpus: Path, mesh: Mesh) -> None:
+    """Exclude fields that Hugging Face's models lack: fixed positions, missing biases, how to run."""
     config = job_with(MODELS[name], corpus)
     step = TrainingStep(config, mesh)
     said = json.loads(step.checkpoint_files()["config.json"])
@@ -199,7 +199,7 @@ def test_config_json_says_of_the_model_what_the_job_said(name: str, corpus: Path
 
 
 def rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
-    """A plain Hugging Face folder of the checkpoint's model, its tensors changed."""
+    """Write a plain Hugging Face folder of the checkpoint's model, with changed tensors."""
     target.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (target / name).write_bytes((folder / name).read_bytes())
@@ -209,7 +209,7 @@ def rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dic
 
 @pytest.fixture
 def llama(tmp_path: Path, corpus: Path, mesh: Mesh) -> tuple[Path, Any]:
-    """A checkpoint's folder and its weights."""
+    """Return a checkpoint's folder and its weights."""
     config = job_with(MODELS["llama"], corpus)
     step = TrainingStep(config, mesh)
     weights = noisy(step)
@@ -250,7 +250,7 @@ def test_weights_in_several_files(
 def test_older_names_and_buffers_of_gpt2(
     tmp_path: Path, corpus: Path, job_of: Callable[..., Any], mesh: Mesh
 ) -> None:
-    """As the first GPT-2 files on the hub have them: no prefix, causal masks beside the weights."""
+    """Use the format of the first GPT-2 files on the hub: no prefix, and causal masks among the weights."""
     config = job_with(MODELS["gpt2"], corpus)
     step = TrainingStep(config, mesh)
     weights = noisy(step)
@@ -281,7 +281,7 @@ def test_fewer_positions_take_the_first_rows(
     )
 
 
-def test_a_worker_holds_the_files_against_the_job(
+def test_a_worker_checks_the_files_against_the_job(
     llama: tuple[Path, Any], tmp_path: Path, job_of: Callable[..., Any], mesh: Mesh
 ) -> None:
     folder = rewritten(llama[0], tmp_path / "model", lambda tensors: tensors)

@@ -1,4 +1,4 @@
-"""Llama against a plain float64 one that reads the exported tensors, in every option; its layout, sizes and exports."""
+"""Llama with every option, compared with a plain float64 model that reads the exported tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OPTIONS = [
 
 
 def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
-    """Negative log-likelihoods of a Llama given as Hugging Face's tensors and config; float64, flat.
+    """Return the negative log-likelihoods of a Llama given as Hugging Face's tensors and config; float64, flat.
 
     Written from the papers: RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864) in Hugging Face's order of
     elements, grouped queries (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), Llama 3.1's scaling of frequencies.
@@ -98,7 +98,7 @@ def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets
 
 
 def one_frequency(config: dict[str, Any], pair: int) -> float:
-    """Radians a token of one pair, with Llama 3.1's three cases spelt out."""
+    """Return radians per token of one pair, with Llama 3.1's three cases written out."""
     plain = float(config["rope_theta"] ** (-2 * pair / config["head_dim"]))
     scaling = config["rope_scaling"]
     if scaling is None:
@@ -164,7 +164,7 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
         assert found == pytest.approx((above - below) / (2 * step), rel=1e-3, abs=1e-3 * size), name
 
 
-def test_the_layout_follows_the_forward_pass_and_lies_as_hugging_face_s(mesh: Mesh):
+def test_the_layout_follows_the_forward_pass_in_hugging_face_s_shapes(mesh: Mesh):
     layout = model_layout(build(mesh, num_blocks=1), decay_all=False)
     found = [(entry.name, entry.shape, entry.export_name) for entry in layout.entries]
     h, b = "model.layers.0", "blocks.0"
@@ -225,7 +225,7 @@ GPT2_SMALL = GPT2Config(
         (GPT2_SMALL, 50_257, 124_439_808),
     ],
 )
-def test_large_models_are_described_without_being_made(
+def test_layouts_of_large_models_need_no_weights(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch, config: Any, vocabulary: int, parameters: int
 ):
     def refuse(*arguments: Any, **options: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_sequence_of_no_whole_tiles_is_refused(mesh: Mesh):
         build(mesh, max_sequence_length=40)
 
 
-def test_heads_that_devices_cannot_share_are_no_heads(open_emulator: Callable[..., Mesh]):
+def test_a_row_of_no_whole_heads_is_an_error(open_emulator: Callable[..., Mesh]):
     mesh = open_emulator((1, 4), axes=Axes(tensor=1))
     model = build(mesh)
     for parameter in model.parameters():

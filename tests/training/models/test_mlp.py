@@ -1,4 +1,4 @@
-"""The multilayer perceptron against a plain float64 one, on one device and shared out in every way."""
+"""The multilayer perceptron compared with a plain float64 one, on one device and with every strategy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def reference(values: dict[str, Any], layers: int, activation: str, inputs: Any,
 
 
 def run(mesh: Mesh, model_config: MLPConfig) -> tuple[dict[str, Any], dict[str, Any], Any, Any]:
-    """Values of the parameters; losses and gradients; the batch."""
+    """Return the parameters' values, losses and gradients, and the batch."""
     random = np.random.default_rng(5)
     model = build_model(model_config, 0, mesh)
     values = {}
@@ -110,7 +110,7 @@ def test_every_strategy_gives_what_one_device_gives(
         assert np.abs(found[name] - values).max() <= 1e-5 * np.abs(values).max(), name
 
 
-def test_it_learns_what_a_linear_function_is(mesh: Mesh):
+def test_it_learns_a_linear_function(mesh: Mesh):
     job = JobConfig(
         model=MLPConfig(input_features=8, hidden_features=(32,), output_features=2, training_samples=1000),
         batch_size=64,

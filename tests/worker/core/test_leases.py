@@ -9,7 +9,7 @@ from worker.core import events as ev
 # ---- leases that are granted before their weights have arrived ----
 
 
-def test_a_lease_is_begun_with_the_first_chunk_of_its_weights() -> None:
+def test_a_lease_begins_with_the_first_chunk_of_its_weights() -> None:
     talk = start_with_weights()
     assert talk.lease(8, 1, 1) == [], "its weights have not arrived"
     assert talk.sent() == []
@@ -30,7 +30,7 @@ def test_the_previous_lease_is_dropped_before_the_next_begins() -> None:
     assert talk.weights(1, 1, 0) == ["drop lease 7", "load #0", "perform 8"]
 
 
-def test_a_lease_whose_weights_never_come() -> None:
+def test_a_lease_is_dropped_when_newer_weights_arrive_instead_of_its_own() -> None:
     talk = start_with_weights()
     talk.lease(8, 1, 1)
     talk.lease(9, 2, 0)
@@ -46,7 +46,7 @@ def test_a_lease_waits_while_older_weights_arrive() -> None:
     assert talk.weights(1, 2, 0) == ["load #0", "perform 8"]
 
 
-def test_a_lease_is_revoked_or_lost_before_its_weights_come() -> None:
+def test_a_lease_is_revoked_or_lost_before_its_weights_arrive() -> None:
     talk = start_with_weights()
     talk.lease(8, 1, 1)
     talk.lease(9, 1, 1)

@@ -58,7 +58,7 @@ def test_a_job_is_built_once() -> None:
     assert talk.built("a") == [], "the worker has left it"
 
 
-def test_a_job_that_cannot_be_built() -> None:
+def test_a_job_that_cannot_be_built_is_reported_and_can_be_joined_again() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
@@ -119,7 +119,7 @@ def test_leaving_a_job_drops_its_leases_and_its_mesh() -> None:
 # ---- weights ----
 
 
-def test_weights_of_a_version() -> None:
+def test_each_chunk_of_a_version_is_loaded_once() -> None:
     talk = Dialogue()
     talk.connect()
     talk.join()
