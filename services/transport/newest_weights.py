@@ -71,14 +71,12 @@ class NewestWeights:
         self.links: list[TensorLink] = []
         self._stored: dict[int, StoredChunk] = {}
         self._array: SharedArray | None = None
-        self._array_of: tuple[str, int, int] = ("", 0, 0)  # job, elements, bytes of one
+        self._array_key: tuple[str, int, int] | None = None  # job, elements, bytes per element
 
     def clear(self) -> None:
         """Drop all chunks at the end of the job."""
         self._stored.clear()
-        self._array, self._array_of = None, ("", 0, 0)
-
-    # ---- in ----
+        self._array, self._array_key = None, None
 
     def put(self, version: ChunkHeader, index: int, values: Float32Array, elements: int) -> None:
         """Store a chunk of new weights.
@@ -92,7 +90,7 @@ class NewestWeights:
         Raises:
             Failed: the wire type can't represent the values.
         """
-        array, for_network = self._wanted(version, elements)
+        array, for_network = self._forms_needed(version, elements)
         message = None
         if array is not None:
             array.mark(index, 0)
@@ -115,7 +113,7 @@ class NewestWeights:
             elements: elements of the whole layout.
         """
         header = chunk.header
-        array, for_network = self._wanted(header, elements)
+        array, for_network = self._forms_needed(header, elements)
         if array is not None:
             array.mark(header.index, 0)
             array.place(header.index)[:] = np.frombuffer(chunk.payload, np.uint8)
@@ -123,26 +121,24 @@ class NewestWeights:
         kept = (message or serialize_chunk(chunk)) if for_network else None
         self._stored[header.index] = StoredChunk(header, kept, array)
 
-    def _wanted(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
+    def _forms_needed(self, header: ChunkHeader, elements: int) -> tuple[SharedArray | None, bool]:
         """Return the array for peers on this host, if there are any, and whether a message is needed."""
         sharing = [link.shares for link in self.links]
-        array = self._shared(header, elements) if any(sharing) else None
+        array = self._shared_array(header, elements) if any(sharing) else None
         return array, array is None or not all(sharing)
 
-    def _shared(self, header: ChunkHeader, elements: int) -> SharedArray | None:
+    def _shared_array(self, header: ChunkHeader, elements: int) -> SharedArray | None:
         """Return the job's shared array, or None if there is no memory for it; all peers then get messages."""
         size = bytes_per_element(header.dtype)
         wanted = (header.job, elements, size)
-        if self._array_of != wanted:
-            self._array_of = wanted
+        if self._array_key != wanted:
+            self._array_key = wanted
             try:
                 self._array = SharedArray(elements * size, CHUNK_ELEMENTS * size, self._stripe_count)
             except OSError as error:
                 self._array = None
                 log.warning("weights over gRPC: no shared memory can be made for them here (%s)", error)
         return self._array
-
-    # ---- out ----
 
     def holds(self, header: ChunkHeader) -> bool:
         """Return whether the stored chunk of this index has the version in the header."""
@@ -174,7 +170,7 @@ class NewestWeights:
             first = waiting[0]
             run = [first]
             if first.array is not None and link.shares:
-                run = list(takewhile(partial(_alike, first), waiting))
+                run = list(takewhile(partial(_same_version, first), waiting))
                 where = [each.header.index for each in run]
                 await write(link.refer(first.header, first.array, version_mark(first.header), where))
             else:
@@ -207,7 +203,7 @@ def _message(stored: StoredChunk) -> bytes | None:
     return serialize_chunk(copy_with_checksum(TensorChunk(header, payload)))
 
 
-def _alike(chunk: StoredChunk, other: StoredChunk) -> bool:
+def _same_version(chunk: StoredChunk, other: StoredChunk) -> bool:
     return chunk.array is other.array and _version(chunk.header) == _version(other.header)
 
 

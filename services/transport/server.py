@@ -16,7 +16,7 @@ from services.transport.limits import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECON
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
 
-# Every other option stays at gRPC's default: none measured faster.
+# All other options keep gRPC's defaults; none of the alternatives measured faster.
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
@@ -31,13 +31,13 @@ _SERVER_OPTIONS = (
     # Below the clients' ping interval: a server's default of five minutes ends their connections
     # (too_many_pings).
     ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
-    # Two processes on one port would each get some of the calls.
+    # With SO_REUSEPORT two processes on one port would each get some of the calls.
     ("grpc.so_reuseport", 0),
 )
 
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
-    # Roles reach each other directly: a proxy for web traffic would break loopback.
+    # Roles connect directly; a proxy for web traffic would break loopback.
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 3000),

@@ -40,7 +40,7 @@ MAX_MAPPED_ARRAYS = 16
 
 _PAGE_BYTES = 4096
 _TOKEN_BYTES = 32
-_SHOWN, _ANSWER, _SEEN = (
+_OWNER_TOKEN, _SERVER_PROOF, _CLIENT_PROOF = (
     slice(start, start + _TOKEN_BYTES) for start in range(0, 3 * _TOKEN_BYTES, _TOKEN_BYTES)
 )
 _DECLINED = "no"
@@ -60,12 +60,12 @@ class TensorLink:
     def __init__(self, peer: str, count: Callable[[int], None]) -> None:
         self._peer = peer
         self._count = count
-        self._process = 0  # of the peer, if its memory may be seen here
-        self._page: mmap.mmap | None = None  # that the caller shows
-        self._descriptor = -1  # of the page that this end shows
-        self._arrays: dict[int, MappedArray | None] = {}  # by identity
+        self._peer_process = 0  # process id of the peer, if its memory can be read here
+        self._page: mmap.mmap | None = None  # the client's page
+        self._descriptor = -1  # of this end's page
+        self._arrays: dict[int, MappedArray | None] = {}  # by identity, oldest first
         self._counted = False
-        self._checked = False  # the message before had a checksum
+        self._has_checksums = False
 
     @property
     def shares(self) -> bool:
@@ -104,18 +104,20 @@ class TensorLink:
         if len(chunk.payload) == 0:
             parsed = Chunk.FromString(bytes(message))
             if parsed.HasField("shared"):
-                places, checked = parsed.shared, _verify(parsed)
-        if self._checked and not checked:
+                places, checked = parsed.shared, _pop_checksum(parsed)
+        if self._has_checksums and not checked:
             raise Refused(
-                f"chunk {chunk.header.index}: expected a crc32c of its header, as those before it had one: it was "
+                f"chunk {chunk.header.index}: its header has no crc32c, expected one as in the messages before: it was "
                 "damaged"
             )
-        self._checked = checked
-        return [chunk] if places is None else self._find(chunk.header, places)
+        self._has_checksums = checked
+        return [chunk] if places is None else self._locate_chunks(chunk.header, places)
 
-    def _find(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
-        if not self._process:
-            raise Refused(f"chunk {first.index}: shared memory: none was agreed on; send the payload")
+    def _locate_chunks(self, first: ChunkHeader, places: SharedPlaces) -> list[TensorChunk]:
+        if not self._peer_process:
+            raise Refused(
+                f"chunk {first.index}: shared memory: not agreed on for this stream; send the payload"
+            )
         if not 1 <= len(places.indices) <= MAX_PLACES:
             raise Refused(
                 f"chunk {first.index}: shared memory: {len(places.indices)} places, expected 1 to {MAX_PLACES}"
@@ -139,15 +141,15 @@ class TensorLink:
             return self._arrays[places.identity]
         array = None
         try:
-            array = MappedArray(self._process, places.descriptor, places.identity)
+            array = MappedArray(self._peer_process, places.descriptor, places.identity)
         except (OSError, NotShared) as error:
-            log.warning("tensors of %s: an array of its memory can't be seen here (%s)", self._peer, error)
+            log.warning("tensors of %s: an array in its memory can't be read here (%s)", self._peer, error)
         if len(self._arrays) == MAX_MAPPED_ARRAYS:
             del self._arrays[next(iter(self._arrays))]
         self._arrays[places.identity] = array
         return array
 
-    def _begin(self) -> None:
+    def _start_sharing(self) -> None:
         self._counted = True
         self._count(1)
         log.info("tensors of %s through shared memory", self._peer)
@@ -160,7 +162,7 @@ class TensorLink:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-        self._process = 0
+        self._peer_process = 0
         self._arrays.clear()
 
 
@@ -185,12 +187,16 @@ class ClientTensorLink(TensorLink):
             return
         try:
             self._descriptor = make_memory(_PAGE_BYTES)
-        except OSError as error:  # full or forbidden; not Linux
+        except OSError as error:  # no memory left, not permitted, or not Linux
             log.warning("tensors of %s over gRPC: no shared memory can be made here (%s)", peer, error)
             return
         self._page = mmap.mmap(self._descriptor, _PAGE_BYTES)
-        self._page[_SHOWN], self._page[_ANSWER] = (secrets.token_bytes(_TOKEN_BYTES) for _ in range(2))
-        self.metadata = ((SHARED_MEMORY_KEY, f"{os.getpid()} {self._descriptor} {self._page[_SHOWN].hex()}"),)
+        self._page[_OWNER_TOKEN], self._page[_SERVER_PROOF] = (
+            secrets.token_bytes(_TOKEN_BYTES) for _ in range(2)
+        )
+        self.metadata = (
+            (SHARED_MEMORY_KEY, f"{os.getpid()} {self._descriptor} {self._page[_OWNER_TOKEN].hex()}"),
+        )
 
     @property
     def shares(self) -> bool:
@@ -204,36 +210,38 @@ class ClientTensorLink(TensorLink):
             LinkClosed: the server claims to see memory, but its token is wrong.
         """
         if self._page is not None:
-            answer = _value(await call.initial_metadata() or ())
+            answer = _metadata_value(await call.initial_metadata() or ())
             if answer is None or answer == _DECLINED:
-                said = (
-                    "it does not see this process's memory"
+                reason = (
+                    "it can't read this process's memory"
                     if answer
-                    else "it does not answer the offer of memory"
+                    else "it does not answer the offer of shared memory"
                 )
-                log.info("tensors of %s over gRPC: %s", self._peer, said)
+                log.info("tensors of %s over gRPC: %s", self._peer, reason)
                 self.close()
             else:
-                self._take(answer)
+                self._accept_answer(answer)
 
-    def _take(self, answer: str) -> None:
+    def _accept_answer(self, answer: str) -> None:
         assert self._page is not None
         try:
             token, process, descriptor = answer.split(" ")
-            numbers = int(process), int(descriptor)
+            peer_ids = int(process), int(descriptor)
         except ValueError:
-            token, numbers = "", (0, 0)
-        if not hmac.compare_digest(token.encode(), self._page[_ANSWER].hex().encode()):
-            raise LinkClosed("shared memory: the peer says that it sees memory which it does not")
+            token, peer_ids = "", (0, 0)
+        if not hmac.compare_digest(token.encode(), self._page[_SERVER_PROOF].hex().encode()):
+            raise LinkClosed(
+                "shared memory: the peer claims to read this process's memory, but its token is wrong"
+            )
         self._seen_by_peer = True
-        self._begin()
+        self._start_sharing()
         try:
-            page = _open_page(*numbers)
+            page = _open_page(*peer_ids)
         except (OSError, NotShared) as error:
-            log.info("tensors from %s over gRPC: its memory can't be seen here (%s)", self._peer, error)
+            log.info("tensors from %s over gRPC: its memory can't be read here (%s)", self._peer, error)
             return
-        self._process = numbers[0]
-        self._page[_SEEN] = page[_SHOWN]
+        self._peer_process = peer_ids[0]
+        self._page[_CLIENT_PROOF] = page[_OWNER_TOKEN]
 
     def close(self) -> None:
         """Stop sharing at the end of the stream."""
@@ -268,31 +276,33 @@ class ServerTensorLink(TensorLink):
         super().__init__(peer, count)
         self.metadata: Metadata = ((SHARED_MEMORY_KEY, _DECLINED),)
         self._own_token = secrets.token_bytes(_TOKEN_BYTES)
-        offer = _value(invocation_metadata or ())
+        offer = _metadata_value(invocation_metadata or ())
         if offer is None:
             log.info("tensors of %s over gRPC: it offers no shared memory", peer)
             return
-        process, descriptor, token = _parse(offer)
+        process, descriptor, token = _parse_offer(offer)
         if not enabled:
             log.info("tensors of %s over gRPC: shared memory is switched off", peer)
             return
         try:
             page = _open_page(process, descriptor)
-            if not hmac.compare_digest(page[_SHOWN], token):
+            if not hmac.compare_digest(page[_OWNER_TOKEN], token):
                 raise NotShared("another process's memory")
             self._descriptor = make_memory(_PAGE_BYTES)
             os.pwrite(self._descriptor, self._own_token, 0)
         except (OSError, NotShared) as error:
-            log.info("tensors of %s over gRPC: its memory can't be seen here (%s)", peer, error)
+            log.info("tensors of %s over gRPC: its memory can't be read here (%s)", peer, error)
             return
-        self._page, self._process = page, process
-        self.metadata = ((SHARED_MEMORY_KEY, f"{page[_ANSWER].hex()} {os.getpid()} {self._descriptor}"),)
-        self._begin()
+        self._page, self._peer_process = page, process
+        self.metadata = (
+            (SHARED_MEMORY_KEY, f"{page[_SERVER_PROOF].hex()} {os.getpid()} {self._descriptor}"),
+        )
+        self._start_sharing()
 
     @property
     def shares(self) -> bool:
         """Whether the client has read this process's memory: its page then has the token."""
-        return self._page is not None and self._page[_SEEN] == self._own_token
+        return self._page is not None and self._page[_CLIENT_PROOF] == self._own_token
 
     def close(self) -> None:
         """Stop sharing at the end of the stream."""
@@ -300,14 +310,14 @@ class ServerTensorLink(TensorLink):
         self._page = None
 
 
-def _verify(referring: Chunk) -> bool:
+def _pop_checksum(referring: Chunk) -> bool:
     """Check a reference's checksum and remove it from the message; return whether there was one."""
     places = referring.shared
     try:
         return verify_checksum(places, referring.header.SerializeToString() + places.SerializeToString())
     except ChecksumMismatch as damaged:
         raise Refused(
-            f"chunk {referring.header.index}: shared memory: reference with {damaged}: it was damaged"
+            f"chunk {referring.header.index}: shared memory: the reference was damaged: {damaged}"
         ) from None
 
 
@@ -321,11 +331,11 @@ def _open_page(process: int, descriptor: int) -> mmap.mmap:
         os.close(opened)
 
 
-def _value(metadata: Iterable[tuple[str, Any]]) -> str | None:
+def _metadata_value(metadata: Iterable[tuple[str, Any]]) -> str | None:
     return next((str(value) for key, value in metadata if key == SHARED_MEMORY_KEY), None)
 
 
-def _parse(offer: str) -> tuple[int, int, bytes]:
+def _parse_offer(offer: str) -> tuple[int, int, bytes]:
     parts = offer.split(" ")
     try:
         process, descriptor = (int(part) for part in parts[:-1] if part.isascii() and part.isdigit())
@@ -334,7 +344,7 @@ def _parse(offer: str) -> tuple[int, int, bytes]:
             raise ValueError
     except ValueError:
         raise Refused(
-            f"metadata {SHARED_MEMORY_KEY}: {offer[:100]!r}, expected a process id, a descriptor and a token; leave "
-            "it out to send payloads in the messages"
+            f"metadata {SHARED_MEMORY_KEY}: {offer[:100]!r}, expected a process id, a descriptor and a token; omit "
+            "it to send payloads in the messages"
         ) from None
     return process, descriptor, token

@@ -134,11 +134,8 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
             try:
                 assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
                 assert cluster.aggregator.metric(LINKS) == 0
-                assert (
-                    "tensors of worker apart over gRPC: its memory can't be seen here"
-                    in cluster.aggregator.log_text()
-                )
-                assert "over gRPC: it does not see this process's memory" in log.read_text()
+                assert "tensors of worker apart over gRPC: its memory" in cluster.aggregator.log_text()
+                assert "over gRPC: it can't read this process's memory" in log.read_text()
             finally:
                 process.kill()
 
@@ -147,7 +144,7 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
     ("offer", "said"),
     [
         ("nonsense", "metadata tiermesh-shared-memory: 'nonsense', expected a process id"),
-        (None, "chunk 0: shared memory: none was agreed on; send the payload"),
+        (None, "chunk 0: shared memory: not agreed on for this stream; send the payload"),
     ],
 )
 def test_a_worker_that_lies_is_refused(tmp_path: Path, offer: str | None, said: str) -> None:

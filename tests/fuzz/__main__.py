@@ -1,6 +1,6 @@
-"""Fuzz what parses bytes or text from outside, guided by what code is reached; needs atheris (`make fuzz`).
+"""Coverage-guided fuzzing of the parsers in targets.py; needs atheris (`make fuzz`).
 
-python -m tests.fuzz [--seconds 60] [TARGET ...]     each for so long, by default all of targets.py
+python -m tests.fuzz [--seconds 60] [TARGET ...]     each target for so many seconds; by default all of them
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 CORPUS = Path("build/fuzz/corpus")
-"""What reached new code; taken up again the next time."""
+"""Inputs that reached new code, from which the next run starts."""
 MEMORY_LIMIT_MB, INPUT_LIMIT_SECONDS, LONGEST_BYTES = 1024, 10, 4096
 
 
 def fuzz(name: str, seconds: int) -> None:
-    """Fuzz one target in this process, which then ends; what failed it is in build/fuzz."""
+    """Fuzz one target, then end this process. Failing inputs are written to build/fuzz."""
     import atheris
 
     with atheris.instrument_imports(include=["services", "aggregator", "hpack"]):
@@ -38,7 +38,7 @@ def fuzz(name: str, seconds: int) -> None:
 
 
 def main() -> int:
-    """Fuzz all targets that were asked for, one process each; 1 if one failed."""
+    """Fuzz the targets in a process each; return 1 if one failed, else 0."""
     parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("target", nargs="*")
     parser.add_argument("--seconds", type=int, default=60)

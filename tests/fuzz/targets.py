@@ -1,4 +1,4 @@
-"""What parses bytes or text from outside. Each target takes any bytes; what it refuses, it refuses in one line."""
+"""Parsers of bytes or text from outside. Each target takes any bytes and refuses bad ones in one line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.transport.http2.frames import PREFACE, ProtocolError, settings_frame, window_update_frame
 from services.transport.http2.headers import (
     HeaderCodec,
-    http_refusal,
     metadata_of,
     response_headers,
     status_of,
+    status_of_http_error,
 )
 from services.transport.http2.parser import FrameParser
 
@@ -40,18 +40,22 @@ LONGEST_REFUSAL = 5000
 
 @dataclass(frozen=True)
 class Target:
-    """Something that parses.
+    """A parser.
 
     Attributes:
-        parse: takes bytes; raises one of `REFUSALS`.
-        seeds: what it understands, to begin with.
+        parse: parses bytes, or raises one of `REFUSALS`.
+        seeds: valid inputs to start from.
     """
 
     parse: Callable[[bytes], None]
     seeds: tuple[bytes, ...]
 
     def run(self, content: bytes) -> None:
-        """Parse; AssertionError for a refusal that is no short line."""
+        """Parse the bytes.
+
+        Raises:
+            AssertionError: a refusal is not one short line.
+        """
         try:
             self.parse(content)
         except REFUSALS as refused:
@@ -71,25 +75,25 @@ def _piece(content: bytes) -> None:
     try:
         piece = shards.ArrayPiece.FromString(content)
     except DecodeError:
-        return  # as whoever reads it says
+        return  # the service that reads pieces refuses it
     read_piece(piece)
 
 
 class _Frames:
-    """Takes frames and drops them."""
+    """Receiver that drops all frames."""
 
-    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         assert len(payload) < 1 << 16
 
-    def data_begins(self, stream: int, length: int) -> None:
+    def data_started(self, stream: int, length: int) -> None:
         return None
 
-    def data_ends(self, stream: int, end_stream: bool) -> None:
+    def data_ended(self, stream: int, end_stream: bool) -> None:
         return None
 
 
 def _frames(content: bytes) -> None:
-    """In pieces as long as the first byte says."""
+    """Parse the bytes in pieces whose length is the first byte plus one."""
     parser = FrameParser(_Frames(), expect_preface=True)
     piece_bytes, position = 1 + (content[0] if content else 0), 1
     while position < len(content):
@@ -104,7 +108,7 @@ def _headers(content: bytes) -> None:
     headers = HeaderCodec().decode(content)
     metadata_of(headers)
     status_of(headers)
-    http_refusal(headers)
+    status_of_http_error(headers)
 
 
 def _job(content: bytes) -> None:

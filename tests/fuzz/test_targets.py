@@ -1,4 +1,4 @@
-"""The targets of `make fuzz` take what they are to begin with, and any bytes, without atheris too."""
+"""The targets of `make fuzz` accept their seeds and any other bytes; this runs without atheris."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class RawPeer:
     def send(self, *pieces: bytes) -> None:
         self._writer.writelines(pieces)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Abort the connection."""
         self._writer.transport.abort()
 

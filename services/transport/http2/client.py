@@ -24,10 +24,10 @@ from services.transport.http2.headers import (
     Headers,
     Metadata,
     Value,
-    http_refusal,
     metadata_of,
     request_headers,
     status_of,
+    status_of_http_error,
     status_of_reset,
 )
 from services.transport.http2.messages import MessageRefused
@@ -37,7 +37,7 @@ from services.transport.security import Security, join_address, split_address
 OPEN_SECONDS = 5.0
 """Time for a server to accept the connection, finish the TLS handshake and send its settings."""
 
-_NUMBER = 1  # id of a client's first stream (RFC 9113, section 5.1.1)
+_STREAM_ID = 1  # id of a client's first stream (RFC 9113, section 5.1.1)
 
 
 class ClientStream(Stream):
@@ -47,10 +47,10 @@ class ClientStream(Stream):
     """
 
     def __init__(self, connection: ClientConnection) -> None:
-        super().__init__(connection, _NUMBER, connection.peer_window)
-        self._owner = connection
-        self._initial: tuple[tuple[str, Value], ...] | None = None
-        self._trailing: tuple[tuple[str, Value], ...] = ()
+        super().__init__(connection, _STREAM_ID, connection.initial_send_window)
+        self._http2_connection = connection
+        self._initial_metadata: tuple[tuple[str, Value], ...] | None = None
+        self._trailing_metadata: tuple[tuple[str, Value], ...] = ()
         self._code = grpc.StatusCode.UNKNOWN
         self._changed = asyncio.Event()  # set by headers and by the end
 
@@ -66,90 +66,92 @@ class ClientStream(Stream):
 
     async def done_writing(self) -> None:
         """Send END_STREAM: no more messages will be written."""
-        if not self.closed_to_writes and not self.over:
-            self.closed_to_writes = "done_writing was called"
-            self._owner.write_all([frame(FrameType.DATA, Flags.END_STREAM, self.number)])
+        if not self.write_block_reason and not self.end_reason:
+            self.write_block_reason = "done_writing was called"
+            self._http2_connection.write_all([frame(FrameType.DATA, Flags.END_STREAM, self.stream_id)])
 
     async def initial_metadata(self) -> tuple[tuple[str, Value], ...]:
         """Return what the server sent before its first message; empty if it ended the stream without."""
-        while self._initial is None and not self.over:
-            await self._change()
-        return self._initial or ()
+        while self._initial_metadata is None and not self.end_reason:
+            await self._wait_changed()
+        return self._initial_metadata or ()
 
     async def trailing_metadata(self) -> tuple[tuple[str, Value], ...]:
         """Wait for the end of the stream and return its trailing metadata."""
-        await self._until_over()
-        return self._trailing
+        await self._wait_ended()
+        return self._trailing_metadata
 
     async def code(self) -> grpc.StatusCode:
         """Wait for the end of the stream and return its status."""
-        await self._until_over()
+        await self._wait_ended()
         return self._code
 
     async def details(self) -> str:
         """Wait for the end of the stream and return the text of its status."""
-        await self._until_over()
-        return "" if self._code is grpc.StatusCode.OK else self.over or ""
+        await self._wait_ended()
+        return "" if self._code is grpc.StatusCode.OK else self.end_reason or ""
 
     def cancel(self) -> None:
         """End the stream, if it is open, and close the connection."""
-        if not self.over:
-            self._owner.write_all([reset_frame(self.number, ErrorCode.CANCEL)])
-            self.ended(grpc.StatusCode.CANCELLED, "cancelled by this end")
-            self.drop()
-        self._owner.leave()
+        if not self.end_reason:
+            self._http2_connection.write_all([reset_frame(self.stream_id, ErrorCode.CANCEL)])
+            self.end_with_status(grpc.StatusCode.CANCELLED, "cancelled by this end")
+            self.drop_unread()
+        self._http2_connection.close_after_stream()
 
-    async def _change(self) -> None:
+    async def _wait_changed(self) -> None:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _until_over(self) -> None:
-        while not self.over:
-            await self._change()
+    async def _wait_ended(self) -> None:
+        while not self.end_reason:
+            await self._wait_changed()
 
-    async def _at_end(self) -> None:
-        await self._until_over()
-        self._raise_unless_ok()
+    async def _check_status(self) -> None:
+        await self._wait_ended()
+        self._raise_error_status()
 
-    def _raise_over(self) -> NoReturn:
-        self._raise_unless_ok()
-        raise asyncio.InvalidStateError(f"{self._owner.peer}: the stream has ended")
+    def _raise_ended(self) -> NoReturn:
+        self._raise_error_status()
+        raise asyncio.InvalidStateError(f"{self._http2_connection.peer}: the stream has ended")
 
-    def _raise_unless_ok(self) -> None:
+    def _raise_error_status(self) -> None:
         if self._code is not grpc.StatusCode.OK:
             raise self.error()
 
     def error(self) -> grpc.aio.AioRpcError:
         """Return the stream's end as an error."""
-        initial = grpc.aio.Metadata(*(self._initial or ()))
-        return grpc.aio.AioRpcError(self._code, initial, grpc.aio.Metadata(*self._trailing), self.over)
+        initial = grpc.aio.Metadata(*(self._initial_metadata or ()))
+        return grpc.aio.AioRpcError(
+            self._code, initial, grpc.aio.Metadata(*self._trailing_metadata), self.end_reason
+        )
 
     # ---- for its connection ----
 
-    def answered(self, metadata: tuple[tuple[str, Value], ...]) -> None:
+    def set_initial_metadata(self, metadata: tuple[tuple[str, Value], ...]) -> None:
         """Take the initial metadata."""
-        self._initial = metadata
+        self._initial_metadata = metadata
         self._changed.set()
 
     @property
-    def is_answered(self) -> bool:
+    def has_initial_metadata(self) -> bool:
         """Whether initial metadata has come."""
-        return self._initial is not None
+        return self._initial_metadata is not None
 
-    def ended(
+    def end_with_status(
         self, code: grpc.StatusCode, details: str, trailing: tuple[tuple[str, Value], ...] = ()
     ) -> None:
         """End the stream with a status; only the first one counts."""
-        if not self.over:
-            self._code, self._trailing = code, trailing
+        if not self.end_reason:
+            self._code, self._trailing_metadata = code, trailing
             self.end(details or code.name)
             self._changed.set()
 
     def refuse(self, refused: MessageRefused) -> None:
         """End the stream, as the server's message is not accepted."""
-        self._owner.write_all([reset_frame(self.number, ErrorCode.CANCEL)])
-        self.ended(refused.code, f"{self._owner.peer}: {refused}")
-        self._owner.close()
+        self._http2_connection.write_all([reset_frame(self.stream_id, ErrorCode.CANCEL)])
+        self.end_with_status(refused.code, f"{self._http2_connection.peer}: {refused}")
+        self._http2_connection.close()
 
 
 class ClientConnection(Connection):
@@ -168,61 +170,61 @@ class ClientConnection(Connection):
     def call(self, headers: Headers) -> None:
         """Open the stream with the headers of a call."""
         block = self.codec.encode(headers)
-        self.write_all(headers_frames(_NUMBER, block, self.peer_frame_bytes, end_stream=False))
+        self.write_all(headers_frames(_STREAM_ID, block, self.max_send_frame_bytes, end_stream=False))
 
-    def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
+    def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Handle the headers of the answer, or its trailers."""
         stream = self.stream
-        if self._known(number, "HEADERS") is None or stream.over:
+        if self._find_stream(stream_id, "HEADERS") is None or stream.end_reason:
             return
-        if not stream.is_answered:
+        if not stream.has_initial_metadata:
             if not end_stream and dict(headers).get(":status", "").startswith("1"):
                 return  # an informational response (1xx)
-            refusal = http_refusal(headers)
+            refusal = status_of_http_error(headers)
             if refusal is not None:
-                stream.ended(refusal[0], f"{self.peer}: {refusal[1]}")
+                stream.end_with_status(refusal[0], f"{self.peer}: {refusal[1]}")
                 self.close()
                 return
             if not end_stream:
-                stream.answered(metadata_of(headers))
+                stream.set_initial_metadata(metadata_of(headers))
                 return
         if end_stream:
             code, details = status_of(headers)
             if code is grpc.StatusCode.OK:
-                stream.peer_ended()
+                stream.end_stream_received()
         else:
             code, details = grpc.StatusCode.INTERNAL, "the peer sent headers in the middle of the stream"
-        stream.ended(code, details, metadata_of(headers))
-        self.leave()
+        stream.end_with_status(code, details, metadata_of(headers))
+        self.close_after_stream()
 
-    def data_ends(self, stream: int, end_stream: bool) -> None:
+    def data_ended(self, stream: int, end_stream: bool) -> None:
         """Note the end of a DATA frame. A server must end a stream by trailers, so END_STREAM here is an error."""
-        super().data_ends(stream, end_stream)
-        if end_stream and not self.stream.over:
-            self.stream.ended(*status_of([]))
-            self.leave()
+        super().data_ended(stream, end_stream)
+        if end_stream and not self.stream.end_reason:
+            self.stream.end_with_status(*status_of([]))
+            self.close_after_stream()
 
-    def reset(self, code: int) -> None:
+    def stream_reset(self, code: int) -> None:
         """End the stream, as the server has reset it."""
-        if not self.stream.over:
+        if not self.stream.end_reason:
             text = f"{self.peer}: the peer reset the stream ({error_name(code)})"
-            self.stream.ended(status_of_reset(code), text)
-            self.leave()
+            self.stream.end_with_status(status_of_reset(code), text)
+            self.close_after_stream()
 
-    def peer_leaves(self, last_number: int) -> None:
+    def goaway_received(self, last_stream_id: int) -> None:
         """End the stream if the server has not processed it; otherwise it may go on to its end."""
-        if last_number < _NUMBER and not self.stream.over:
-            self.stream.ended(grpc.StatusCode.UNAVAILABLE, f"{self.peer}: {self._goaway}")
-            self.leave()
+        if last_stream_id < _STREAM_ID and not self.stream.end_reason:
+            self.stream.end_with_status(grpc.StatusCode.UNAVAILABLE, f"{self.peer}: {self._loss_reason}")
+            self.close_after_stream()
 
-    def gone(self, reason: str) -> None:
+    def connection_terminated(self, reason: str) -> None:
         """End the stream, as the connection can't be used any longer."""
-        self.stream.ended(grpc.StatusCode.UNAVAILABLE, reason)
+        self.stream.end_with_status(grpc.StatusCode.UNAVAILABLE, reason)
 
-    def leave(self) -> None:
+    def close_after_stream(self) -> None:
         """Close the connection after the stream has ended; unsent bytes of the stream are dropped."""
         if self.paused:
-            self.cut()
+            self.abort()
         else:
             self.close()
 
@@ -269,11 +271,11 @@ async def open_stream(
             if tls is not None and tls.selected_alpn_protocol() != "h2":
                 raise ssl.SSLError("the peer does not offer HTTP/2 by ALPN")
             connection.call(headers)
-            await connection.settled.wait()
-            if not connection.spoke:
+            await connection.settings_received_or_closed.wait()
+            if not connection.settings_received:
                 raise connection.stream.error()
         except BaseException:
-            connection.cut()
+            connection.abort()
             raise
         return connection
 

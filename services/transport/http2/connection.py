@@ -25,14 +25,14 @@ from services.transport.http2.frames import (
     error_name,
     frame,
     goaway_frame,
-    read_number,
     read_settings,
+    read_uint32,
     settings_frame,
     window_update_frame,
 )
 from services.transport.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
-from services.transport.http2.parser import CONTROL_FRAME_BYTES, FrameParser, Sink
-from services.transport.http2.stream import WINDOW_BYTES, Part, Stream
+from services.transport.http2.parser import CONTROL_FRAME_BYTES, DataSink, FrameParser
+from services.transport.http2.stream import WINDOW_BYTES, BytesLike, Stream
 from services.transport.limits import HELLO_SECONDS, KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
 from services.transport.security import join_address
 
@@ -64,6 +64,7 @@ class ConnectionTimes:
 
 
 STANDARD_TIMES = ConnectionTimes()
+"""Time limits derived from the standard heartbeat."""
 
 
 class Connection(asyncio.BufferedProtocol, ABC):
@@ -78,13 +79,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
     Attributes:
         peer: `HOST:PORT` of the peer, for error texts.
         send_window: bytes that the peer accepts now, on all streams.
-        peer_window: initial send window of a stream.
-        peer_frame_bytes: longest frame payload that the peer accepts.
+        initial_send_window: initial send window of a stream.
+        max_send_frame_bytes: longest frame payload that the peer accepts.
         paused: whether the transport has bytes that it could not send yet.
         stream: the stream, once there is one.
-        last_number: highest stream id that the peer has opened.
-        spoke: whether the peer's settings have come, which shows that it speaks HTTP/2.
-        settled: event that is set when the peer's settings have come, or the connection is over.
+        highest_peer_stream_id: highest stream id that the peer has opened.
+        settings_received: whether the peer's settings have come, which shows that it speaks HTTP/2.
+        settings_received_or_closed: event that is set when the peer's settings have come, or the connection is over.
         closed: event that is set when the connection is over.
     """
 
@@ -93,14 +94,14 @@ class Connection(asyncio.BufferedProtocol, ABC):
     ) -> None:
         self.peer = peer
         self.send_window = DEFAULT_WINDOW_BYTES
-        self.peer_window = DEFAULT_WINDOW_BYTES
-        self.peer_frame_bytes = DEFAULT_FRAME_BYTES
+        self.initial_send_window = DEFAULT_WINDOW_BYTES
+        self.max_send_frame_bytes = DEFAULT_FRAME_BYTES
         self.paused = False
         self.stream: Stream | None = None
-        self.last_number = 0
+        self.highest_peer_stream_id = 0
         self.codec = HeaderCodec()
-        self.spoke = False
-        self.settled = asyncio.Event()
+        self.settings_received = False
+        self.settings_received_or_closed = asyncio.Event()
         self.closed = asyncio.Event()
         self._settings = settings
         self._times = times
@@ -113,7 +114,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._block_ends_stream = False
         self._unsent_replies = 0
         self._scratch: bytearray | None = None  # replaces the parser's buffer once received bytes are ignored
-        self._goaway: str | None = None
+        self._loss_reason: str | None = None
         self._heard_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -122,11 +123,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Announce settings, with windows and frames so large that Tiermesh's own peers never wait for them."""
         self._transport = cast(asyncio.Transport, transport)
-        self._limits = _TLS_BUFFER_BYTES if transport.get_extra_info("ssl_object") else 0
-        self._transport.set_write_buffer_limits(high=self._limits)
+        self._write_buffer_bytes = _TLS_BUFFER_BYTES if transport.get_extra_info("ssl_object") else 0
+        self._transport.set_write_buffer_limits(high=self._write_buffer_bytes)
         self._announce()
         self._heard_seconds = self._loop.time()
-        self._watch(self._times.keepalive_seconds)
+        self._schedule_keepalive(self._times.keepalive_seconds)
 
     def _announce(self) -> None:
         settings = {
@@ -161,8 +162,8 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._timer is not None:
             self._timer.cancel()
         self.paused = False
-        self.gone(f"{self.peer}: {self._why_lost(exc)}")
-        self.settled.set()
+        self.connection_terminated(f"{self.peer}: {self._loss_text(exc)}")
+        self.settings_received_or_closed.set()
         self.closed.set()
 
     def pause_writing(self) -> None:
@@ -174,28 +175,28 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.paused = False
         self._unsent_replies = 0
         if self.stream is not None:
-            self.stream.writable()
+            self.stream.wake_writer()
 
-    def write_all(self, pieces: list[Part]) -> None:
+    def write_all(self, pieces: list[BytesLike]) -> None:
         """Pass pieces to the transport, in order. Only TLS copies them."""
         if self._scratch is not None or self._transport.is_closing():
             return
         self._transport.writelines(pieces)
-        if not self.paused and self._transport.get_write_buffer_size() > self._limits:
+        if not self.paused and self._transport.get_write_buffer_size() > self._write_buffer_bytes:
             # In some Pythons writelines does not call pause_writing; setting the limits again does.
-            self._transport.set_write_buffer_limits(high=self._limits)
+            self._transport.set_write_buffer_limits(high=self._write_buffer_bytes)
 
     # ---- its end ----
 
     @abstractmethod
-    def gone(self, reason: str) -> None:
+    def connection_terminated(self, reason: str) -> None:
         """End the stream, as the connection can't be used any longer."""
 
     def close_with_goaway(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
         """Send GOAWAY, let the peer read what was sent, then close."""
         if self._scratch is not None or self._transport.is_closing():
             return
-        self.write_all([goaway_frame(self.last_number, code, text)])
+        self.write_all([goaway_frame(self.highest_peer_stream_id, code, text)])
         # Closing with unread bytes would reset the connection, and the peer might never read the last frames.
         self._scratch = bytearray(_SCRATCH_BYTES)
         if self._timer is not None:
@@ -205,7 +206,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close at once, without sending what waits."""
         self._transport.abort()
 
@@ -220,96 +221,96 @@ class Connection(asyncio.BufferedProtocol, ABC):
         text = f"{self.peer}: the peer broke the rules of HTTP/2: {error}"
         log.warning("data stream of %s", text)
         self.close_with_goaway(error.code, str(error))
-        self.gone(text)
-        self.settled.set()
+        self.connection_terminated(text)
+        self.settings_received_or_closed.set()
 
-    def _why_lost(self, error: Exception | None) -> str:
-        if self._goaway:
-            return self._goaway
+    def _loss_text(self, error: Exception | None) -> str:
+        if self._loss_reason:
+            return self._loss_reason
         return f"the connection broke ({error})" if error else "the connection was closed"
 
-    def _watch(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._look)
+    def _schedule_keepalive(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._check_keepalive)
 
-    def _look(self) -> None:
+    def _check_keepalive(self) -> None:
         """Ping a silent peer, and abort the connection if it does not answer."""
         silent = self._loop.time() - self._heard_seconds
         interval, timeout = self._times.keepalive_seconds, self._times.keepalive_timeout_seconds
         if silent >= interval + timeout:
-            self._goaway = f"no answer to a ping within {timeout:g} s"
+            self._loss_reason = f"no answer to a ping within {timeout:g} s"
             self._transport.abort()
         elif silent >= interval:
             self.write_all([frame(FrameType.PING, 0, 0, bytes(8))])
-            self._watch(min(interval, timeout))
+            self._schedule_keepalive(min(interval, timeout))
         else:
-            self._watch(interval - silent)
+            self._schedule_keepalive(interval - silent)
 
     # ---- frames ----
 
-    def data_begins(self, stream: int, length: int) -> Sink | None:
+    def data_started(self, stream_id: int, length: int) -> DataSink | None:
         """Charge a DATA frame to the windows, and return the stream that takes its payload."""
         self._receive_window -= length
         if self._receive_window < LARGEST_WINDOW_BYTES // 2:
             self.write_all([window_update_frame(0, LARGEST_WINDOW_BYTES - self._receive_window)])
             self._receive_window = LARGEST_WINDOW_BYTES
-        taker = self._known(stream, "DATA")
-        if taker is not None:
-            taker.charge(length)
-        return taker
+        target = self._find_stream(stream_id, "DATA")
+        if target is not None:
+            target.consume_receive_window(length)
+        return target
 
-    def data_ends(self, stream: int, end_stream: bool) -> None:
+    def data_ended(self, stream_id: int, end_stream: bool) -> None:
         """Note the end of a DATA frame."""
-        taker = self._known(stream, "DATA")
-        if end_stream and taker is not None:
-            taker.peer_ended()
+        target = self._find_stream(stream_id, "DATA")
+        if end_stream and target is not None:
+            target.end_stream_received()
 
-    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def frame_received(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Handle a frame other than DATA."""
         match kind:
             case FrameType.HEADERS:
-                self._headers_frame(flags, stream, payload)
+                self._headers_frame(flags, stream_id, payload)
             case FrameType.CONTINUATION:
-                self._block_piece(flags, stream, payload)
+                self._header_block_fragment(flags, stream_id, payload)
             case FrameType.SETTINGS:
-                self._settings_frame(flags, stream, payload)
+                self._settings_frame(flags, stream_id, payload)
             case FrameType.WINDOW_UPDATE:
-                self._window_frame(stream, payload)
+                self._window_frame(stream_id, payload)
             case FrameType.PING:
-                self._check("PING", stream, payload, 8, of_connection=True)
+                self._check("PING", stream_id, payload, 8, of_connection=True)
                 if not flags & Flags.ACK:
                     self._reply(frame(FrameType.PING, Flags.ACK, 0, payload))
             case FrameType.RST_STREAM:
-                self._check("RST_STREAM", stream, payload, 4, of_connection=False)
-                taker = self._known(stream, "RST_STREAM")
-                if taker is not None:
-                    self.reset(read_number(payload))
+                self._check("RST_STREAM", stream_id, payload, 4, of_connection=False)
+                target = self._find_stream(stream_id, "RST_STREAM")
+                if target is not None:
+                    self.stream_reset(read_uint32(payload))
             case FrameType.GOAWAY:
-                self._goaway_frame(stream, payload)
+                self._goaway_frame(stream_id, payload)
             case _:
                 raise ProtocolError(f"{FrameType(kind).name}: a peer must not send it here")
 
     @abstractmethod
-    def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
+    def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Handle headers of a stream."""
 
     @abstractmethod
-    def reset(self, code: int) -> None:
+    def stream_reset(self, code: int) -> None:
         """Handle a RST_STREAM of the stream."""
 
-    def _known(self, number: int, what: str) -> Stream | None:
+    def _find_stream(self, stream_id: int, what: str) -> Stream | None:
         """Return the stream with this id, or None if it is over and forgotten.
 
         Raises:
             ProtocolError: there never was such a stream.
         """
-        if self.stream is not None and self.stream.number == number:
+        if self.stream is not None and self.stream.stream_id == stream_id:
             return self.stream
-        if number > max(self.last_number, self.stream.number if self.stream else 0):
-            raise ProtocolError(f"{what} of stream {number}, which was never opened")
+        if stream_id > max(self.highest_peer_stream_id, self.stream.stream_id if self.stream else 0):
+            raise ProtocolError(f"{what} of stream {stream_id}, which was never opened")
         return None
 
-    def _headers_frame(self, flags: int, stream: int, payload: bytes) -> None:
-        if not stream:
+    def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id:
             raise ProtocolError("HEADERS of stream 0")
         start, padding = 0, 0
         if flags & Flags.PADDED:
@@ -321,9 +322,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._block.clear()
         self._block_frames = 0
         self._block_ends_stream = bool(flags & Flags.END_STREAM)
-        self._block_piece(flags, stream, payload[start : len(payload) - padding])
+        self._header_block_fragment(flags, stream_id, payload[start : len(payload) - padding])
 
-    def _block_piece(self, flags: int, stream: int, piece: bytes) -> None:
+    def _header_block_fragment(self, flags: int, stream_id: int, piece: bytes) -> None:
         self._block += piece
         self._block_frames += 1
         if len(self._block) > CONTROL_FRAME_BYTES or self._block_frames > _MOST_CONTINUATIONS:
@@ -332,11 +333,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
         if flags & Flags.END_HEADERS:
             headers = self.codec.decode(bytes(self._block))
             self._block.clear()
-            self.headers(stream, headers, self._block_ends_stream)
+            self.headers_received(stream_id, headers, self._block_ends_stream)
 
-    def _settings_frame(self, flags: int, stream: int, payload: bytes) -> None:
-        if stream:
-            raise ProtocolError(f"SETTINGS of stream {stream}")
+    def _settings_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ProtocolError(f"SETTINGS of stream {stream_id}")
         if len(payload) % 6 or (flags & Flags.ACK and payload):
             raise ProtocolError(f"SETTINGS of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
         if flags & Flags.ACK:
@@ -349,58 +350,58 @@ class Connection(asyncio.BufferedProtocol, ABC):
                     if value > LARGEST_WINDOW_BYTES:
                         raise ProtocolError(f"INITIAL_WINDOW_SIZE of {value}", ErrorCode.FLOW_CONTROL_ERROR)
                     if self.stream is not None:
-                        self.stream.granted(value - self.peer_window)
-                    self.peer_window = value
+                        self.stream.increase_send_window(value - self.initial_send_window)
+                    self.initial_send_window = value
                 case Setting.MAX_FRAME_SIZE:
                     if not DEFAULT_FRAME_BYTES <= value <= LARGEST_FRAME_BYTES:
                         raise ProtocolError(f"MAX_FRAME_SIZE of {value}")
-                    self.peer_frame_bytes = value
+                    self.max_send_frame_bytes = value
                 case Setting.ENABLE_PUSH:
                     if value > 1:
                         raise ProtocolError(f"ENABLE_PUSH of {value}")
         self._reply(frame(FrameType.SETTINGS, Flags.ACK, 0))
-        self.spoke = True
-        self.settled.set()
+        self.settings_received = True
+        self.settings_received_or_closed.set()
 
-    def _window_frame(self, stream: int, payload: bytes) -> None:
-        self._check("WINDOW_UPDATE", stream, payload, 4, of_connection=None)
-        increment = read_number(payload) & LARGEST_WINDOW_BYTES
+    def _window_frame(self, stream_id: int, payload: bytes) -> None:
+        self._check("WINDOW_UPDATE", stream_id, payload, 4, of_connection=None)
+        increment = read_uint32(payload) & LARGEST_WINDOW_BYTES
         if not increment:
-            raise ProtocolError(f"WINDOW_UPDATE of stream {stream}: the increment is 0")
-        if stream:
-            taker = self._known(stream, "WINDOW_UPDATE")
-            if taker is not None:
-                taker.granted(increment)
+            raise ProtocolError(f"WINDOW_UPDATE of stream {stream_id}: the increment is 0")
+        if stream_id:
+            target = self._find_stream(stream_id, "WINDOW_UPDATE")
+            if target is not None:
+                target.increase_send_window(increment)
             return
         self.send_window += increment
         if self.send_window > LARGEST_WINDOW_BYTES:
             text = f"WINDOW_UPDATE: the connection's window would be above {LARGEST_WINDOW_BYTES}"
             raise ProtocolError(text, ErrorCode.FLOW_CONTROL_ERROR)
         if self.stream is not None:
-            self.stream.writable()
+            self.stream.wake_writer()
 
-    def _goaway_frame(self, stream: int, payload: bytes) -> None:
-        if stream or len(payload) < 8:
+    def _goaway_frame(self, stream_id: int, payload: bytes) -> None:
+        if stream_id or len(payload) < 8:
             raise ProtocolError(
-                f"GOAWAY of {len(payload)} bytes for stream {stream}", ErrorCode.FRAME_SIZE_ERROR
+                f"GOAWAY of {len(payload)} bytes for stream {stream_id}", ErrorCode.FRAME_SIZE_ERROR
             )
-        code, text = read_number(payload, 4), payload[8:][:_PEER_TEXT_BYTES].decode(errors="replace")
+        code, text = read_uint32(payload, 4), payload[8:][:_PEER_TEXT_BYTES].decode(errors="replace")
         text = f": {text}" if text else ""
-        self._goaway = f"the peer ended the connection ({error_name(code)}{' '.join(text.split())})"
-        self.peer_leaves(read_number(payload) & LARGEST_WINDOW_BYTES)
+        self._loss_reason = f"the peer ended the connection ({error_name(code)}{' '.join(text.split())})"
+        self.goaway_received(read_uint32(payload) & LARGEST_WINDOW_BYTES)
 
-    def peer_leaves(self, last_number: int) -> None:
+    def goaway_received(self, last_stream_id: int) -> None:
         """Handle a GOAWAY: the peer has processed no stream above this id, and accepts no new ones."""
 
     def _check(
-        self, name: str, stream: int, payload: bytes, length: int, *, of_connection: bool | None
+        self, name: str, stream_id: int, payload: bytes, length: int, *, of_connection: bool | None
     ) -> None:
         if len(payload) != length:
             raise ProtocolError(
                 f"{name} of {len(payload)} bytes, expected {length}", ErrorCode.FRAME_SIZE_ERROR
             )
-        if of_connection is not None and of_connection != (stream == 0):
-            raise ProtocolError(f"{name} of stream {stream}")
+        if of_connection is not None and of_connection != (stream_id == 0):
+            raise ProtocolError(f"{name} of stream {stream_id}")
 
     def _reply(self, reply: bytes) -> None:
         """Answer a frame. A peer that sends frame after frame to be answered, and reads no answer, is disconnected.
@@ -417,26 +418,26 @@ class Connection(asyncio.BufferedProtocol, ABC):
                 )
 
 
-def headers_frames(number: int, block: bytes, longest: int, *, end_stream: bool) -> list[Part]:
+def headers_frames(stream_id: int, block: bytes, longest: int, *, end_stream: bool) -> list[BytesLike]:
     """Return a HEADERS frame and the CONTINUATION frames that its block needs.
 
     Args:
-        number: HTTP/2 stream id.
+        stream_id: HTTP/2 stream id.
         block: encoded headers.
         longest: longest payload of a frame.
         end_stream: whether the stream ends with these headers.
     """
-    pieces: list[Part] = []
+    pieces: list[BytesLike] = []
     kind, flags = FrameType.HEADERS, Flags.END_STREAM if end_stream else 0
     while True:
         piece, block = block[:longest], block[longest:]
-        pieces.append(frame(kind, flags if block else flags | Flags.END_HEADERS, number, piece))
+        pieces.append(frame(kind, flags if block else flags | Flags.END_HEADERS, stream_id, piece))
         if not block:
             return pieces
         kind, flags = FrameType.CONTINUATION, 0
 
 
-def address_of(transport: asyncio.BaseTransport) -> str:
+def peer_address(transport: asyncio.BaseTransport) -> str:
     """Return the `HOST:PORT` of the far end."""
     name: Any = transport.get_extra_info("peername")
     return join_address(name[0], name[1]) if isinstance(name, tuple) else str(name or "unknown")

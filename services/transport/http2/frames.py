@@ -87,20 +87,20 @@ class ProtocolError(Exception):
         self.code = code
 
 
-def frame_header(kind: int, flags: int, stream: int, length: int) -> bytes:
+def frame_header(kind: int, flags: int, stream_id: int, length: int) -> bytes:
     """Return the 9 bytes before a frame's payload."""
-    return _HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
+    return _HEADER.pack(length >> 16, length & 0xFFFF, kind, flags, stream_id)
 
 
 def read_frame_header(source: memoryview) -> tuple[int, int, int, int]:
     """Return type, flags, stream id and payload length from 9 bytes."""
-    high, low, kind, flags, stream = _HEADER.unpack(source)
-    return kind, flags, stream & _STREAM_MASK, high << 16 | low
+    high, low, kind, flags, stream_id = _HEADER.unpack(source)
+    return kind, flags, stream_id & _STREAM_MASK, high << 16 | low
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     """Return a whole frame."""
-    return frame_header(kind, flags, stream, len(payload)) + payload
+    return frame_header(kind, flags, stream_id, len(payload)) + payload
 
 
 def settings_frame(settings: dict[Setting, int]) -> bytes:
@@ -114,23 +114,23 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     return list(_SETTING.iter_unpack(payload))
 
 
-def window_update_frame(stream: int, increment: int) -> bytes:
+def window_update_frame(stream_id: int, increment: int) -> bytes:
     """Return a WINDOW_UPDATE frame, which allows `increment` more bytes; stream 0 is the connection."""
-    return frame(FrameType.WINDOW_UPDATE, 0, stream, _NUMBER.pack(increment))
+    return frame(FrameType.WINDOW_UPDATE, 0, stream_id, _NUMBER.pack(increment))
 
 
-def reset_frame(stream: int, code: ErrorCode) -> bytes:
+def reset_frame(stream_id: int, code: ErrorCode) -> bytes:
     """Return a RST_STREAM frame."""
-    return frame(FrameType.RST_STREAM, 0, stream, _NUMBER.pack(code))
+    return frame(FrameType.RST_STREAM, 0, stream_id, _NUMBER.pack(code))
 
 
-def goaway_frame(last_stream: int, code: ErrorCode, text: str) -> bytes:
+def goaway_frame(last_stream_id: int, code: ErrorCode, text: str) -> bytes:
     """Return a GOAWAY frame with a line for people."""
-    payload = _NUMBER.pack(last_stream) + _NUMBER.pack(code) + text.encode()
+    payload = _NUMBER.pack(last_stream_id) + _NUMBER.pack(code) + text.encode()
     return frame(FrameType.GOAWAY, 0, 0, payload)
 
 
-def read_number(payload: bytes, start: int = 0) -> int:
+def read_uint32(payload: bytes, start: int = 0) -> int:
     """Return the 32-bit number at `start`: a window increment, an error code or a stream id."""
     number: int = _NUMBER.unpack_from(payload, start)[0]
     return number

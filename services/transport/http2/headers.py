@@ -75,15 +75,15 @@ class HeaderCodec:
             text = f"a header block of {len(block)} bytes can't be read: {error}"
             raise ProtocolError(text, ErrorCode.COMPRESSION_ERROR) from None
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
-        pseudo = True
+        pseudo_allowed = True
         for name, value in headers:
-            plain = not name.startswith(":")
-            if plain:
-                pseudo = False
+            regular = not name.startswith(":")
+            if regular:
+                pseudo_allowed = False
             if (
                 not name.removeprefix(":")
                 or not _NAME_CHARACTERS.issuperset(name.removeprefix(":"))
-                or not (plain or pseudo)
+                or not (regular or pseudo_allowed)
                 or name in _OF_CONNECTIONS
                 or any(character in value for character in "\0\r\n")
             ):
@@ -164,7 +164,7 @@ def status_of(headers: Headers) -> tuple[grpc.StatusCode, str]:
     return _BY_NUMBER[int(number[:9])], text
 
 
-def http_refusal(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
+def status_of_http_error(headers: Headers) -> tuple[grpc.StatusCode, str] | None:
     """Return status and text for an answer that is not gRPC, or None if it is gRPC."""
     found = dict(headers)
     status, kind = found.get(":status", ""), found.get("content-type", "")

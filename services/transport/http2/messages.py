@@ -107,7 +107,7 @@ class Assembler:
         """Whether a message has come in part."""
         return self._body is not None or len(self._prefix) > 0
 
-    def room(self) -> memoryview | None:
+    def receive_buffer(self) -> memoryview | None:
         """Return memory for the next bytes of the current message, to be reported by `advance`.
 
         None means that the next message's prefix comes first; it goes through `feed`.
@@ -115,7 +115,7 @@ class Assembler:
         return None if self._body is None else self._body[self._filled :]
 
     def advance(self, count: int) -> None:
-        """Note that `count` bytes were received into the memory from `room`."""
+        """Note that `count` bytes were received into the memory from `receive_buffer`."""
         assert self._body is not None
         self._filled += count
         if self._filled == len(self._body):
@@ -129,7 +129,7 @@ class Assembler:
             MessageRefused: a message is longer than the limit, or compressed.
         """
         while piece:
-            room = self.room()
+            room = self.receive_buffer()
             if room is not None:
                 count = min(len(room), len(piece))
                 room[:count] = piece[:count]
@@ -147,10 +147,10 @@ class Assembler:
         if compressed:
             raise MessageRefused(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "a compressed message: none is taken here; send it with grpc-encoding identity",
+                "a compressed message, expected an uncompressed one; send it with grpc-encoding identity",
             )
         if length > self._limit_bytes:
-            text = f"a message of {length} bytes: longer than the {self._limit_bytes} that are taken; send smaller ones"
+            text = f"a message of {length} bytes, expected at most {self._limit_bytes}; send smaller ones"
             raise MessageRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         if length:
             self._body = _aligned_at_its_end(length)

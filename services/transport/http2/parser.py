@@ -27,14 +27,14 @@ _DIRECT_BYTES = 16 * 1024
 """Smallest remainder of a frame that is received into its message directly; a smaller one is cheaper to copy."""
 
 
-class Sink(Protocol):
+class DataSink(Protocol):
     """Receiver of the bytes of a stream's DATA."""
 
-    def room(self) -> memoryview | None:
+    def receive_buffer(self) -> memoryview | None:
         """Return memory to receive into, or None if the next bytes must go through `feed`."""
 
     def advance(self, count: int) -> None:
-        """Note that `count` bytes were received into the memory from `room`."""
+        """Note that `count` bytes were received into the memory from `receive_buffer`."""
 
     def feed(self, piece: memoryview) -> None:
         """Copy bytes that were received elsewhere; they are valid during the call only."""
@@ -43,22 +43,22 @@ class Sink(Protocol):
 class FrameReceiver(Protocol):
     """Receiver of frames. Every method may raise ProtocolError."""
 
-    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+    def frame_received(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Receive a frame of a known type other than DATA."""
 
-    def data_begins(self, stream: int, length: int) -> Sink | None:
+    def data_started(self, stream_id: int, length: int) -> DataSink | None:
         """Return the sink for a DATA frame whose header has come, or None to drop its payload.
 
         Args:
-            stream: HTTP/2 stream id.
+            stream_id: HTTP/2 stream id.
             length: payload length, padding included.
         """
 
-    def data_ends(self, stream: int, end_stream: bool) -> None:
+    def data_ended(self, stream_id: int, end_stream: bool) -> None:
         """Receive the end of a DATA frame."""
 
 
-class _Part(Enum):
+class _State(Enum):
     PREFACE = auto()
     HEADER = auto()
     CONTROL = auto()
@@ -79,18 +79,18 @@ class FrameParser:
         self._receiver = receiver
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._stop = 0  # of what the buffer holds
-        self._part = _Part.PREFACE if expect_preface else _Part.HEADER
-        self._kind = self._flags = self._stream = 0
+        self._state = _State.PREFACE if expect_preface else _State.HEADER
+        self._kind = self._flags = self._stream_id = 0
         self._left = 0  # bytes of the frame, without its padding, still to come
         self._padding = 0
-        self._sink: Sink | None = None
+        self._sink: DataSink | None = None
         self._direct: memoryview | None = None
-        self._in_block = 0  # the stream whose CONTINUATION must come next
+        self._header_block_stream_id = 0  # the stream whose CONTINUATION must come next
         self._first = True
 
     def get_buffer(self) -> memoryview:
         """Return memory to receive into; it is never empty."""
-        self._direct = self._directly()
+        self._direct = self._direct_buffer()
         if self._direct is not None:
             return self._direct
         held = self._stop - self._start
@@ -111,16 +111,16 @@ class FrameParser:
             self._left -= count
             self._sink.advance(count)
             if not self._left:
-                self._data_complete()
+                self._end_data()
                 self._parse()
             return
         self._stop += count
         self._parse()
 
-    def _directly(self) -> memoryview | None:
-        if self._part is not _Part.DATA or self._sink is None or self._left < _DIRECT_BYTES:
+    def _direct_buffer(self) -> memoryview | None:
+        if self._state is not _State.DATA or self._sink is None or self._left < _DIRECT_BYTES:
             return None
-        room = self._sink.room()
+        room = self._sink.receive_buffer()
         if room is None or len(room) < _DIRECT_BYTES:
             return None
         return room[: self._left]
@@ -132,37 +132,37 @@ class FrameParser:
     def _step(self) -> bool:
         """Parse the next part of the buffer; return False if more bytes must come first."""
         held = self._stop - self._start
-        match self._part:
-            case _Part.HEADER:
+        match self._state:
+            case _State.HEADER:
                 if held < FRAME_HEADER_BYTES:
                     return False
                 self._begin(self._take(FRAME_HEADER_BYTES))
-            case _Part.DATA | _Part.SKIP:
+            case _State.DATA | _State.SKIP:
                 piece = self._take(min(held, self._left))
                 self._left -= len(piece)
-                if self._part is _Part.DATA and self._sink is not None and piece:
+                if self._state is _State.DATA and self._sink is not None and piece:
                     self._sink.feed(piece)
                 if self._left:
                     return False
-                if self._part is _Part.DATA:
-                    self._data_complete()
+                if self._state is _State.DATA:
+                    self._end_data()
                 else:
-                    self._part = _Part.HEADER
-            case _Part.CONTROL:
+                    self._state = _State.HEADER
+            case _State.CONTROL:
                 if held < self._left:
                     return False
                 payload = bytes(self._take(self._left))
-                self._part = _Part.HEADER
-                self._receiver.frame(self._kind, self._flags, self._stream, payload)
-            case _Part.PAD_LENGTH:
+                self._state = _State.HEADER
+                self._receiver.frame_received(self._kind, self._flags, self._stream_id, payload)
+            case _State.PAD_LENGTH:
                 if not held:
                     return False
                 self._padding = self._take(1)[0]
                 self._left -= 1 + self._padding
                 if self._left < 0:
                     raise ProtocolError(f"DATA: {self._padding} bytes of padding in a shorter frame")
-                self._part = _Part.DATA
-            case _Part.PREFACE:
+                self._state = _State.DATA
+            case _State.PREFACE:
                 if bytes(self._buffer[self._start : self._stop][: len(PREFACE)]) != PREFACE[:held]:
                     raise ProtocolError(
                         "what came first is not HTTP/2's preface; is the peer a gRPC client of this security?"
@@ -170,7 +170,7 @@ class FrameParser:
                 if held < len(PREFACE):
                     return False
                 self._take(len(PREFACE))
-                self._part = _Part.HEADER
+                self._state = _State.HEADER
         return True
 
     def _take(self, count: int) -> memoryview:
@@ -178,46 +178,42 @@ class FrameParser:
         return self._buffer[start : self._start]
 
     def _begin(self, header: memoryview) -> None:
-        self._kind, self._flags, self._stream, self._left = read_frame_header(header)
-        kind, flags, stream, length = self._kind, self._flags, self._stream, self._left
+        self._kind, self._flags, self._stream_id, self._left = read_frame_header(header)
+        kind, flags, stream_id, length = self._kind, self._flags, self._stream_id, self._left
         if self._first and (kind != FrameType.SETTINGS or flags & Flags.ACK):
             raise ProtocolError(f"{_name(kind)} came first, expected SETTINGS; does the peer speak HTTP/2?")
         self._first = False
-        if (self._in_block and (kind != FrameType.CONTINUATION or stream != self._in_block)) or (
-            not self._in_block and kind == FrameType.CONTINUATION
-        ):
+        expected = self._header_block_stream_id
+        if expected and (kind != FrameType.CONTINUATION or stream_id != expected):
             raise ProtocolError(
-                f"{_name(kind)} of stream {stream}: "
-                + (
-                    f"expected the CONTINUATION of stream {self._in_block}"
-                    if self._in_block
-                    else "no headers to continue"
-                )
+                f"{_name(kind)} of stream {stream_id}: expected the CONTINUATION of stream {expected}"
             )
+        if not expected and kind == FrameType.CONTINUATION:
+            raise ProtocolError(f"{_name(kind)} of stream {stream_id}: no headers to continue")
         if kind == FrameType.DATA:
-            if not stream:
+            if not stream_id:
                 raise ProtocolError("DATA of stream 0")
             if flags & Flags.PADDED and not length:
                 raise ProtocolError("DATA: padded, but empty", ErrorCode.FRAME_SIZE_ERROR)
             self._padding = 0
-            self._sink = self._receiver.data_begins(stream, length)
-            self._part = _Part.PAD_LENGTH if flags & Flags.PADDED else _Part.DATA
+            self._sink = self._receiver.data_started(stream_id, length)
+            self._state = _State.PAD_LENGTH if flags & Flags.PADDED else _State.DATA
         elif kind not in FrameType._value2member_map_ or kind == FrameType.PRIORITY:
-            self._part = _Part.SKIP
+            self._state = _State.SKIP
         elif length > CONTROL_FRAME_BYTES:
             text = f"{_name(kind)} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
             raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
         else:
-            self._part = _Part.CONTROL
+            self._state = _State.CONTROL
             if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
-                self._in_block = 0 if flags & Flags.END_HEADERS else stream
+                self._header_block_stream_id = 0 if flags & Flags.END_HEADERS else stream_id
 
-    def _data_complete(self) -> None:
+    def _end_data(self) -> None:
         if self._padding:
-            self._part, self._left, self._padding, self._sink = _Part.DATA, self._padding, 0, None
+            self._state, self._left, self._padding, self._sink = _State.DATA, self._padding, 0, None
             return
-        self._part, self._sink = _Part.HEADER, None
-        self._receiver.data_ends(self._stream, bool(self._flags & Flags.END_STREAM))
+        self._state, self._sink = _State.HEADER, None
+        self._receiver.data_ended(self._stream_id, bool(self._flags & Flags.END_STREAM))
 
 
 def _name(kind: int) -> str:

@@ -16,8 +16,8 @@ from services.transport.http2.connection import (
     STANDARD_TIMES,
     Connection,
     ConnectionTimes,
-    address_of,
     headers_frames,
+    peer_address,
 )
 from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame
 from services.transport.http2.headers import (
@@ -30,7 +30,7 @@ from services.transport.http2.headers import (
     status_headers,
 )
 from services.transport.http2.messages import MessageRefused
-from services.transport.http2.stream import Part, Stream
+from services.transport.http2.stream import BytesLike, Stream
 from services.transport.links import LinkClosed
 from services.transport.security import Security, join_address, split_address
 
@@ -47,11 +47,11 @@ class ServerStream(Stream):
     """A call as its handler sees it. Methods that `grpc.aio.ServicerContext` has, too, have the same names."""
 
     def __init__(
-        self, connection: ServerConnection, number: int, path: str, metadata: tuple[tuple[str, Value], ...]
+        self, connection: ServerConnection, stream_id: int, path: str, metadata: tuple[tuple[str, Value], ...]
     ) -> None:
-        super().__init__(connection, number, connection.peer_window)
+        super().__init__(connection, stream_id, connection.initial_send_window)
         self.path = path
-        self._owner = connection
+        self._http2_connection = connection
         self._metadata = metadata
         self._answered = False
 
@@ -59,7 +59,7 @@ class ServerStream(Stream):
 
     def peer(self) -> str:
         """Return the caller's `HOST:PORT`."""
-        return self._owner.peer
+        return self._http2_connection.peer
 
     def invocation_metadata(self) -> tuple[tuple[str, Value], ...]:
         """Return the metadata of the call."""
@@ -76,7 +76,7 @@ class ServerStream(Stream):
         self._send_headers(response_headers(metadata), end_stream=False)
         self._answered = True
 
-    async def write(self, *parts: Part) -> None:
+    async def write(self, *parts: BytesLike) -> None:
         """Send one message; see `Stream.write`.
 
         Raises:
@@ -99,34 +99,36 @@ class ServerStream(Stream):
 
     def send_status(self, code: grpc.StatusCode, details: str) -> None:
         """Send the status that ends the stream, if it is open."""
-        if self.over:
+        if self.end_reason:
             return
         headers = status_headers(code, details)
         if not self._answered:
             headers = response_headers(()) + headers
         self._send_headers(headers, end_stream=True)
-        if not self._peer_done:
-            self._owner.write_all([reset_frame(self.number, ErrorCode.NO_ERROR)])
+        if not self._end_stream_seen:
+            self._http2_connection.write_all([reset_frame(self.stream_id, ErrorCode.NO_ERROR)])
         self.end(details or code.name)
-        self.drop()
-        self._owner.close_with_goaway()
+        self.drop_unread()
+        self._http2_connection.close_with_goaway()
 
     def refuse(self, refused: MessageRefused) -> None:
         """End the stream, as the caller's message is not accepted."""
         self.send_status(refused.code, str(refused))
-        self._owner.cancel_handler()
+        self._http2_connection.cancel_handler()
 
     def _send_headers(self, headers: Headers, *, end_stream: bool) -> None:
-        if not self.over:
-            block = self._owner.codec.encode(headers)
-            longest = self._owner.peer_frame_bytes
-            self._owner.write_all(headers_frames(self.number, block, longest, end_stream=end_stream))
+        if not self.end_reason:
+            block = self._http2_connection.codec.encode(headers)
+            longest = self._http2_connection.max_send_frame_bytes
+            self._http2_connection.write_all(
+                headers_frames(self.stream_id, block, longest, end_stream=end_stream)
+            )
 
-    async def _at_end(self) -> None:
+    async def _check_status(self) -> None:
         """Do nothing: a caller ends its messages without a status."""
 
-    def _raise_over(self) -> NoReturn:
-        raise LinkClosed(self.over or "the stream is over")
+    def _raise_ended(self) -> NoReturn:
+        raise LinkClosed(self.end_reason or "the stream is over")
 
 
 Handler = Callable[[ServerStream], Awaitable[None]]
@@ -152,39 +154,39 @@ class ServerConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a call, unless TLS was negotiated without HTTP/2."""
-        self.peer = address_of(transport)
+        self.peer = peer_address(transport)
         tls = transport.get_extra_info("ssl_object")
         super().connection_made(transport)
         self._call_timer = self._loop.call_later(self._times.call_seconds, self._call_timed_out)
         self._on_connected(self)
         if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self.cut()
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the stream and its handler."""
         self._call_timer.cancel()
         super().connection_lost(exc)
 
-    def headers(self, number: int, headers: Headers, end_stream: bool) -> None:
+    def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Start the handler of a call, or note the end of the caller's messages."""
         stream = self.stream
-        if stream is not None and number == stream.number:
+        if stream is not None and stream_id == stream.stream_id:
             if not end_stream:
-                raise ProtocolError(f"headers in the middle of stream {number}")
-            stream.peer_ended()
+                raise ProtocolError(f"headers in the middle of stream {stream_id}")
+            stream.end_stream_received()
             return
-        if number % 2 == 0 or number <= self.last_number:
-            raise ProtocolError(f"HEADERS of stream {number} after {self.last_number}")
-        self.last_number = number
+        if stream_id % 2 == 0 or stream_id <= self.highest_peer_stream_id:
+            raise ProtocolError(f"HEADERS of stream {stream_id} after {self.highest_peer_stream_id}")
+        self.highest_peer_stream_id = stream_id
         if stream is not None:
-            self.write_all([reset_frame(number, ErrorCode.REFUSED_STREAM)])
+            self.write_all([reset_frame(stream_id, ErrorCode.REFUSED_STREAM)])
             return
         self._call_timer.cancel()
         found = dict(headers)
-        stream = ServerStream(self, number, found.get(":path", ""), metadata_of(headers))
+        stream = ServerStream(self, stream_id, found.get(":path", ""), metadata_of(headers))
         self.stream = stream
         if end_stream:
-            stream.peer_ended()
+            stream.end_stream_received()
         if found.get(":method") != "POST" or not found.get("content-type", "").startswith(CONTENT_TYPE):
             text = f"expected POST and content-type {CONTENT_TYPE}, as this port serves gRPC"
             stream.send_status(grpc.StatusCode.INTERNAL, text)
@@ -205,20 +207,20 @@ class ServerConnection(Connection):
         except asyncio.CancelledError:
             stream.send_status(grpc.StatusCode.UNAVAILABLE, "the server stops")
         except Exception as error:  # the caller needs a status after any error
-            if not stream.over:
+            if not stream.end_reason:
                 log.error("data stream of %s: %s", self.peer, describe_internal_error(error))
                 stream.send_status(grpc.StatusCode.UNKNOWN, f"unexpected {type(error).__name__}")
 
-    def reset(self, code: int) -> None:
+    def stream_reset(self, code: int) -> None:
         """End the stream, as the caller has cancelled it."""
-        self.gone("the caller cancelled it")
+        self.connection_terminated("the caller cancelled it")
         self.close_with_goaway()
 
-    def gone(self, reason: str) -> None:
+    def connection_terminated(self, reason: str) -> None:
         """End the stream and its handler, as the connection can't be used any longer."""
         if self.stream is not None:
             self.stream.end(reason)
-            self.stream.drop()
+            self.stream.drop_unread()
         self.cancel_handler()
 
     def cancel_handler(self) -> None:

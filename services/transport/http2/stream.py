@@ -28,17 +28,17 @@ _JOINED_BYTES = (
 )
 _SMALLEST_GRANT_BYTES = (WINDOW_BYTES - _FRAMING_BYTES) // 2
 
-Part = bytes | bytearray | memoryview
+BytesLike = bytes | bytearray | memoryview
 
 
 class Sender(Protocol):
-    """What a stream needs of its connection to send."""
+    """Interface of the connection that a stream sends on."""
 
     send_window: int
-    peer_frame_bytes: int
+    max_send_frame_bytes: int
     paused: bool
 
-    def write_all(self, pieces: list[Part]) -> None:
+    def write_all(self, pieces: list[BytesLike]) -> None:
         """Pass pieces to the transport, in order."""
 
 
@@ -47,26 +47,26 @@ class Stream(ABC):
 
     Args:
         connection: connection that carries the stream.
-        number: HTTP/2 stream id.
+        stream_id: HTTP/2 stream id.
         send_window: bytes that the peer accepts at first.
 
     Attributes:
-        number: HTTP/2 stream id.
+        stream_id: HTTP/2 stream id.
         send_window: bytes that the peer accepts now; negative after its settings have lowered the window.
-        over: reason why the stream has ended; None while it is open.
-        closed_to_writes: reason why no message may be written now; None if one may.
+        end_reason: reason why the stream has ended; None while it is open.
+        write_block_reason: reason why no message may be written now; None if one may.
     """
 
-    def __init__(self, connection: Sender, number: int, send_window: int) -> None:
-        self.number = number
+    def __init__(self, connection: Sender, stream_id: int, send_window: int) -> None:
+        self.stream_id = stream_id
         self.send_window = send_window
-        self.over: str | None = None
-        self.closed_to_writes: str | None = None
+        self.end_reason: str | None = None
+        self.write_block_reason: str | None = None
         self._connection = connection
         self._inbox = MessageInbox()
         self._assembler = Assembler(self._inbox, MESSAGE_LIMIT_BYTES)
         self._receive_window = WINDOW_BYTES
-        self._peer_done = False
+        self._end_stream_seen = False
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
 
@@ -75,18 +75,18 @@ class Stream(ABC):
     async def read(self) -> memoryview | None:
         """Return the next message, in memory of its own, or None after the peer's last one."""
         while not self._inbox:
-            if self._peer_done:
-                await self._at_end()
+            if self._end_stream_seen:
+                await self._check_status()
                 return None
-            if self.over:
-                self._raise_over()
+            if self.end_reason:
+                self._raise_ended()
             self._readable.clear()
             await self._readable.wait()
         message = self._inbox.take()
-        self._grant()
+        self._replenish_receive_window()
         return message.toreadonly()
 
-    async def write(self, *parts: Part) -> None:
+    async def write(self, *parts: BytesLike) -> None:
         """Send one message: the concatenated parts, which may be changed once this returns.
 
         It waits while the peer or the network accepts no more. After a cancellation within a message nothing else
@@ -95,8 +95,8 @@ class Stream(ABC):
         Raises:
             ValueError: the message is longer than `MESSAGE_LIMIT_BYTES`, or nothing can be written any longer.
         """
-        if self.closed_to_writes:
-            raise ValueError(f"nothing can be written: {self.closed_to_writes}")
+        if self.write_block_reason:
+            raise ValueError(f"nothing can be written: {self.write_block_reason}")
         views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
         length = sum(len(view) for view in views)
         if length > MESSAGE_LIMIT_BYTES:
@@ -105,12 +105,12 @@ class Stream(ABC):
             )
         waiting = deque((memoryview(prefix(length)), *views))
         left = PREFIX_BYTES + length
-        self.closed_to_writes = "a message is being written, or was cut off"
+        self.write_block_reason = "a message is being written, or was cut off"
         connection = self._connection
         while left:
             allowed = min(left, connection.send_window, self.send_window)
-            if self.over:
-                self._raise_over()
+            if self.end_reason:
+                self._raise_ended()
             if connection.paused or allowed <= 0:
                 await self._wait_writable()
                 continue
@@ -123,17 +123,17 @@ class Stream(ABC):
                 failpoints.hit_failpoint("stream.mid-message")
                 pieces = pieces[1:]
             connection.write_all(pieces)
-        while connection.paused and not self.over:  # until then the transport still refers to the parts
+        while connection.paused and not self.end_reason:  # until then the transport still refers to the parts
             await self._wait_writable()
-        self.closed_to_writes = None
+        self.write_block_reason = None
 
-    def _frames(self, waiting: deque[memoryview], allowed: int) -> list[Part]:
+    def _frames(self, waiting: deque[memoryview], allowed: int) -> list[BytesLike]:
         """Return DATA frames of `allowed` bytes, taken from the front of `waiting`."""
-        pieces: list[Part] = []
+        pieces: list[BytesLike] = []
         while allowed:
-            length = left = min(allowed, self._connection.peer_frame_bytes)
+            length = left = min(allowed, self._connection.max_send_frame_bytes)
             allowed -= length
-            head = bytearray(frame_header(FrameType.DATA, 0, self.number, length))
+            head = bytearray(frame_header(FrameType.DATA, 0, self.stream_id, length))
             pieces.append(head)
             while left:
                 part = waiting.popleft()
@@ -152,20 +152,20 @@ class Stream(ABC):
         await self._writable.wait()
 
     @abstractmethod
-    def _raise_over(self) -> NoReturn:
+    def _raise_ended(self) -> NoReturn:
         """Raise the stream's end as an error for its user."""
 
     @abstractmethod
-    async def _at_end(self) -> None:
+    async def _check_status(self) -> None:
         """Raise the stream's status after the peer's last message, if the stream ended with an error."""
 
     # ---- for its connection ----
 
-    def writable(self) -> None:
+    def wake_writer(self) -> None:
         """Wake the writer: the peer or the transport accepts more."""
         self._writable.set()
 
-    def granted(self, increment: int) -> None:
+    def increase_send_window(self, increment: int) -> None:
         """Increase the send window.
 
         Raises:
@@ -173,37 +173,41 @@ class Stream(ABC):
         """
         self.send_window += increment
         if self.send_window > LARGEST_WINDOW_BYTES:
-            text = f"WINDOW_UPDATE of stream {self.number}: its window would be above {LARGEST_WINDOW_BYTES}"
+            text = (
+                f"WINDOW_UPDATE of stream {self.stream_id}: its window would be above {LARGEST_WINDOW_BYTES}"
+            )
             raise ProtocolError(text, ErrorCode.FLOW_CONTROL_ERROR)
         self._writable.set()
 
-    def charge(self, length: int) -> None:
+    def consume_receive_window(self, length: int) -> None:
         """Subtract an incoming DATA frame of `length` bytes from the receive window.
 
         Raises:
             ProtocolError: the frame exceeds the window, or comes after the peer's END_STREAM.
         """
-        if self._peer_done:
-            raise ProtocolError(f"DATA after the end of stream {self.number}", ErrorCode.STREAM_CLOSED)
+        if self._end_stream_seen:
+            raise ProtocolError(f"DATA after the end of stream {self.stream_id}", ErrorCode.STREAM_CLOSED)
         self._receive_window -= length
         if self._receive_window < 0:
-            text = f"DATA of {length} bytes: {-self._receive_window} more than stream {self.number} may take"
+            text = (
+                f"DATA of {length} bytes: {-self._receive_window} more than stream {self.stream_id} may take"
+            )
             raise ProtocolError(text, ErrorCode.FLOW_CONTROL_ERROR)
-        self._grant()
+        self._replenish_receive_window()
 
-    def room(self) -> memoryview | None:
-        """Return memory for the next bytes; see `parser.Sink`."""
-        return None if self.over else self._assembler.room()
+    def receive_buffer(self) -> memoryview | None:
+        """Return memory for the next bytes; see `parser.DataSink`."""
+        return None if self.end_reason else self._assembler.receive_buffer()
 
     def advance(self, count: int) -> None:
-        """Note that `count` bytes were received into the memory from `room`."""
+        """Note that `count` bytes were received into the memory from `receive_buffer`."""
         self._assembler.advance(count)
         if self._inbox:
             self._readable.set()
 
     def feed(self, piece: memoryview) -> None:
         """Copy bytes that were received elsewhere."""
-        if self.over:
+        if self.end_reason:
             return
         try:
             self._assembler.feed(piece)
@@ -216,31 +220,31 @@ class Stream(ABC):
     def refuse(self, refused: MessageRefused) -> None:
         """End the stream with the status of a message that is not accepted."""
 
-    def peer_ended(self) -> None:
+    def end_stream_received(self) -> None:
         """Note that the peer has sent its last frame of this stream.
 
         Raises:
             ProtocolError: the frame ended within a message.
         """
-        if self._assembler.within and not self.over:
-            raise ProtocolError(f"stream {self.number} ended within a message")
-        self._peer_done = True
+        if self._assembler.within and not self.end_reason:
+            raise ProtocolError(f"stream {self.stream_id} ended within a message")
+        self._end_stream_seen = True
         self._readable.set()
 
     def end(self, reason: str) -> None:
-        """End the stream. Waiting messages can still be read, unless `drop` is called."""
-        if not self.over:
-            self.over = reason
+        """End the stream. Waiting messages can still be read, unless `drop_unread` is called."""
+        if not self.end_reason:
+            self.end_reason = reason
         self._readable.set()
         self._writable.set()
 
-    def drop(self) -> None:
+    def drop_unread(self) -> None:
         """Drop the messages that wait to be read."""
         self._inbox.clear()
 
-    def _grant(self) -> None:
+    def _replenish_receive_window(self) -> None:
         """Enlarge the peer's window again, in large steps only."""
         missing = WINDOW_BYTES - self._inbox.held_bytes - self._receive_window
-        if missing >= _SMALLEST_GRANT_BYTES and not self._peer_done and not self.over:
+        if missing >= _SMALLEST_GRANT_BYTES and not self._end_stream_seen and not self.end_reason:
             self._receive_window += missing
-            self._connection.write_all([window_update_frame(self.number, missing)])
+            self._connection.write_all([window_update_frame(self.stream_id, missing)])

@@ -115,9 +115,7 @@ def test_no_flipped_bit_of_a_reference_goes_unnoticed() -> None:
                 with pytest.raises((Refused, ValueError)) as refused:
                     server.deserialize(bytes(damaged))
                 assert str(refused.value).isprintable()
-        with pytest.raises(
-            Refused, match=r"^chunk 0: shared memory: reference with crc32c 0x.*: it was damaged$"
-        ):
+        with pytest.raises(Refused, match=r"^chunk 0: shared memory: .*crc32c 0x"):
             server.deserialize(sent.replace(b"j", b"k"))
     finally:
         caller.close()

@@ -1,4 +1,4 @@
-"""The newest weights: made once in the forms that peers want, whoever comes when gets them whole."""
+"""NewestWeights: each chunk is made once per form, and every peer gets all chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNKS = 3
 
 
 class Answered:
-    """A call that was answered with this initial metadata."""
+    """A call that a server's link has answered."""
 
     def __init__(self, link: ServerTensorLink) -> None:
         self._link = link
@@ -31,19 +31,19 @@ class Answered:
 
 
 class Peer:
-    """A peer that weights are sent to; on this host or over the network."""
+    """A peer that receives weights, on this host or over the network."""
 
-    def __init__(self, newest: NewestWeights, *, here: bool) -> None:
-        self.caller = ClientTensorLink("a", enabled=here, count=lambda _: None)
+    def __init__(self, newest: NewestWeights, *, on_host: bool) -> None:
+        self.caller = ClientTensorLink("a", enabled=on_host, count=lambda _: None)
         self.link = ServerTensorLink("b", self.caller.metadata, enabled=True)
         asyncio.run(self.caller.confirm(Answered(self.link)))
-        assert self.link.shares == here
+        assert self.link.shares == on_host
         newest.links.append(self.link)
         self._newest = newest
         self.messages: list[bytes] = []
 
     def receive(self, *indices: int) -> list[TensorChunk]:
-        """Have chunks sent."""
+        """Return the chunks that arrive when these are sent."""
         self.messages = []
 
         async def write(message: bytes) -> None:
@@ -76,75 +76,75 @@ def holds(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FL
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
-def test_each_peer_gets_them_as_it_can(dtype: DType) -> None:
+def test_each_peer_gets_its_form(dtype: DType) -> None:
     newest = NewestWeights()
-    here, far = Peer(newest, here=True), Peer(newest, here=False)
+    local, remote = Peer(newest, on_host=True), Peer(newest, on_host=False)
     put(newest, 3, 0, 1, 2, dtype=dtype)
-    holds(here.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
-    assert len(here.messages) == 1
-    assert len(here.messages[0]) < 200
-    holds(far.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
-    assert len(far.messages) == 3
+    holds(local.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    assert len(local.messages) == 1
+    assert len(local.messages[0]) < 200
+    holds(remote.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    assert len(remote.messages) == 3
 
 
-def test_a_peer_that_comes_later_gets_them_too() -> None:
+def test_a_later_peer_gets_all_chunks() -> None:
     newest = NewestWeights()
     put(newest, 3, 0, 1, 2)  # nobody is there yet
-    here = Peer(newest, here=True)
-    holds(here.receive(0, 1, 2), 3, 0, 1, 2)
+    local = Peer(newest, on_host=True)
+    holds(local.receive(0, 1, 2), 3, 0, 1, 2)
     put(newest, 4, 0, 1, 2)
-    holds(here.receive(0, 1, 2), 4, 0, 1, 2)
-    assert len(here.messages) == 1
-    far = Peer(newest, here=False)
-    holds(far.receive(0, 2), 4, 0, 2)
-    first = far.messages[0]
-    far.receive(0)
-    assert far.messages[0] is first, "made once"
+    holds(local.receive(0, 1, 2), 4, 0, 1, 2)
+    assert len(local.messages) == 1
+    remote = Peer(newest, on_host=False)
+    holds(remote.receive(0, 2), 4, 0, 2)
+    first = remote.messages[0]
+    remote.receive(0)
+    assert remote.messages[0] is first, "made once"
 
 
-def test_they_are_not_made_in_a_form_that_nobody_wants() -> None:
+def test_unneeded_forms_are_not_made() -> None:
     newest = NewestWeights()
-    Peer(newest, here=True)
+    Peer(newest, on_host=True)
     put(newest, 3, 0)
     assert newest._stored[0].message is None
     newest = NewestWeights()
-    Peer(newest, here=False)
+    Peer(newest, on_host=False)
     put(newest, 3, 0)
     assert newest._stored[0].array is None
 
 
 def test_chunks_of_two_versions_go_in_two_messages() -> None:
     newest = NewestWeights()
-    here = Peer(newest, here=True)
+    local = Peer(newest, on_host=True)
     put(newest, 3, 0, 1, 2)
-    old = here.receive(0, 1, 2)
+    old = local.receive(0, 1, 2)
     put(newest, 4, 0)
-    chunks = here.receive(0, 1, 2)
+    chunks = local.receive(0, 1, 2)
     assert [(chunk.header.step, chunk.header.index) for chunk in chunks] == [(4, 0), (3, 1), (3, 2)]
-    assert len(here.messages) == 2
+    assert len(local.messages) == 2
     assert [chunk.intact for chunk in old] == [False, True, True], "the first was overwritten"
 
 
 def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
     source = NewestWeights()
-    far = Peer(source, here=False)
+    remote = Peer(source, on_host=False)
     put(source, 3, 1)
-    far.receive(1)
-    (message,) = far.messages
+    remote.receive(1)
+    (message,) = remote.messages
     newest = NewestWeights()
-    here, other = Peer(newest, here=True), Peer(newest, here=False)
+    local, other = Peer(newest, on_host=True), Peer(newest, on_host=False)
     newest.keep(deserialize_chunk(message), message, ELEMENTS)
-    holds(here.receive(1), 3, 1)
+    holds(local.receive(1), 3, 1)
     holds(other.receive(1), 3, 1)
     assert other.messages[0] is message
 
 
-def test_a_shards_chunks_take_no_more_room_than_they_are() -> None:
+def test_a_shard_s_array_has_room_for_its_stripe_only() -> None:
     stripe = Stripe(1, 2)
     newest = NewestWeights(stripe)
-    here = Peer(newest, here=True)
+    local = Peer(newest, on_host=True)
     newest.put(version(3), 1, values_of(3, 1), stripe.element_count(ELEMENTS))
-    holds(here.receive(1), 3, 1)
+    holds(local.receive(1), 3, 1)
     assert newest._array is not None
     assert newest._array.payload.size == 4 * CHUNK_ELEMENTS
     assert newest.is_last(1, ELEMENTS)
@@ -168,10 +168,10 @@ def test_which_version_is_here() -> None:
 
 def test_a_message_is_let_go_of_once_it_is_sent_on() -> None:
     newest = NewestWeights()
-    far = Peer(newest, here=False)
+    remote = Peer(newest, on_host=False)
     put(newest, 3, 0)
     newest.forget(0)
-    assert far.receive(0) == []
+    assert remote.receive(0) == []
 
 
 def test_what_float16_cannot_hold_is_the_jobs_failure() -> None:

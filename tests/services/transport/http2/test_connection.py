@@ -20,8 +20,8 @@ from services.transport.http2.frames import (
     FrameType,
     Setting,
     frame,
-    read_number,
     read_settings,
+    read_uint32,
     settings_frame,
     window_update_frame,
 )
@@ -153,7 +153,7 @@ def test_unread_messages_are_not_granted_again() -> None:
             granted = 0
             while (got := await peer.next_frame()) is not None and got[0] != FrameType.PING:
                 if got[0] == FrameType.WINDOW_UPDATE and got[2] == 1:
-                    granted += read_number(got[3])
+                    granted += read_uint32(got[3])
             # Unread bytes are not granted again.
             assert granted <= WINDOW_BYTES
             waiting = WINDOW_BYTES - granted
@@ -161,7 +161,7 @@ def test_unread_messages_are_not_granted_again() -> None:
             await within(read.wait())
             while granted < WINDOW_BYTES // 2 + waiting // 2:
                 _, _, stream, payload = await peer.until(FrameType.WINDOW_UPDATE)
-                granted += read_number(payload) if stream == 1 else 0
+                granted += read_uint32(payload) if stream == 1 else 0
 
     asyncio.run(run())
 
@@ -188,7 +188,7 @@ def test_a_caller_that_disconnects_ends_the_handler(leave: bytes) -> None:
             if leave:
                 peer.send(leave)
             else:
-                peer.cut()
+                peer.abort()
             assert isinstance(await within(ended), asyncio.CancelledError)
 
     asyncio.run(run())

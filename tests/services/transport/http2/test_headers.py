@@ -13,12 +13,12 @@ from services.transport.http2.headers import (
     HEADER_LIST_BYTES,
     LONGEST_DETAILS_BYTES,
     HeaderCodec,
-    http_refusal,
     metadata_of,
     request_headers,
     response_headers,
     status_headers,
     status_of,
+    status_of_http_error,
     status_of_reset,
 )
 
@@ -97,7 +97,7 @@ def test_any_block_is_headers_or_ends_the_connection(block: bytes) -> None:
             return
         assert sum(len(name) + len(value) + 32 for name, value in headers) <= HEADER_LIST_BYTES
         assert isinstance(status_of(headers)[0], grpc.StatusCode)
-        http_refusal(headers)
+        status_of_http_error(headers)
 
 
 @given(st.text())
@@ -158,11 +158,11 @@ def test_statuses_that_are_missing_or_unknown_are_told() -> None:
 
 
 def test_answers_that_are_no_grpc_are_told() -> None:
-    assert http_refusal(response_headers(())) is None
-    assert http_refusal([(":status", "503")]) == (
+    assert status_of_http_error(response_headers(())) is None
+    assert status_of_http_error([(":status", "503")]) == (
         grpc.StatusCode.UNAVAILABLE,
         "the peer answers with HTTP status '503'",
     )
-    refusal = http_refusal([(":status", "200"), ("content-type", "text/html")])
+    refusal = status_of_http_error([(":status", "200"), ("content-type", "text/html")])
     assert refusal is not None
     assert "text/html" in refusal[1]

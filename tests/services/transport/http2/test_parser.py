@@ -20,7 +20,7 @@ from services.transport.http2.frames import (
     ProtocolError,
     frame,
     frame_header,
-    read_number,
+    read_uint32,
     settings_frame,
 )
 from services.transport.http2.headers import response_headers
@@ -42,11 +42,11 @@ from tests.support.raw_http2 import (
 )
 
 FUZZ_BYTES = WINDOW_BYTES + 2 * MESSAGE_LIMIT_BYTES
-"""Whatever a peer sends, it costs no more memory."""
+"""Most memory that a peer's bytes may cost."""
 
 
 async def _collected(sent: bytes, piece_bytes: int) -> tuple[list[bytes], bool, FakeTransport]:
-    """Messages that a handler reads from these bytes of a client, whether it saw their end, and what was answered."""
+    """Return the messages that a handler reads from a client's bytes, whether it saw their end, and the transport."""
     got: list[bytes] = []
     ended = asyncio.Event()
 
@@ -81,7 +81,7 @@ contents = st.lists(st.one_of(st.binary(max_size=300), st.integers(15000, 70000)
     contents, st.lists(st.integers(1, 40000), min_size=1), st.integers(1, 70000), st.booleans(), st.booleans()
 )
 @example([b""], [1], 1, True, True)
-def test_messages_arrive_however_frames_and_bytes_are_cut(
+def test_messages_arrive_for_any_cuts_of_frames_and_bytes(
     wanted: list[bytes], cuts: list[int], piece_bytes: int, padded: bool, huffman: bool
 ) -> None:
     payload, turn = b"".join(map(message, wanted)), 0
@@ -92,10 +92,10 @@ def test_messages_arrive_however_frames_and_bytes_are_cut(
         piece, payload = payload[:count], payload[count:]
         sent.append(_padded(piece, count % 256) if padded and turn % 2 else data_frame(piece))
         if turn % 3 == 0:
-            sent.append(frame(0xFA, 0xFF, 7, b"of a kind that nobody knows"))
+            sent.append(frame(0xFA, 0xFF, 7, b"of an unknown type"))
     sent.append(_padded(b"", 9, Flags.END_STREAM) if padded else data_frame(b"", Flags.END_STREAM))
     whole = b"".join(sent)
-    # In pieces of one byte a message of 70000 takes too long.
+    # A message of 70000 bytes takes too long in pieces of one byte.
     got, ended, _ = asyncio.run(_collected(whole, max(piece_bytes, len(whole) // 200)))
     assert got == wanted
     assert ended
@@ -115,14 +115,14 @@ def test_headers_may_come_in_pieces_with_padding_and_priority() -> None:
 
 
 def _goaway(sent: bytes) -> tuple[int, str]:
-    """Code and text of the GOAWAY that a client gets for these bytes."""
+    """Return code and text of the GOAWAY that a client gets for these bytes."""
     _, _, transport = asyncio.run(_collected(sent, 1 << 16))
     last = [each for each in frames_in(transport.sent) if each[0] == FrameType.GOAWAY]
     assert last, frames_in(transport.sent)
-    return read_number(last[0][3], 4), last[0][3][8:].decode()
+    return read_uint32(last[0][3], 4), last[0][3][8:].decode()
 
 
-def test_whoever_breaks_a_rule_is_told_which() -> None:
+def test_the_goaway_names_the_broken_rule() -> None:
     hello = PREFACE + settings_frame({})
     bad: dict[bytes, tuple[ErrorCode, str]] = {
         b"GET / HTTP/1.1\r\nHost: tests\r\n\r\n": (ErrorCode.PROTOCOL_ERROR, "preface"),
@@ -166,7 +166,7 @@ def test_whoever_breaks_a_rule_is_told_which() -> None:
         assert "\n" not in got[1]
 
 
-def test_a_second_stream_is_refused_and_the_first_goes_on() -> None:
+def test_a_second_stream_is_refused_and_the_first_continues() -> None:
     second = frame(FrameType.HEADERS, Flags.END_HEADERS, 3, Encoder().encode(request()))
     sent = (
         OPENING
@@ -198,7 +198,7 @@ answers = [
 
 
 def mutations(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
-    """A seed, cut off, with some bytes changed, put in or taken out."""
+    """Return a strategy for seeds with bytes changed, inserted, deleted or cut off."""
 
     @st.composite
     def mutate(draw: st.DrawFn) -> bytes:
@@ -220,7 +220,7 @@ def mutations(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def _survives(make: type[Connection] | None, sent: bytes) -> None:
-    """Bytes from a peer never raise or hang, never cost more memory than allowed, and an end is told."""
+    """Check that a peer's bytes cause no error, no hang and bounded memory, and that a client's stream has an end."""
 
     async def run() -> None:
         async def handler(stream: ServerStream) -> None:
@@ -240,8 +240,8 @@ def _survives(make: type[Connection] | None, sent: bytes) -> None:
         if isinstance(connection, ServerConnection) and connection.handler is not None:
             await within(asyncio.wait([connection.handler]))
         if isinstance(connection, ClientConnection):
-            assert connection.stream.over
-            assert "\n" not in connection.stream.over
+            assert connection.stream.end_reason
+            assert "\n" not in connection.stream.end_reason
 
     tracemalloc.start()
     try:
@@ -254,7 +254,7 @@ def _survives(make: type[Connection] | None, sent: bytes) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.one_of(st.binary(max_size=500), st.binary(max_size=500).map(OPENING.__add__), mutations(SEEDS)))
-def test_a_server_survives_whatever_comes(sent: bytes) -> None:
+def test_a_server_survives_any_bytes(sent: bytes) -> None:
     _survives(None, sent)
 
 
@@ -262,31 +262,31 @@ def test_a_server_survives_whatever_comes(sent: bytes) -> None:
 @given(
     st.one_of(st.binary(max_size=500), st.binary(max_size=500).map(answers[0].__add__), mutations(answers))
 )
-def test_a_client_survives_whatever_comes(sent: bytes) -> None:
+def test_a_client_survives_any_bytes(sent: bytes) -> None:
     _survives(ClientConnection, sent)
 
 
 class _Recorder:
-    """Takes frames; DATA into memory of its own if there is some left, else piece by piece."""
+    """Receiver that records frames. DATA goes into memory of its own if there is any left, else through `feed`."""
 
     def __init__(self, direct: bool) -> None:
-        self.told: list[tuple[object, ...]] = []
+        self.events: list[tuple[object, ...]] = []
         self._data = bytearray()
         self._memory = memoryview(bytearray(1 << 20)) if direct else memoryview(b"")
         self._filled = 0
 
-    def frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        self.told.append((kind, flags, stream, payload))
+    def frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        self.events.append((kind, flags, stream, payload))
 
-    def data_begins(self, stream: int, length: int) -> _Recorder | None:
-        self.told.append(("data", stream, length))
+    def data_started(self, stream: int, length: int) -> _Recorder | None:
+        self.events.append(("data", stream, length))
         return self if stream % 2 else None
 
-    def data_ends(self, stream: int, end_stream: bool) -> None:
-        self.told.append(("end", stream, end_stream, bytes(self._data)))
+    def data_ended(self, stream: int, end_stream: bool) -> None:
+        self.events.append(("end", stream, end_stream, bytes(self._data)))
         self._data.clear()
 
-    def room(self) -> memoryview | None:
+    def receive_buffer(self) -> memoryview | None:
         return self._memory[self._filled :] or None
 
     def advance(self, count: int) -> None:
@@ -298,7 +298,7 @@ class _Recorder:
 
 
 def _parsed(sent: bytes, cuts: list[int], direct: bool) -> list[tuple[object, ...]]:
-    """What comes out of bytes that come in pieces of these lengths, over and over."""
+    """Return the frames parsed from bytes that come in pieces of these lengths, repeatedly."""
     recorder = _Recorder(direct)
     parser = FrameParser(recorder, expect_preface=True)
     position = turn = 0
@@ -311,8 +311,8 @@ def _parsed(sent: bytes, cuts: list[int], direct: bool) -> list[tuple[object, ..
             parser.received(count)
     except ProtocolError as error:
         assert str(error).isprintable()
-        recorder.told.append((str(error), error.code))
-    return recorder.told
+        recorder.events.append((str(error), error.code))
+    return recorder.events
 
 
 @settings(deadline=None, max_examples=300)
@@ -325,7 +325,5 @@ def _parsed(sent: bytes, cuts: list[int], direct: bool) -> list[tuple[object, ..
     st.lists(st.integers(1, 50) | st.integers(1, 40_000), min_size=1, max_size=5),
     st.booleans(),
 )
-def test_any_bytes_are_the_same_frames_however_they_are_cut(
-    sent: bytes, cuts: list[int], direct: bool
-) -> None:
+def test_frames_do_not_depend_on_cuts(sent: bytes, cuts: list[int], direct: bool) -> None:
     assert _parsed(sent, cuts, direct) == _parsed(sent, [1 << 20], False)
