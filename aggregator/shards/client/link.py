@@ -171,7 +171,8 @@ class ShardLink:
             answer = await send_hello(attend, hello, reports)
             first = unwrap(answer.reports[0]) if answer.reports else None
             if not isinstance(first, cluster.Hello):
-                raise LinkClosed(f"its first message is {type(first).__name__}, expected Hello")
+                found = "empty" if first is None else type(first).__name__
+                raise LinkClosed(f"its first message is {found}, expected Hello")
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, first.name, ""
             self.tensor_port = first.tensor_port

@@ -182,7 +182,7 @@ class ShardSession:
         """Carry out orders of the aggregator, in their sequence.
 
         Raises:
-            LinkClosed: an order names an arrival that there is not.
+            LinkClosed: an order names an arrival that is unknown or already decided.
         """
         tasks = [self._begin(body) for envelope in orders if (body := unwrap(envelope)) is not None]
         work = [task for task in tasks if task is not None]
@@ -261,7 +261,7 @@ class ShardSession:
             self._open(body)
             return
         if tensors is None:
-            return  # they were dropped, or PartBroke said why they could not be opened
+            return  # a later OpenPart brings new ones; PartBroke has reported why there are none
         match body:
             case pb.StageChunk(initial=True):
                 tensors.store_initial(body.chunk, state.pop_finished_sum(body.chunk))
@@ -284,7 +284,7 @@ class ShardSession:
         self._loop.call_soon_threadsafe(self._weights_ready, ready, False)
 
     def _open(self, order: pb.OpenPart | pb.DropPart) -> None:
-        self._kernel_state.replace_tensors(None)  # first, so that the memory of two jobs is never needed
+        self._kernel_state.replace_tensors(None)  # first, so that two jobs never take memory at once
         self._newest.clear()
         self._loop.call_soon_threadsafe(self._core.drop_job)
         if isinstance(order, pb.OpenPart):
