@@ -1,4 +1,4 @@
-"""The disk of a virtual cluster."""
+"""The disk of a simulated cluster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from services.checkpoints.prune import surplus_steps
 
 @dataclass
 class Disk:
-    """What survives the death of processes.
+    """State that survives the death of processes.
 
     Attributes:
-        epoch: of the aggregator that started last.
-        obeyed_epoch: the highest that an optimizer of its own process has obeyed.
+        epoch: Epoch of the aggregator that started last.
+        obeyed_epoch: Highest epoch that an optimizer process of its own has obeyed.
     """
 
     epoch: int = 0
@@ -32,16 +32,16 @@ class Disk:
     unfinished: int = 0
 
     def save(self, effect: SaveJob) -> None:
-        """Put a job on disk."""
+        """Write a job's record."""
         self.jobs[effect.job.id] = effect
         self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
 
     def is_running(self, job: str) -> bool:
-        """Whether a job runs, by its record."""
+        """Return whether the record says that the job runs."""
         return self.jobs[job].job.state == RUNNING
 
     def records(self) -> list[Record]:
-        """All jobs, oldest first, as a fresh process reads them."""
+        """Return all jobs, oldest first, as a new process reads them."""
         return [
             Record(_copy(each.job), each.spec_json, self.plans[name], dict(each.fingerprint))
             for name, each in self.jobs.items()
@@ -50,7 +50,7 @@ class Disk:
     def write_checkpoint(
         self, written: pb.CheckpointWritten, weights: tuple[int, ...], keep_last: int
     ) -> None:
-        """Put a checkpoint on disk; it takes the place of one of the same step, and of those that need not stay."""
+        """Write a checkpoint. It replaces one of the same step, and those that `keep_last` removes."""
         kept = [each for each in self.checkpoints.get(written.job, []) if each[0].step != written.step]
         held = sorted([*kept, (written, weights)], key=lambda each: each[0].step)
         gone = surplus_steps([each[0].step for each in held], written.step, keep_last=keep_last, keep_every=0)
@@ -59,7 +59,7 @@ class Disk:
     def newest_checkpoint(
         self, job: str, void: Iterable[pb.Void] = ()
     ) -> tuple[pb.CheckpointWritten, tuple[int, ...]] | None:
-        """The checkpoint of the highest step, of those that count."""
+        """Return the checkpoint of the highest step among the valid ones."""
         held = [each for each in self.checkpoints.get(job, []) if not is_void(each[0], void)]
         return max(held, key=lambda each: each[0].step, default=None)
 

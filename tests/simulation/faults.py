@@ -1,4 +1,4 @@
-"""What goes wrong in a virtual cluster: it is drawn beforehand after how many steps, and when it is due, what."""
+"""Faults of a simulated cluster. Their moments, in steps, are drawn in advance; their kinds when they are due."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 FREEZE_SECONDS = (1.0, 10.0, 25.0, 60.0)
 HANG_SECONDS = 1500.0
-"""How long a hanging device hangs: longer than the aggregator waits for a lease."""
+"""Duration of a device's hang, longer than the aggregator waits for a lease."""
 
 
 class Faults:
     """The faults of one run.
 
     Attributes:
-        active: whether more may come.
-        hung: the workers whose devices have hung.
+        active: Whether more may come.
+        hung: Workers whose devices have hung.
     """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
@@ -34,7 +34,7 @@ class Faults:
         self._at = sorted(cluster.rng.randint(0, steps * 9 // 10) for _ in range(cluster.scenario.faults))
 
     def advance(self, commits: int) -> None:
-        """So many steps are committed: begin what is due."""
+        """Start the faults that are due after this many committed steps."""
         while self._at and self._at[0] <= commits:
             self._at.pop(0)
             seconds = self._cluster.rng.random() * 2 * max(1.0, self._cluster.scenario.optimizer_seconds)
@@ -43,11 +43,11 @@ class Faults:
 
     @property
     def over(self) -> bool:
-        """Whether all that was drawn has come, and gone."""
+        """Return whether all drawn faults have happened and their effects have ended."""
         return not self._at and self._cluster.loop.now > self._disturbed_until
 
     def end(self) -> None:
-        """From here on nothing goes wrong: what was still to come of earlier faults does not."""
+        """Stop all faults, including pending effects of earlier ones."""
         self.active = False
         for process in (self._cluster.aggregator, self._cluster.optimizer, *self._cluster.workers.values()):
             if process is not None:
@@ -56,7 +56,7 @@ class Faults:
             worker.sick_leases = 0
 
     def _draw(self) -> str:
-        """What kind of fault comes next."""
+        """Draw the kind of the next fault."""
         scenario, rng = self._cluster.scenario, self._cluster.rng
         kinds = ["link", "link", "worker", "worker", "aggregator"]
         kinds += ["silence", "silence", "freeze", "clock", "sick"]
@@ -68,7 +68,7 @@ class Faults:
         return rng.choice(scenario.fault_kinds or kinds)
 
     def _fault(self) -> None:
-        """One goes wrong now, if there is what it befalls."""
+        """Inject a fault of this kind now, if its target exists."""
         cluster, rng = self._cluster, self._cluster.rng
         cluster.moved()
         kind = self._draw()
@@ -113,12 +113,12 @@ class Faults:
                 cluster.injected["device hangs"] += 1
                 worker = rng.choice(healthy)
                 worker.hang_seconds = HANG_SECONDS
-                # A second one would begin when the first is over, long after all faults.
+                # A second hang would start after the first one, long after the last fault.
                 self.hung.add(worker.name)
                 self.disturb(HANG_SECONDS)
 
     def take_over(self, former: SimulatedAggregator) -> None:
-        """Another aggregator is started while one lives on, as far as it is let, or is frozen and comes back late."""
+        """Start another aggregator while one is alive. Half of the time the old one is frozen, and continues late."""
         cluster, rng = self._cluster, self._cluster.rng
         if rng.random() < 0.5:
             self._freeze(former, rng.choice(FREEZE_SECONDS))
@@ -130,17 +130,17 @@ class Faults:
         cluster.loop.after(60.0, former.die)
 
     def disturb(self, seconds: float) -> None:
-        """What just went wrong goes on for so long."""
+        """Note that a fault's effect lasts for this long."""
         self._disturbed_until = max(self._disturbed_until, self._cluster.loop.now + seconds)
 
     def _silence_seconds(self) -> float:
-        """How long a link is silent; the longest silence is longer than any run, and somebody's to notice."""
+        """Draw how long a link is silent. The longest silence outlasts the run, so a peer has to detect it."""
         seconds = self._cluster.rng.choice((2.0, 10.0, 25.0, 60.0, 2 * MOST_SECONDS))
         self.disturb(min(seconds, 60.0))
         return seconds
 
     def _freeze(self, process: Process | None, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so long: nobody is told, what is sent to it waits, its clock goes on."""
+        """Freeze a process, as SIGSTOP does, and continue it later. Messages to it wait, and its clock goes on."""
         if process is None or not process.running:
             return
         cluster = self._cluster
@@ -156,7 +156,7 @@ class Faults:
                 link.silent(cluster.loop.now + seconds)
 
     def _jump(self, process: Process | None) -> None:
-        """A process finds its monotonic clock far ahead (its host was suspended), and the time of day anywhere."""
+        """Let a process's monotonic clock jump ahead (as after a suspend), and an aggregator's wall clock anywhere."""
         if process is not None:
             self._cluster.injected["clock jumps"] += 1
             process.clock_ahead_seconds += self._cluster.rng.choice((3.0, 20.0, 700.0, 100_000.0))
@@ -164,13 +164,13 @@ class Faults:
             process.wall_clock_seconds += self._cluster.rng.uniform(-1e6, 1e6)
 
     def _sicken(self, worker: SimulatedWorker, alive: int) -> None:
-        """Some of its next leases fail; so many that it is refused only if there are others."""
+        """Let some of a worker's next leases fail, but never so many that the only worker is excluded."""
         worker.sick_leases = (
             self._cluster.rng.randint(1, 5) if alive > 1 else max(0, 2 - worker.failed_in_a_row)
         )
 
     def _doom(self, process: Process | None) -> None:
-        """A process dies now, or soon, between two effects."""
+        """Kill a process now, or soon between two effects."""
         if process is not None and process.alive:
             if self._cluster.rng.random() < 0.5:
                 process.die()

@@ -1,10 +1,10 @@
-"""What must hold of every history, of a virtual cluster as of a real one. Events come in order; a wrong one raises.
+"""Rules for the history of a cluster, simulated or real. Events come in order, and a wrong one raises.
 
-- A step of a generation is committed at most once, and versions (generation, step) rise strictly: within a generation
-  by one step, from one to the next back to any step.
-- What a step was committed with covers each chunk of the layout by exactly the step's micro-batches, each once.
-- People are told of a step of a generation at most once.
-- Once nothing goes wrong any more, all jobs end within a bound that grows with the steps that are left.
+- A step of a generation is committed at most once. Versions (generation, step) rise strictly: by one step within a
+  generation, and to any step with a new generation.
+- The sum that a step is committed with covers each chunk of the layout, with each of the step's micro-batches once.
+- A step of a generation is reported at most once.
+- When faults have ended, all jobs end within a bound that grows with the number of remaining steps.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 
 class InvalidHistory(AssertionError):
-    """Something that must hold did not."""
+    """An event that breaks a rule."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A job's step: how many micro-batches and chunks it has."""
+    """Shape of a job's steps: numbers of micro-batches and chunks."""
 
     job: str
     micro_batches: int
@@ -29,7 +29,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Covered:
-    """A chunk of a step's sum is complete; `micro_batches` are those that were added up, one entry for each time."""
+    """A chunk of a step's sum is complete. `micro_batches` has one entry for each addition."""
 
     job: str
     generation: int
@@ -40,7 +40,7 @@ class Covered:
 
 @dataclass(frozen=True)
 class Committed:
-    """The optimizer decided a step."""
+    """The optimizer committed a step."""
 
     job: str
     generation: int
@@ -49,7 +49,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Reported:
-    """The aggregator told people of the weights after `step` updates."""
+    """The aggregator reported the weights after `step` updates."""
 
     job: str
     generation: int
@@ -58,7 +58,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class FaultsEnded:
-    """From now on nothing goes wrong; all jobs are to end within so many ticks."""
+    """Faults have ended. All jobs must end within this many ticks."""
 
     tick: float
     within_ticks: float
@@ -66,7 +66,7 @@ class FaultsEnded:
 
 @dataclass(frozen=True)
 class Ticked:
-    """Time goes by, and not all jobs have ended."""
+    """Time has passed, and not all jobs have ended."""
 
     tick: float
 
@@ -85,29 +85,29 @@ class _JobHistory:
 
 
 class HistoryChecker:
-    """Holds events, one after the other, against what must hold."""
+    """Checks events against the rules, in order."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _JobHistory] = {}
         self._end: FaultsEnded | None = None
 
     def add(self, event: Event) -> None:
-        """Take the next event.
+        """Check the next event.
 
         Raises:
-            InvalidHistory: it can't follow what came before.
+            InvalidHistory: The event can't follow the earlier ones.
         """
         match event:
             case Planned():
                 known = self._jobs.setdefault(event.job, _JobHistory(event)).planned
-                _must(known == event, event, f"the same job was planned as {known}")
+                _must(known == event, event, f"the job was planned as {known} before")
             case Covered():
                 self._covered(self._jobs[event.job], event)
             case Committed():
                 self._committed(self._jobs[event.job], event)
             case Reported():
                 job, version = self._jobs[event.job], (event.generation, event.step)
-                _must(version not in job.told, event, "it was told of before")
+                _must(version not in job.told, event, "it was reported before")
                 job.told.add(version)
             case FaultsEnded():
                 self._end = event
@@ -141,10 +141,10 @@ class HistoryChecker:
 
 
 def check(events: Iterable[Event]) -> int:
-    """Hold a whole history against what must hold; returns how many steps were committed.
+    """Check a whole history, and return how many steps were committed.
 
     Raises:
-        InvalidHistory: an event can't follow what came before.
+        InvalidHistory: An event can't follow the earlier ones.
     """
     checker, commits = HistoryChecker(), 0
     for event in events:

@@ -1,4 +1,4 @@
-"""What must hold of a run's jobs, of what people are told of them, and of their ends."""
+"""Checks of a run's jobs, of what is reported about them, and of their ends."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.simulation.scenario import LIAR
 
 
 class JobChecks:
-    """Holds what a run does against its jobs.
+    """Checks what a run does against the expected results of its jobs.
 
     Args:
-        jobs: by id.
-        events: take what is held against what came before.
+        jobs: Jobs by id.
+        events: Checker of the run's history.
     """
 
     def __init__(self, jobs: dict[str, SimulatedJob], events: history.HistoryChecker) -> None:
@@ -29,26 +29,27 @@ class JobChecks:
         self._cancelled: set[str] = set()
         self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
         self._may_fail: set[str] = set()
-        self._failures: Counter[str] = Counter()  # by worker: leases that it could not do
+        self._failures: Counter[str] = Counter()  # by worker: number of failed leases
         for job in jobs.values():
             events.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
 
     def cancelled(self, job: str) -> None:
-        """Somebody cancels a job."""
+        """Note that a user cancels a job."""
         self._cancelled.add(job)
 
     def committed(self, generation: int, effect: Update) -> None:
-        """An optimizer decided a step."""
+        """Check a step that the optimizer committed."""
         self._history.add(history.Committed(effect.job, generation, effect.step))
         require(
             effect.applied or self._jobs[effect.job].plan.on_non_finite == "skip",
-            f"{effect} of a job that is to stop",
+            f"{effect} of a job with on_non_finite: stop",
         )
 
     def lease_failed(self, worker: str, lease: pb.Lease) -> None:
-        """A worker could not do a lease: for the third time, or as another one, that may fail the job.
+        """Note a failed lease. The third one of a worker, or one by two workers, may fail the job.
 
-        What it did in between may have been for nothing, by when the aggregator heard of it: then they are in a row.
+        Leases that the worker completed in between may have been void when the aggregator heard of them. So the
+        failures may count as consecutive.
         """
         self._failures[worker] += 1
         parts = set(range(lease.first, lease.first + max(1, lease.count)))
@@ -59,7 +60,7 @@ class JobChecks:
         before.setdefault(worker, set()).update(parts)
 
     def noted(self, note: Note) -> None:
-        """The aggregator tells people something."""
+        """Check what the aggregator reports."""
         job = self._jobs[note.job.id]
         self._check_told(note.job)
         if note.kind == "step":
@@ -67,7 +68,7 @@ class JobChecks:
             end = "" if culprit is None else f"micro-batch {culprit}, parameter {PARAMETER})"
             require(
                 note.text.endswith(end) and ("skipped" in note.text) == bool(end),
-                f"of a step is said: {note.text}",
+                f"wrong report of a step: {note.text}",
             )
             self._history.add(history.Reported(job.id, note.job.generation, note.job.step))
 
@@ -84,11 +85,11 @@ class JobChecks:
             )
 
     def ended(self, disk: Disk) -> None:
-        """All jobs have ended: each as it may, with the weights of an undisturbed run where it succeeded."""
+        """Check all jobs after their end: an allowed state, and after success the weights of an undisturbed run."""
         for name, saved in disk.jobs.items():
             job, state = self._jobs[name], saved.job.state
             excluded = {each.worker for each in saved.job.excluded}
-            require(excluded <= {LIAR}, f"{name}: {excluded} were found faulty")
+            require(excluded <= {LIAR}, f"{name}: excluded {excluded}, expected at most {LIAR}")
             allowed = {SUCCEEDED}
             if name in self._cancelled:
                 allowed.add(CANCELLED)
@@ -104,15 +105,21 @@ class JobChecks:
                 newest = found[0].step if found else 0
                 require(
                     saved.job.checkpoint_step == newest,
-                    f"{name}: told of another checkpoint than that of step {newest}",
+                    f"{name}: reported checkpoint of step {saved.job.checkpoint_step}, expected {newest}",
                 )
             if state != SUCCEEDED:
                 continue
             assert found is not None
             require(found[0].step == job.plan.steps, f"{name}: last checkpoint is of step {found[0].step}")
             require(
-                found[1] == job.weights[-1], f"{name}: its final weights are not those of an undisturbed run"
+                found[1] == job.weights[-1], f"{name}: final weights differ from those of an undisturbed run"
             )
-            require(saved.job.model_sha256 == f"{hash(job.weights[-1]):x}", f"{name}: told of another model")
+            require(
+                saved.job.model_sha256 == f"{hash(job.weights[-1]):x}",
+                f"{name}: reported SHA-256 of another model",
+            )
             if job.evaluation_batches:
-                require(saved.job.validation_step == job.plan.steps, f"{name}: not evaluated at its end")
+                require(
+                    saved.job.validation_step == job.plan.steps,
+                    f"{name}: last evaluated at step {saved.job.validation_step}, expected its end",
+                )

@@ -1,7 +1,7 @@
-"""What an undisturbed run of a job gives. Payloads of the simulation are small values that can be held against it.
+"""The expected results of a job. Payloads of the simulation are small values that can be compared with them.
 
-A chunk of weights is one integer. A gradient is a `Sum`: which node of the reduction tree, which chunk, and a key of
-the weights (all chunks of them) and the step that it was computed from.
+A chunk of weights is one integer. A gradient is a `Sum`: a node of the reduction tree, a chunk, and a key. The key
+identifies the weights (all chunks) and the step from which the gradient was computed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
 
 PARAMETER = "weight"
-"""The only one of a job's layout."""
+"""Name of the only parameter of a layout."""
 POISON, SICK = "there is no such token", "out of memory"
-"""Why leases fail: on every worker, and on one."""
+"""Reasons for failed leases: POISON fails on every worker, SICK on one."""
 
 
 class SimulationFailed(AssertionError):
-    """Something that must hold did not."""
+    """A check of the simulation that failed."""
 
 
 def require(condition: object, text: str) -> None:
-    """Fail with `text` unless the condition holds (where it happens often, spare the making of the text)."""
+    """Raise unless the condition is true. Frequent checks should use `if`, which avoids formatting the text."""
     if not condition:
         raise SimulationFailed(text)
 
 
 class Sum(NamedTuple):
-    """The gradient of one chunk, summed over these micro-batches."""
+    """Gradient of one chunk, summed over these micro-batches."""
 
     node: Node
     micro_batches: tuple[int, ...]
@@ -41,12 +41,12 @@ class Sum(NamedTuple):
 
 
 def node_sum(node: Node, chunk: int, key: int) -> Sum:
-    """What a worker computes."""
+    """Return the sum that a worker computes for a node."""
     return Sum(node, tuple(range(node.first, node.first + node.count)), chunk, key)
 
 
 def merged(left: Sum, right: Sum, parent: Node) -> Sum:
-    """The sum of two siblings of the same chunk, held to be that; of unlike keys, one that is nobody's."""
+    """Return the sum of two siblings. Check that they are siblings of one chunk. Unlike keys give an unknown key."""
     if children(parent) != (left.node, right.node):
         raise SimulationFailed(f"{left} + {right} is not a node of the tree: {parent}")
     if left.chunk != right.chunk:
@@ -56,29 +56,29 @@ def merged(left: Sum, right: Sum, parent: Node) -> Sum:
 
 
 def key_of(number: int, step: int, weights: tuple[int, ...]) -> int:
-    """Names the gradient of a step of job `number` at these weights."""
+    """Return the key of the gradient of a step at these weights."""
     return hash((number, step, weights))
 
 
 def updated(weights: int, key: int) -> int:
-    """A chunk of weights after an update with the gradient of that key."""
+    """Return a chunk of weights after an update with the gradient of this key."""
     return hash((weights, key))
 
 
 @dataclass
 class SimulatedJob:
-    """One job, with what must come of it.
+    """A job and its expected results.
 
     Attributes:
-        number: from 0.
-        plan: its shape.
-        chunks: of its layout.
-        evaluation_batches: of its held-out split.
-        submitted_seconds: when a person submits it.
-        cancelled_seconds: when somebody cancels it; None: never.
-        full_disk_at: its checkpoint of that step can't be written; None: all can.
-        poisoned_at: the step of which one micro-batch fails on every worker; None: all can be computed.
-        keep_last: checkpoints that stay; 0: all.
+        number: Number of the job, from 0.
+        plan: Steps, micro-batches and policies.
+        chunks: Chunks of its layout.
+        evaluation_batches: Batches of its held-out split.
+        submitted_seconds: Time of its submission.
+        cancelled_seconds: Time at which a user cancels it, or None.
+        full_disk_at: Step whose checkpoint can't be written, or None.
+        poisoned_at: Step with a micro-batch that fails on every worker, or None.
+        keep_last: Number of checkpoints that are kept, or 0 for all.
     """
 
     number: int
@@ -109,18 +109,18 @@ class SimulatedJob:
             self.weights.append(tuple(updated(each, key) for each in before) if applied else before)
 
     def culprit(self, step: int) -> int | None:
-        """The micro-batch of a step whose gradient is not finite."""
+        """Return the micro-batch of a step whose gradient is not finite, or None."""
         return None if self.applied[step] else hash((self.number, step)) % self.plan.micro_batches
 
     def poisoned(self, step: int, micro_batches: range) -> bool:
-        """Whether these of a step can't be computed."""
+        """Return whether the step's failing micro-batch is among these."""
         return (
             step == self.poisoned_at and hash((self.number, step)) % self.plan.micro_batches in micro_batches
         )
 
     @property
     def expected_failure(self) -> str:
-        """Some of what is said when the job fails, as it must; empty if it needn't."""
+        """Part of the text with which the job must fail; empty if it may succeed."""
         stops = [step for step, applied in enumerate(self.applied) if not applied]
         stops_at = stops[0] if stops and self.plan.on_non_finite == "stop" else None
         if self.poisoned_at is not None and (stops_at is None or self.poisoned_at <= stops_at):
@@ -130,19 +130,19 @@ class SimulatedJob:
         return f"micro-batch {self.culprit(stops_at)}, parameter {PARAMETER} (on_non_finite: stop)"
 
     def loss(self, step: int, micro_batch: int) -> float:
-        """Loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         return (self.keys[step] % 1009) / 7 + micro_batch / 3
 
     def step_loss(self, step: int) -> float:
-        """Mean loss of a step."""
+        """Return the mean loss of a step."""
         count = self.plan.micro_batches
         return math.fsum(self.loss(step, index) for index in range(count)) / count
 
     def batch_loss(self, weights: tuple[int, ...], index: int) -> BatchLoss:
-        """Loss of a held-out batch."""
+        """Return the loss of a held-out batch."""
         return BatchLoss(index=index, sum=(hash((weights, index)) % 1009) / 7, tokens=10 + index)
 
     def validation_loss(self, step: int) -> float:
-        """Loss over the held-out split at the weights after `step` updates."""
+        """Return the loss over the held-out split at the weights after `step` updates."""
         losses = [self.batch_loss(self.weights[step], index) for index in range(self.evaluation_batches)]
         return math.fsum(each.sum for each in losses) / sum(each.tokens for each in losses)

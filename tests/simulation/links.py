@@ -1,7 +1,7 @@
-"""Connections between processes: a control and a data stream, each in both directions, that break together.
+"""Connections between processes. Each has a control and a data stream in both directions, which break together.
 
-A direction may also go silent, and nobody is told: what was sent waits, as in a sender's socket, until the silence ends
-or somebody has had enough of it.
+A direction may also become silent without notice. Messages then wait, as in the sender's socket, until the silence ends
+or an end gives the connection up.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """A connection; the caller is the worker (to the aggregator) or the aggregator (to the optimizer).
+    """A connection. The caller is the worker (to the aggregator) or the aggregator (to the optimizer).
 
     Attributes:
-        session: by which the side that was called knows it.
-        ends: the process that was called, and the caller.
-        up_control, up_data: from the caller.
-        down_control, down_data: to the caller.
-        up: whether both ends want it.
-        local: in one process.
-        pinged: each end gives it up when its pings stay unanswered; else the ends see to silence themselves.
+        session: Number by which the called side knows it.
+        ends: The called process and the caller.
+        up_control, up_data: Pipes from the caller.
+        down_control, down_data: Pipes to the caller.
+        up: Whether both ends use it.
+        local: Whether both ends are in one process.
+        pinged: Whether unanswered pings end it. Otherwise the ends detect silence themselves.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Link:
         lost_below: Callable[[str], None],
         ends: tuple[Any, Any],
     ) -> None:
-        """Lay the four pipes; `lost_below` tells the caller, `lost_above` the called, that the link is down."""
+        """Create the four pipes. A broken link calls `lost_below` at the caller and `lost_above` at the called side."""
         self.ends = ends
         called, caller = ends
         self.up_control, self.down_control = (
@@ -94,11 +94,11 @@ class Link:
         )
 
     def _seconds(self, usual: float) -> float:
-        """Some streams are much slower than the others of the same connection."""
+        """Return the delay of one stream. Some streams are much slower than others of the same connection."""
         return 0.0 if self.local else usual * self._cluster.rng.choice(self._cluster.scenario.skews)
 
     def cut(self) -> None:
-        """Break: messages in flight are lost, each end notices in its own time, maybe long after the other."""
+        """Break the link. Messages in flight are lost, and each end notices at its own time."""
         if not self.up:
             return
         self.up = False
@@ -109,7 +109,7 @@ class Link:
             end.later(40.0 if chance > 0.95 else 4 * chance**3, lost, "the link broke")
 
     def close(self, reason: str) -> None:
-        """Closed by the side that was called: what it said before still arrives."""
+        """Close the link from the called side. Its earlier messages still arrive."""
         if not self.up:
             return
         self.up = False
@@ -118,7 +118,7 @@ class Link:
         self.down_control.send(_CLOSED, reason)
 
     def abandon(self, reason: str) -> None:
-        """Given up by the caller: what it sent before still arrives, some of it maybe after its next connection."""
+        """Give the link up from the caller's side. Its earlier messages may arrive after it has reconnected."""
         self.down_data.cut()
         if self.up:
             self.up = False
@@ -126,13 +126,13 @@ class Link:
         self.closed(reason)
 
     def closed(self, reason: str) -> None:
-        """The caller is done with it, or has read that the called is."""
+        """End the caller's side, which has given up or has read the end of the stream."""
         if self.down_control.open:
             self.down_control.cut()
             self._lost[1](reason)
 
     def ended(self, reason: str) -> None:
-        """The called has read that the caller is done with it."""
+        """End the called side, which has read that the caller gave up."""
         self.up_control.cut()
         self.up_data.cut()
         self._lost[0](reason)
@@ -140,7 +140,7 @@ class Link:
     # ---- silence ----
 
     def hold(self, seconds: float, *, up: bool, down: bool) -> None:
-        """Let nothing through in these directions for so long."""
+        """Hold back all messages in these directions for this long."""
         until = self._cluster.loop.now + seconds
         for held, pipes in (
             (up, (self.up_control, self.up_data)),
@@ -151,7 +151,7 @@ class Link:
         self.silent(until)
 
     def silent(self, until: float) -> None:
-        """Pings stay unanswered until then."""
+        """Leave pings unanswered until then."""
         if self.pinged:
             for end, give_up in zip(self.ends, (self._close_and_tell, self.abandon), strict=True):
                 patience = STANDARD_TIMEOUTS.ping * (1 + self._cluster.rng.random())
@@ -171,5 +171,5 @@ _CLOSED: Any = object()
 
 
 def is_end(first: Any) -> bool:
-    """Whether a delivered item is the end of the control stream."""
+    """Return whether a delivered item is the end of the control stream."""
     return first is _CLOSED

@@ -1,4 +1,4 @@
-"""Mistakes in the cores, some of them once made in earnest: seeds of the simulation must find each."""
+"""Mutations of the cores, some of which were real bugs. Seeds of the simulation must detect each of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
         "_advance",
         lambda self, now: advance(self, now) if self.lease_book.step_sum is not None else None,
     )
-    # ... by an aggregator that does not know what its predecessor evaluated:
+    # The aggregator must also not know what its predecessor evaluated.
     record_evaluation = JobReport.record_evaluation
 
     def noted(self: Any, version: Version, loss: float) -> None:
@@ -307,4 +307,4 @@ FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = 
     streams_weights_to_whoever_connects: ("aggregator",),
     leaves_leases_with_silent_workers: ("silence", "worker"),
 }
-"""The faults that show a mutation soon, where it takes a hundred seeds with all of them."""
+"""Faults that reveal a mutation soon. With all kinds of faults it would take a hundred seeds."""

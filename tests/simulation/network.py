@@ -1,4 +1,4 @@
-"""Virtual time, and streams that keep order within and none between them."""
+"""Virtual time, and streams that keep their own order, but none between each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Virtual time: calls to make, earliest first; of the same moment, in the order in which they were asked for."""
+    """Virtual time: a queue of calls, earliest first. Calls of the same moment keep the order of their registration."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -28,11 +28,11 @@ class Loop:
         heapq.heappush(self._calls, (seconds, self._count, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call so much later."""
+        """Call after this delay."""
         self.at(self.now + seconds, call, *arguments)
 
     def step(self) -> None:
-        """Make the next call."""
+        """Run the next call."""
         self.now, _, call, arguments = heapq.heappop(self._calls)
         call(*arguments)
 
@@ -41,15 +41,15 @@ class Pipe:
     """One direction of one stream.
 
     Args:
-        loop: its time.
-        rng: decides delays and repetitions.
-        deliver: takes what was sent, in order.
-        receiver: whose it is; while it is frozen it takes nothing.
-        seconds: typical delay; 0: none, and nothing is repeated (in one process).
-        repeat: how likely a message is to come twice.
-        repeat_late: a repetition may come any time later, not only right after the first.
-        copy: messages go through bytes, as on a real wire.
-        injected: counts what goes wrong by intent.
+        loop: Virtual time.
+        rng: Source of delays and repetitions.
+        deliver: Function that receives the items, in order.
+        receiver: Receiving process. While it is frozen nothing is delivered.
+        seconds: Typical delay. With 0 (both ends in one process) nothing is repeated.
+        repeat: Probability that a message arrives twice.
+        repeat_late: Whether a repetition may come much later than the first copy.
+        copy: Whether messages are serialised and parsed, as on a real wire.
+        injected: Counter of injected faults.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Pipe:
         self._last = self._held_until = 0.0
 
     def send(self, *items: Any) -> None:
-        """Send; lost if the pipe is or gets broken before it arrives."""
+        """Send the items. They are lost if the pipe breaks before they arrive."""
         if not self.open:
             return
         if self._copy:
@@ -109,7 +109,7 @@ class Pipe:
         self._loop.at(arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the first in the queue; whatever is held up comes later, in the same order."""
+        """Deliver the first item of the queue. A pipe on hold delivers later, in the same order."""
         held_until = max(self._held_until, self._receiver.frozen_until)
         if not self.open:
             return
@@ -120,15 +120,15 @@ class Pipe:
 
     @property
     def in_flight(self) -> int:
-        """How much was sent and has not arrived."""
+        """Number of items sent that have not arrived."""
         return len(self._queue)
 
     def hold(self, until: float) -> None:
-        """Let nothing through until then; nobody is told."""
+        """Hold back all items until then, without notice."""
         self._held_until = max(self._held_until, until)
 
     def cut(self) -> None:
-        """Break: what is in flight is lost."""
+        """Break the pipe. Items in flight are lost."""
         self.open = False
         self._queue.clear()
 

@@ -1,4 +1,4 @@
-"""What the virtual processes have in common: they die, between any two effects, and are traced."""
+"""Simulated processes: they can die between any two effects, freeze, and are traced."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Core = TypeVar("Core")
 
 
 class Process:
-    """One process life around one core.
+    """One life of a process with one core.
 
     Attributes:
-        alive: False from its death on; what comes to it then is lost.
-        doomed_after: effects that it still carries out before it dies; None: it is healthy.
-        frozen_until: until then it does nothing, while its connections stay.
-        clock_ahead_seconds: by how much its monotonic clock has jumped.
-        clock_rate: how fast that clock goes.
+        alive: Whether it lives. A dead process ignores what arrives.
+        doomed_after: Effects that it carries out before it dies, or None.
+        frozen_until: End of its freeze. Its connections stay meanwhile.
+        clock_ahead_seconds: Sum of its monotonic clock's jumps.
+        clock_rate: Speed of its monotonic clock.
     """
 
     def __init__(self, cluster: SimulatedCluster, title: str) -> None:
@@ -32,7 +32,7 @@ class Process:
         self.clock_rate = 1.0
 
     def effects(self, handle: Callable[..., list[Any]], *inputs: Any) -> Iterator[Any]:
-        """The core's effects of an input, one by one, as long as the process lives."""
+        """Yield the core's effects of an input, one by one, as long as the process lives."""
         if self.cluster.tracing:
             self.cluster.trace(self.title, "<-", inputs[0])
         for effect in handle(*inputs):
@@ -48,7 +48,7 @@ class Process:
             yield effect
 
     def die(self) -> None:
-        """End at once."""
+        """Die at once."""
         self.alive = False
         self.cluster.died(self)
 
@@ -63,15 +63,15 @@ class Process:
         return self.cluster.loop.now * self.clock_rate + self.clock_ahead_seconds
 
     def thawed(self) -> None:
-        """It goes on after a freeze: send what may be sent."""
+        """Continue after a freeze: send what may be sent."""
 
     def freeze(self, seconds: float) -> None:
-        """Do nothing for so long, as after SIGSTOP."""
+        """Freeze for this long, as after SIGSTOP."""
         self.frozen_until = max(self.frozen_until, self.cluster.loop.now + seconds)
         self.later(0.0, self.thawed)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call so much later, if the process still lives."""
+        """Call after this delay, if the process still lives."""
         self.cluster.loop.after(seconds, self._if_alive, call, arguments)
 
     def _if_alive(self, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -84,14 +84,14 @@ class Process:
 
 
 class Queue:
-    """A thread with one queue: tasks take random time and happen in order."""
+    """A thread with one queue, which runs its tasks in order."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._free_at = 0.0
 
     def submit(self, seconds: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Call when what was submitted before and `seconds` of work are done."""
+        """Call after all earlier tasks and `seconds` of work."""
         now = self._process.cluster.loop.now
         self._free_at = max(self._free_at, now) + seconds
         self._process.later(self._free_at - now, call, *arguments)

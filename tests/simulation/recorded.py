@@ -18,7 +18,7 @@ from tests.simulation.history import Committed, Covered, Event, Planned
 
 
 def history_of(aggregator_record: Path, optimizer_record: Path) -> Iterator[Event]:
-    """What one life of each did, in the order in which it has to be held: a step's coverage, then its COMMIT."""
+    """Yield the events of one life of each role in an order for checking: a step's coverage, then its COMMIT."""
     covered: dict[tuple[int, int], list[Covered]] = {}
     for event in _sums(aggregator_record):
         if isinstance(event, Covered):
@@ -33,7 +33,7 @@ def history_of(aggregator_record: Path, optimizer_record: Path) -> Iterator[Even
 
 
 def _calls(record: Path) -> Iterator[tuple[Any, list[Any]]]:
-    """Each input of a core with its effects."""
+    """Yield each input of a core with its effects."""
     with record.open() as lines:
         for line in map(json.loads, lines):
             if line.get("call") == "handle":
@@ -41,7 +41,7 @@ def _calls(record: Path) -> Iterator[tuple[Any, list[Any]]]:
 
 
 def _sums(record: Path) -> Iterator[Event]:
-    """Additions are done over on the numbers of the micro-batches."""
+    """Yield plans and covered chunks. Additions are repeated on the numbers of the micro-batches."""
     micro_batches: dict[str, int] = {}
     kept: dict[tuple[int, Node], tuple[int, ...]] = {}
     for event, effects in _calls(record):

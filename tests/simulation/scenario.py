@@ -1,4 +1,4 @@
-"""What a seed means: jobs, speeds, and how much goes wrong."""
+"""Scenarios: jobs, speeds and number of faults that follow from a seed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from services.protocol.plan import JobPlan
 from tests.simulation.job_model import SimulatedJob
 
 CHUNKS_IN_FLIGHT = 6
-"""Chunks that a data stream takes before it slows its writer."""
+"""Chunks in flight at which a data stream makes its writer wait."""
 
 LIAR = "liar"
-"""Name of the worker that lies."""
+"""Name of the lying worker."""
 
 STEPS = 120
-"""Steps of a seed's jobs in all, at least."""
+"""Steps of a seed's first job."""
 
 MOST_SECONDS = 40_000.0
-"""Every run is over by then (virtual seconds)."""
+"""Limit of a run's virtual time."""
 
 
 @dataclass
@@ -27,18 +27,18 @@ class Scenario:
 
     Attributes:
         tiers: 2 or 3.
-        jobs: in order of submission.
-        workers: how many names there are.
-        control_seconds, data_seconds: typical delays of messages.
-        skews: factors on them, drawn per stream.
-        optimizer_seconds: how long the optimizer's tasks take at most.
-        restart_seconds: how long a process that died stays away at most.
-        repeat_control, repeat_chunks: how likely a message comes twice.
-        copies_messages: messages go through bytes, so that no two processes share one.
-        faults: how many there will be.
-        odd_worker: a worker whose fingerprint differs tries to take part.
-        liar: a worker that lies now and then takes part.
-        fault_kinds: of faults, where only some may happen; none: all may.
+        jobs: Jobs in order of submission.
+        workers: Number of workers.
+        control_seconds, data_seconds: Typical delays of messages.
+        skews: Factors on the delays, drawn per stream.
+        optimizer_seconds: Longest time of an optimizer's task.
+        restart_seconds: Longest time until a dead process restarts.
+        repeat_control, repeat_chunks: Probability that a message arrives twice.
+        copies_messages: Whether messages are serialised, so that no two processes share one.
+        faults: Number of faults.
+        odd_worker: Whether a worker with another fingerprint tries to join.
+        liar: Whether a worker that sometimes lies takes part.
+        fault_kinds: Kinds of faults that may happen; empty means all.
     """
 
     tiers: int
@@ -59,21 +59,23 @@ class Scenario:
 
     @property
     def step_seconds(self) -> float:
-        """What steps don't take on average: every message is late, in several goes where there are many chunks."""
+        """Upper bound of a step's average time. Every message is late, and many chunks need several windows."""
         messages = 4 * (self.control_seconds + self.data_seconds) * max(self.skews)
         goes = 1 + max(job.chunks for job in self.jobs) / CHUNKS_IN_FLIGHT
-        checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # and a liar's step is made again
+        checks = 1 + max(job.plan.verify_fraction for job in self.jobs)  # A liar's step is repeated.
         return 1.5 * checks * goes * (messages + 3 * self.optimizer_seconds + 0.5)
 
     @property
     def workers_needed(self) -> int:
-        """So many come back soon when they die, or some job waits for long."""
-        fails = any(job.poisoned_at is not None for job in self.jobs)  # which two of them must see
+        """Number of workers that must restart soon after a death, or a job would wait for long."""
+        fails = any(
+            job.poisoned_at is not None for job in self.jobs
+        )  # Two workers must see a poisoned micro-batch.
         return self.workers if fails else max(job.plan.min_workers for job in self.jobs)
 
     @classmethod
     def of(cls, seed: int, rng: random.Random) -> Scenario:
-        """The scenario of a seed."""
+        """Return the scenario of a seed."""
         if seed % 10 == 7:
             return cls.lying(seed)
         wide = rng.random() < 0.06  # more chunks than a window holds
@@ -88,7 +90,7 @@ class Scenario:
             elif rng.random() < 0.1:
                 job.full_disk_at = rng.choice((0, job.plan.steps))
             jobs.append(job)
-        checked = random.Random(seed)  # apart, so that it changes nothing else of a seed
+        checked = random.Random(seed)  # A generator of its own, so that it changes nothing else of a seed.
         for job in jobs:
             job.plan = replace(job.plan, verify_fraction=checked.choice((0.0, 0.0, 0.2, 1.0)))
         slow = rng.choice((0.002, 0.005, 0.02))
@@ -110,7 +112,7 @@ class Scenario:
 
     @classmethod
     def hostile(cls, seed: int) -> Scenario:
-        """A short one with most that can go wrong."""
+        """Return a short scenario with most kinds of faults."""
         rng = random.Random(seed)
         chunks = rng.choice((1, 2, 3, 5))
         workers = rng.choice((2, 3))
@@ -136,7 +138,7 @@ class Scenario:
 
     @classmethod
     def lying(cls, seed: int) -> Scenario:
-        """One with a worker that lies, and faults that leave no part of a lie behind with nobody to answer for it."""
+        """Return a scenario with a lying worker. Its faults never remove the worker between a lie and its check."""
         rng = random.Random(seed)
         tiers = rng.choice((2, 3))
         workers = rng.choice((1, 2, 3))
@@ -173,7 +175,7 @@ def _job(
     evaluate_every: int | None = None,
     may_fail: bool = False,
 ) -> SimulatedJob:
-    """A job; one that may fail does so now and then: by a gradient that is not finite, or on every worker."""
+    """Draw a job. With `may_fail` it sometimes has a non-finite gradient or a micro-batch that fails everywhere."""
     by_the_clock = rng.choice((0.0, 0.0, 2.0, 60.0))
     plan = JobPlan(
         steps=steps,

@@ -1,4 +1,4 @@
-"""Seeds of the simulation, side by side: how many fail, how fast it goes, and what all of them met."""
+"""Run seeds in parallel, and report failures, speed and injected faults."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
 PROGRESS_SECONDS = 10.0
-"""Between two lines of progress."""
+"""Interval between two lines of progress."""
 
 
 class Outcome(NamedTuple):
-    """Of one seed.
+    """Result of one seed.
 
     Attributes:
-        seed: that it was.
-        steps: committed.
-        problem: what must hold and did not; empty: nothing.
-        injected: what went wrong by intent, and how often.
+        seed: The seed.
+        steps: Committed steps.
+        problem: Failed check; empty after success.
+        injected: Number of injected faults, by kind.
     """
 
     seed: int
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outcome:
-    """Run one seed to its end, or to what went wrong."""
+    """Run one seed to its end, or to its first failed check."""
     cluster = SimulatedCluster(seed, tracing=tracing, scenario=Scenario.hostile(seed) if hostile else None)
     try:
         cluster.run()
@@ -49,18 +49,18 @@ def run_seed(seed: int, *, hostile: bool = False, tracing: bool = False) -> Outc
 
 
 def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
-    """Print what went wrong, and the command that replays it."""
+    """Print a failure and the command that replays it."""
     print(f"seed {seed}: {problem}")
     options = "--hostile " * hostile + f"--seed {seed} --trace"
     print(f"    replay: .venv/bin/python -m tests.simulation {options}", flush=True)
 
 
 def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
-    """Run seeds side by side; print those that fail, how it goes, and what all of them met; return how many failed."""
+    """Run seeds in parallel, print failures, progress and a summary, and return how many failed."""
     started = told = time.perf_counter()
     failed = steps = 0
     injected: Counter[str] = Counter()
-    # Not forked: who calls may have threads, and a lock that one of them holds would stay locked in the child.
+    # Spawned, not forked: a lock that another thread of the caller holds would stay locked in a forked child.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         run = partial(run_seed, hostile=hostile)
         for done, each in enumerate(pool.map(run, range(first, first + count), chunksize=5), 1):

@@ -1,4 +1,4 @@
-"""The aggregator's virtual service: carries out its core's effects on symbolic payloads."""
+"""The simulated aggregator: it carries out its core's effects on symbolic payloads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SimulatedAggregator(Process):
         self.epoch = epoch
         self._inside = (
             cluster.optimizer if cluster.scenario.tiers == 2 else None
-        )  # the optimizer of its own process
+        )  # the optimizer in its own process
         self.core: AggregatorCore = cluster.make_core(
             AggregatorCore,
             name="aggregator",
@@ -39,7 +39,7 @@ class SimulatedAggregator(Process):
             tiers=cluster.scenario.tiers,
         )
         self.kept: dict[tuple[int, Node], Any] = {}
-        self._windows = 1  # that may be full of kept sums
+        self._windows = 1  # windows that may be full of kept sums
         self.wall_clock_seconds = 0.0
         self._weights: dict[int, tuple[tuple[int, int], int]] = {}
         self._sessions: dict[int, Link] = {}
@@ -53,13 +53,13 @@ class SimulatedAggregator(Process):
 
     @property
     def replaced(self) -> bool:
-        """Whether another aggregator has taken the disk over."""
+        """Whether another aggregator has taken over the disk."""
         return self.cluster.disk.epoch != self.epoch
 
     # ---- the core ----
 
     def feed(self, event: ev.Input, payload: Any = None) -> None:
-        """Give the core an input and carry out what it decides."""
+        """Give the core an input and carry out its effects."""
         if not self.alive:
             return
         clock = Clock(self.now, 1e9 + self.now + self.wall_clock_seconds)
@@ -112,12 +112,12 @@ class SimulatedAggregator(Process):
         return sum(member.able for member in self.core.members.values())
 
     def _check_quorum(self, lease: pb.Lease) -> None:
-        """No work is given out while there are too few workers, be it before or after those that just went."""
+        """Check that no lease is granted with too few workers, counted before and after the current input."""
         able, wanted = max(self._able, self._count_able()), self.cluster.jobs[lease.job].plan.min_workers
         require(able >= wanted, f"a lease is granted with {able} workers, the job wants {wanted}")
 
     def _check_bound(self) -> None:
-        """No more sums than leases times window, which begins anew with each link that lost some of them."""
+        """Check the number of kept sums: at most leases times window, and once more for each lost optimizer link."""
         run = self.core.run
         assert run is not None
         if run.lease_book.step_sum is not None:
@@ -125,7 +125,7 @@ class SimulatedAggregator(Process):
             require(len(self.kept) <= bound, f"{len(self.kept)} sums kept, expected at most {bound}")
 
     def check_consistency(self) -> None:
-        """The payloads kept are those that the core believes in."""
+        """Check that the kept payloads are those that the core expects."""
         run = self.core.run
         held: set[tuple[int, Node]] = set()
         if run is not None and run.lease_book.step_sum is not None:
@@ -137,7 +137,7 @@ class SimulatedAggregator(Process):
             self._optimizer.up_data.send(header, payload)
 
     def tick(self) -> None:
-        """Time goes by; whoever was taken over from finds it now at the latest."""
+        """Let time pass. A replaced aggregator notices it now at the latest."""
         if self.replaced and self._inside is not None:
             self._inside.alive = False
             self.die()
@@ -148,30 +148,30 @@ class SimulatedAggregator(Process):
             self.later(self.core.timeouts.tick, self.tick)
 
     def beat(self) -> None:
-        """Show all workers that it lives."""
+        """Send a heartbeat to all workers."""
         for link in self._sessions.values():
             link.down_control.send(self.epoch, pb.Heartbeat())
         self.later(self.core.timeouts.beat, self.beat)
 
     def thawed(self) -> None:
-        """It goes on after a freeze."""
+        """Continue after a freeze."""
         for link in self._sessions.values():
             self.pump(link)
 
     # ---- workers ----
 
     def accept(self, link: Link, hello: pb.Hello) -> None:
-        """A worker says hello on a new connection."""
+        """Register a new connection whose Hello has arrived."""
         self._sessions[link.session] = link
         self.feed(ev.WorkerConnected(link.session, hello))
 
     def new_session(self) -> int:
-        """A number for a new connection."""
+        """Return the number of a new connection."""
         self._last_session += 1
         return self._last_session
 
     def worker_said(self, link: Link, epoch: int, body: Any) -> None:
-        """A control message of a worker arrived."""
+        """Handle a control message from a worker."""
         if not self.alive:
             return
         if is_end(epoch):
@@ -182,7 +182,7 @@ class SimulatedAggregator(Process):
             self.feed(ev.FromWorker(link.session, epoch, body))
 
     def worker_sent(self, link: Link, header: ChunkHeader | None, payload: Any) -> None:
-        """A worker's data stream opened (no header), or brought a chunk."""
+        """Handle a worker's chunk, or the opening of its data stream (no header)."""
         if not self.alive:
             return
         if header is None:
@@ -193,12 +193,12 @@ class SimulatedAggregator(Process):
             self.feed(ev.ChunkArrived(link.session, header), payload)
 
     def worker_lost(self, link: Link, reason: str) -> None:
-        """A worker's connection is down."""
+        """Handle the loss of a worker's connection."""
         self._sessions.pop(link.session, None)
         self.feed(ev.WorkerLost(link.session, reason))
 
     def pump(self, link: Link) -> None:
-        """Send a worker the weights that it may be sent."""
+        """Send a worker the weights that it may get now."""
         if not self.running:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
@@ -213,7 +213,7 @@ class SimulatedAggregator(Process):
     # ---- the optimizer ----
 
     def dial(self) -> None:
-        """Connect to the optimizer, again and again."""
+        """Connect to the optimizer, and retry until it is alive."""
         optimizer = self._inside or self.cluster.optimizer
         local = self.cluster.scenario.tiers == 2
         if optimizer is None or not optimizer.alive:
@@ -240,7 +240,7 @@ class SimulatedAggregator(Process):
         link.up_control.send(self.epoch, hello)
 
     def optimizer_said(self, link: Link, epoch: int, body: Any) -> None:
-        """A control message of the optimizer arrived."""
+        """Handle a control message from the optimizer."""
         if not self.alive:
             return
         if is_end(epoch):
@@ -252,7 +252,7 @@ class SimulatedAggregator(Process):
             self.feed(ev.FromOptimizer(body))
 
     def optimizer_sent(self, link: Link, header: ChunkHeader, payload: Any) -> None:
-        """A chunk of weights arrived."""
+        """Handle a chunk of weights."""
         if self.alive:
             if self.core.expected_elements(header.job) is not None:
                 self.feed(ev.WeightsArrived(header), payload)
@@ -260,7 +260,7 @@ class SimulatedAggregator(Process):
                 link.ends[0].pump(link)
 
     def optimizer_lost(self, link: Link, reason: str) -> None:
-        """The link to the optimizer is down."""
+        """Handle the loss of the link to the optimizer."""
         if not self.alive:
             return
         self._windows += 1

@@ -1,4 +1,4 @@
-"""A whole virtual cluster: its processes, disk and people, from a seed to the end of every job."""
+"""A whole simulated cluster: processes, disk and users, from a seed to the end of every job."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from tests.simulation.simulated_optimizer import SimulatedOptimizer
 from tests.simulation.simulated_worker import SimulatedWorker
 
 PATIENCE_SECONDS = 300.0
-"""Whatever goes wrong, something gets done at least that often (virtual seconds)."""
+"""Longest time without progress in virtual seconds, whatever faults happen."""
 RECOVERY_SECONDS = 120.0
-"""How long the last fault may cost, once it is over, beside the steps that are made again."""
+"""Time that the last fault may cost after its end, in addition to repeated steps."""
 
 
 class SimulatedCluster:
     """One run of a seed.
 
     Args:
-        seed: decides everything.
-        tracing: print what happens.
-        make_core: builds cores (so that a test can record or break them).
+        seed: Source of all decisions.
+        tracing: Whether to print inputs and effects.
+        make_core: Function that builds cores, so that a test can record or change them.
+        scenario: Scenario to run instead of the seed's.
 
     Attributes:
-        injected: what went wrong by intent, and how often.
+        injected: Number of injected faults, by kind.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SimulatedCluster:
         """Run until every job has ended.
 
         Raises:
-            SimulationFailed: something that must hold did not.
+            SimulationFailed: A check failed.
         """
         for job in self.scenario.jobs:
             self.loop.at(job.submitted_seconds, self._submit, job.id)
@@ -100,7 +101,7 @@ class SimulatedCluster:
         self.checks.ended(self.disk)
 
     def _watch(self) -> None:
-        """Something must get done now and then."""
+        """Check that the cluster makes progress."""
         idle = self.loop.now - self._progress_seconds
         if idle > PATIENCE_SECONDS + 2 * HANG_SECONDS * bool(self.faults.hung):
             aggregator = self.aggregator
@@ -109,8 +110,8 @@ class SimulatedCluster:
                 if aggregator and aggregator.alive
                 else "no aggregator"
             )
-            raise SimulationFailed(f"nothing got done for {idle:.0f} virtual seconds; waiting for {waits}")
-        require(self.loop.now < MOST_SECONDS, f"not over after {MOST_SECONDS:.0f} virtual seconds")
+            raise SimulationFailed(f"no progress for {idle:.0f} virtual seconds; waiting for {waits}")
+        require(self.loop.now < MOST_SECONDS, f"not finished after {MOST_SECONDS:.0f} virtual seconds")
         if self.faults.active and self.faults.over and len(self.disk.jobs) == len(self.jobs):
             self._end_faults()
         if not self.faults.active:
@@ -118,7 +119,7 @@ class SimulatedCluster:
         self.loop.after(10.0, self._watch)
 
     def _end_faults(self) -> None:
-        """From here on nothing goes wrong: bound the rest of the run."""
+        """End all faults, and bound the rest of the run."""
         self.faults.end()
         left = 0.0
         for job in self.jobs.values():
@@ -133,10 +134,10 @@ class SimulatedCluster:
         if self.tracing:
             print(f"{self.loop.now:10.4f} {title:14} {arrow} {described(what)[:300]}")
 
-    # ---- people ----
+    # ---- users ----
 
     def _submit(self, job: str) -> None:
-        """Submit, again until it is acknowledged."""
+        """Submit a job, and retry until it is acknowledged."""
         if job in self.disk.jobs:
             return
         if self.aggregator is not None and self.aggregator.running:
@@ -157,7 +158,7 @@ class SimulatedCluster:
     # ---- processes ----
 
     def start_aggregator(self) -> None:
-        """An aggregator starts: the next epoch, whoever lives on."""
+        """Start an aggregator with the next epoch, even if another one is alive."""
         self.disk.epoch += 1
         if self.scenario.tiers == 2:
             self._start_optimizer()
@@ -172,7 +173,7 @@ class SimulatedCluster:
         self.workers[name] = SimulatedWorker(self, name, self._lives, fingerprint)
 
     def died(self, process: Process) -> None:
-        """A process is gone: its links break, and it is started again some time."""
+        """Cut the links of a dead process, and restart it some time later."""
         process.alive = False
         self.injected[f"{type(process).__name__.removeprefix('Simulated').lower()} dies"] += 1
         self._cut_links_of(process)
@@ -183,9 +184,9 @@ class SimulatedCluster:
             stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
         elif isinstance(process, SimulatedAggregator) and process is not self.aggregator:
-            return  # one that had been replaced
+            return  # It had been replaced.
         elif isinstance(process, SimulatedOptimizer) and process is not self.optimizer:
-            return  # that one's
+            return  # It belonged to a replaced aggregator.
         elif self.scenario.tiers == 2:
             for each in (self.optimizer, self.aggregator):
                 if each is not None:
@@ -203,10 +204,10 @@ class SimulatedCluster:
                 link.cut()
         self.links = [link for link in self.links if link.up]
 
-    # ---- what was done ----
+    # ---- events ----
 
     def committed(self, optimizer: SimulatedOptimizer, effect: Update) -> None:
-        """An optimizer decided a step."""
+        """Record a committed step."""
         opened = optimizer.core.open_job
         assert opened is not None
         self.checks.committed(opened.generation, effect)
@@ -215,18 +216,18 @@ class SimulatedCluster:
         self.faults.advance(self.commits)
 
     def noted(self, note: Note) -> None:
-        """The aggregator tells people something."""
+        """Check a report of the aggregator."""
         self.checks.noted(note)
         if note.kind in ("evaluation", "checkpoint", "state"):
             self.moved()
 
     def moved(self) -> None:
-        """Something got done, or what keeps it from getting done has just come."""
+        """Note progress, or the start of something that delays it."""
         self._progress_seconds = self.loop.now
 
 
 def described(what: object) -> str:
-    """An input or effect on one line, messages with their names."""
+    """Format an input or effect on one line, with the names of messages."""
     if isinstance(what, Message):
         return f"{type(what).__name__}({' '.join(str(what).split())})"
     if is_dataclass(what):

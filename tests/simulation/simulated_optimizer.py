@@ -1,4 +1,4 @@
-"""The optimizer's virtual service: tensors are tuples of integers, its disk the cluster's."""
+"""The simulated optimizer: tensors are tuples of integers, and its disk is the cluster's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tensors:
-    """What the optimizer holds of a job."""
+    """State that the optimizer keeps of a job."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self.job = job
@@ -35,7 +35,7 @@ class SimulatedOptimizer(Process):
         self.core: OptimizerCore = cluster.make_core(
             OptimizerCore, name="optimizer", epoch=cluster.disk.obeyed_epoch
         )
-        self._epoch = cluster.disk.epoch  # in 2 tiers, of its aggregator
+        self._epoch = cluster.disk.epoch  # its aggregator, in 2 tiers
         self.tensors: Tensors | None = None
         self._link: Link | None = None
         self._kernel = Queue(self)
@@ -43,13 +43,13 @@ class SimulatedOptimizer(Process):
 
     @property
     def fenced(self) -> bool:
-        """Whether it lives in an aggregator that another one has taken over from: what it writes comes to nothing."""
+        """Whether its aggregator has been replaced, so that nothing it writes counts."""
         return self.cluster.scenario.tiers == 2 and self.cluster.disk.epoch != self._epoch
 
     # ---- the link ----
 
     def ordered(self, link: Link, epoch: int, body: Any) -> None:
-        """A control message of an aggregator arrived."""
+        """Handle a control message from an aggregator."""
         if not self.alive:
             return
         if is_end(epoch):
@@ -69,23 +69,23 @@ class SimulatedOptimizer(Process):
             self.feed(ev.Ordered(epoch, body))
 
     def received(self, link: Link, header: ChunkHeader, payload: Any) -> None:
-        """A chunk arrived."""
+        """Handle a chunk."""
         if link is self._link and self.core.expected_elements(header.job) is not None:
             self.feed(ev.ChunkArrived(header), payload)
 
     def link_lost(self, link: Link) -> None:
-        """The link to the aggregator is down."""
+        """Handle the loss of the link to the aggregator."""
         if link is self._link:
             self._link = None
             self.feed(ev.Disconnected())
 
     def thawed(self) -> None:
-        """It goes on after a freeze."""
+        """Continue after a freeze."""
         if self._link is not None:
             self.pump(self._link)
 
     def pump(self, link: Link) -> None:
-        """Send the weights that may be sent."""
+        """Send the weights that may be sent now."""
         if not self.running or link is not self._link:
             return
         while link.up and link.down_data.in_flight < CHUNKS_IN_FLIGHT:
@@ -102,7 +102,7 @@ class SimulatedOptimizer(Process):
     # ---- the core ----
 
     def feed(self, event: ev.Input, payload: Any = None) -> None:
-        """Give the core an input and carry out what it decides."""
+        """Give the core an input and carry out its effects."""
         if not self.alive:
             return
         for effect in self.effects(self.core.handle, event):

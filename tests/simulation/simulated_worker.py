@@ -1,4 +1,4 @@
-"""A worker's virtual service: its mesh is a dict of chunks, its device takes one task after the other."""
+"""The simulated worker: its mesh is a dict of chunks, and its device runs one task after the other."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from tests.simulation.simulated_cluster import SimulatedCluster
 
 INVALID_SECONDS = (math.nan, math.inf, -1.0, 0.0, 1e300)
-"""What clocks of some workers say that a lease took."""
+"""Invalid durations that the clocks of some workers report for a lease."""
 REFUSED_SECONDS = 20.0
-"""After so long a person starts a worker again that was refused."""
+"""Time after which a user restarts a refused worker."""
 UNFIT = 0.1
-"""How likely it is, as long as there are faults, that a mesh can't be opened."""
+"""Probability that a mesh can't be opened, as long as there are faults."""
 LIE = 0.2
-"""How likely it is that a liar spoils a micro-batch that it computes."""
+"""Probability that a liar corrupts a micro-batch."""
 Task = Iterator[float]
-"""Work of the device: yields how long each piece takes, or WAIT."""
+"""Work of the device. It yields the duration of each piece, or WAIT."""
 WAIT = -1.0
-"""The device does nothing until a chunk arrives or a lease is dropped."""
+"""Yielded by a task to wait until a chunk arrives or a lease is dropped."""
 
 
 class LeaseState:
-    """What the shell keeps of a lease.
+    """State of a lease.
 
     Attributes:
-        key: of weights and step; None until it is computed, and for a lease that has no gradient.
-        ready_from: chunks from this one on are in place.
-        dropped: the core wants no more of it.
+        key: Key of the gradient, or None before it is computed and for leases without one.
+        ready_from: First chunk that is complete; all later ones are too.
+        dropped: Whether the core has dropped the lease.
     """
 
     def __init__(self, lease: pb.Lease) -> None:
@@ -76,7 +76,7 @@ class SimulatedWorker(Process):
         self._sums: dict[int, LeaseState] = {}
         self._arrived: deque[tuple[ChunkHeader, int]] = deque()
         self._loaded: tuple[int, int] = (0, -1)
-        self._waiting = False  # the device, in a lease, for weights
+        self._waiting = False  # whether the device waits for weights in a lease
         self._tasks: deque[Task] = deque()
         self._busy = False
         self._heard_seconds = 0.0
@@ -94,7 +94,7 @@ class SimulatedWorker(Process):
     # ---- the link ----
 
     def dial(self) -> None:
-        """Connect to the aggregator, again and again."""
+        """Connect to the aggregator, and retry until it is alive."""
         aggregator = self.cluster.aggregator
         if aggregator is None or not aggregator.alive:
             self.later(0.01 + self.cluster.rng.random() ** 4, self.dial)
@@ -116,7 +116,7 @@ class SimulatedWorker(Process):
         link.up_control.send(0, hello)
 
     def ordered(self, link: Link, epoch: int, body: Any) -> None:
-        """An order arrived."""
+        """Handle an order."""
         if not self.alive or link is not self._link:
             return
         if is_end(epoch):
@@ -130,7 +130,7 @@ class SimulatedWorker(Process):
             self.later(REFUSED_SECONDS, self.die)
 
     def received(self, link: Link, aggregator: Any, header: ChunkHeader, payload: int) -> None:
-        """A chunk of weights arrived."""
+        """Handle a chunk of weights."""
         if self.alive and link is self._link:
             self.feed(ev.WeightsArrived(header), payload)
             if aggregator.alive:
@@ -141,7 +141,7 @@ class SimulatedWorker(Process):
         self.pump()
 
     def link_lost(self, link: Link, reason: str) -> None:
-        """The link is down."""
+        """Handle the loss of the link."""
         if self.alive and link is self._link:
             self._link = None
             self.feed(ev.Disconnected())
@@ -156,11 +156,11 @@ class SimulatedWorker(Process):
         self.later(STANDARD_TIMEOUTS.beat, self._beat)
 
     def thawed(self) -> None:
-        """It goes on after a freeze."""
+        """Continue after a freeze."""
         self.pump()
 
     def pump(self) -> None:
-        """Send the chunks that may be sent."""
+        """Send the chunks that may be sent now."""
         link = self._link
         if link is None or not self.running:
             return
@@ -182,7 +182,7 @@ class SimulatedWorker(Process):
     # ---- the core ----
 
     def feed(self, event: ev.Input, payload: Any = None) -> None:
-        """Give the core an input and carry out what it decides."""
+        """Give the core an input and carry out its effects."""
         if not self.alive:
             return
         for effect in self.effects(self.core.handle, event):
@@ -213,7 +213,7 @@ class SimulatedWorker(Process):
                 self._do(self._drop())
 
     def _check_bound(self, lease: pb.Lease) -> None:
-        """Sums of one version are kept at a time (and initial weights, until there are newer ones)."""
+        """Check that sums of one version only are kept (except initial weights, until there are newer ones)."""
         version = (lease.generation, lease.step)
         for other in self._sums.values():
             require(
@@ -272,7 +272,7 @@ class SimulatedWorker(Process):
         yield
 
     def _load(self) -> Task:
-        """Put on the mesh what has arrived, and tell when that is all of a version."""
+        """Load the chunks that have arrived onto the mesh, and report a complete version."""
         yield 0.0
         self._take()
 
@@ -288,11 +288,11 @@ class SimulatedWorker(Process):
                 self._events.send(ev.Loaded(header.job, version))
 
     def _on_mesh(self, chunk: int) -> tuple[int, int] | None:
-        """The version of a chunk on the mesh."""
+        """Return the version of a chunk on the mesh."""
         return self._mesh.get(chunk, (None, 0))[0]
 
     def _await_weights(self, held: LeaseState) -> Task:
-        """A pass goes through the layout: it waits for each chunk, and may be dropped while it does."""
+        """Wait for each chunk in layout order, as a pass does. The lease may be dropped meanwhile."""
         lease = held.lease
         version = (lease.generation, lease.step)
         chunks = range(self.cluster.jobs[lease.job].chunks)
@@ -312,13 +312,13 @@ class SimulatedWorker(Process):
             yield self._seconds * self.cluster.rng.random() * 0.1
 
     def _wake_device(self) -> None:
-        """Something happened that the device may wait for."""
+        """Wake the device, since something happened that it may wait for."""
         if self._waiting:
             self._waiting = False
             self._work()
 
     def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
-        """What is on the mesh, held to be all of the lease's version."""
+        """Return the weights on the mesh. Check that they are those of the lease's version."""
         job = self.cluster.jobs[lease.job]
         require(self._job is job, f"{self.title} computes {lease.job} with {self._job} on its mesh")
         version = (lease.generation, lease.step)
@@ -359,7 +359,7 @@ class SimulatedWorker(Process):
             yield seconds * random()
             self._fail(lease, POISON)
             return
-        yield seconds  # what is dropped from now on is computed and told of all the same
+        yield seconds  # A lease that is dropped from here on is still computed and reported.
         held.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
         if lease.phase == pb.VERIFY:
             self._events.send(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
@@ -386,7 +386,7 @@ class SimulatedWorker(Process):
         )
 
     def _gradients(self, lease: pb.Lease, key: int) -> tuple[int, tuple[pb.Checksum, ...]]:
-        """The key of a node's sum, and the checksums that a lease asks for; a lie has none that any other has."""
+        """Return the key of a node's sum, and the checksums that a lease asks for. Those of a lie are unique."""
         draw = self.cluster.rng
         spoilt = set()
         if self.lies:
@@ -403,7 +403,7 @@ class SimulatedWorker(Process):
 
     @property
     def is_sound(self) -> bool:
-        """Whether it may take part again once a person has started it anew."""
+        """Whether it may rejoin after a user restarted it."""
         return self.fingerprint == "same" and not self.lies
 
     @staticmethod
@@ -414,7 +414,7 @@ class SimulatedWorker(Process):
         return (NonFinite(micro_batch=culprit, parameter=PARAMETER),)
 
     def _is_sick(self) -> bool:
-        """Whether a lease fails on this worker now, which it does a few times."""
+        """Return whether a lease fails on this worker now, which happens a few times."""
         sick = self.sick_leases > 0
         self.sick_leases -= sick
         return sick

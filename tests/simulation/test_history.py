@@ -1,4 +1,4 @@
-"""The checker refuses each kind of wrong history."""
+"""The checker of histories refuses each kind of wrong history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLANNED = Planned("job", micro_batches=3, chunks=2)
 
 
 def step(generation: int, number: int) -> list[Event]:
-    """A step as it should be."""
+    """Return the events of a correct step."""
     covered = [Covered("job", generation, number, chunk, (0, 1, 2)) for chunk in (1, 0)]
     return [*covered, Committed("job", generation, number), Reported("job", generation, number + 1)]
 
@@ -42,8 +42,8 @@ def test_a_history_that_goes_back_once_is_right() -> None:
         ([Covered("job", 1, 0, 0, (0, 1, 1, 2))], r"\[1\] counted more than once"),
         ([Covered("job", 1, 0, 0, (0, 1, 2, 3))], r"micro-batches \[3\] are none of this step"),
         ([Covered("job", 1, 0, 2, (0, 1, 2))], "the layout has 2 chunks"),
-        ([Reported("job", 1, 1), Reported("job", 1, 1)], "it was told of before"),
-        ([Planned("job", 4, 2)], "the same job was planned as"),
+        ([Reported("job", 1, 1), Reported("job", 1, 1)], "it was reported before"),
+        ([Planned("job", 4, 2)], "the job was planned as"),
         ([FaultsEnded(5, 10), Ticked(15.5)], "after FaultsEnded"),
     ],
 )

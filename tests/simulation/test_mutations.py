@@ -1,10 +1,9 @@
-"""The simulation bites: seeds of it find each mutation that is made in a core on purpose.
+"""The simulation detects bugs: its seeds fail for each mutation of a core.
 
-What holds of every history was tried by them, on hostile seeds from 0 on: a step that is committed
-twice (`commits_twice`), a generation that does not rise (`keeps_the_generation`), a micro-batch that is counted
-twice (`counts_duplicates`) and one that nobody computes, so that the job does not end (`forgets_orphans`) each took one
-seed; of the others, which print theirs, the rarest (`leaves_leases_with_silent_workers`) took 136, and 3 with those
-faults alone that show it.
+On hostile seeds from 0 on, four mutations that break the rules of history.py took one seed each: a step committed twice
+(`commits_twice`), a generation that does not rise (`keeps_the_generation`), a micro-batch counted twice
+(`counts_duplicates`) and one that nobody computes (`forgets_orphans`). Tests print the seed of the others. The rarest,
+`leaves_leases_with_silent_workers`, took 136 seeds with all faults, and 3 with only the faults that reveal it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
 
 MUTATION_SEEDS = 300
-"""The rarest of the mistakes shows in one seed of a hundred."""
+"""Number of seeds to try. The rarest of the other mutations fails one seed of a hundred."""
 
 
 @pytest.mark.parametrize(
@@ -37,7 +36,7 @@ MUTATION_SEEDS = 300
     ],
     ids=lambda each: getattr(each, "__name__", ",".join(each) if isinstance(each, tuple) else None),
 )
-def test_a_mistake_in_a_core_fails_a_seed(
+def test_a_mutation_of_a_core_fails_a_seed(
     mutation: Callable[[pytest.MonkeyPatch], None],
     fault_kinds: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
@@ -47,7 +46,7 @@ def test_a_mistake_in_a_core_fails_a_seed(
         try:
             SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), fault_kinds=fault_kinds)).run()
         except Exception as error:
-            assert not isinstance(error, TypeError), "the mutation does not fit the core any more"
+            assert not isinstance(error, TypeError), "the mutation no longer fits the core"
             print(f"seed {seed}: {type(error).__name__}: {error}")
             return
     pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
@@ -63,13 +62,13 @@ def test_a_step_that_is_to_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyP
             for job in cluster.scenario.jobs
         )
     )
-    with pytest.raises(SimulationFailed, match="of a job that is to stop"):
+    with pytest.raises(SimulationFailed, match="on_non_finite: stop"):
         for cluster in islice(worlds, 10):
             cluster.run()
 
 
 @pytest.mark.parametrize("mutation", LIE_MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_a_mistake_lets_a_lie_into_the_weights(
+def test_a_mutation_lets_a_lie_into_the_weights(
     mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutation(monkeypatch)

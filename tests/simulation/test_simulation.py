@@ -1,6 +1,6 @@
 """Many whole clusters, each with its own faults.
 
-A failing seed prints the command that replays it. More seeds: `python -m tests.simulation --seeds 10000`.
+A failing seed prints the command that replays it. Run more seeds with `python -m tests.simulation --seeds 10000`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUICK_SEEDS, SEEDS = 100, 500
 HOSTILE_SEEDS = 200
 
 
-@pytest.mark.timeout(900)  # a minute on two cores of its own
+@pytest.mark.timeout(900)  # 500 seeds take a minute on two idle cores
 @pytest.mark.parametrize(
     ("options", "first", "count"),
     [
@@ -55,17 +55,17 @@ def test_clusters_end_in_the_bits_of_an_undisturbed_run(options: list[str], firs
     assert f"{count} seeds" in run.stdout and " 0 failed" in run.stdout
 
 
-def test_progress_and_what_was_injected_are_told(
+def test_progress_and_injected_faults_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(seeds, "PROGRESS_SECONDS", 0.0)
     assert seeds.run_seeds(0, 6, 2, False) == 0
-    said = capsys.readouterr()
-    assert "1 of 6 seeds, 0 failed" in said.err and "min left" in said.err
+    printed = capsys.readouterr()
+    assert "1 of 6 seeds, 0 failed" in printed.err and "min left" in printed.err
     assert re.search(
-        r"^6 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", said.out, re.M
+        r"^6 seeds, \d+ steps, 0 failed, .* on 2 processes: .* seeds/s, \d+ steps/s$", printed.out, re.M
     )
-    counted = {what: int(often) for often, what in re.findall(r"^ +(\d+)  (.*)$", said.out, re.M)}
+    counted = {what: int(often) for often, what in re.findall(r"^ +(\d+)  (.*)$", printed.out, re.M)}
     runs = [seeds.run_seed(seed).injected for seed in range(6)]
     assert counted == sum(runs, Counter())
     assert counted["worker dies"] > 0
@@ -107,8 +107,10 @@ TAKEOVER_SEEDS = 20
 
 
 def run_takeovers(seed: int) -> None:
-    """A hostile run in 2 tiers, in which another aggregator takes over again and again; half of the former ones are
-    frozen meanwhile, and wake up late."""
+    """Run a hostile seed in 2 tiers in which another aggregator takes over again and again.
+
+    Half of the replaced aggregators are frozen meanwhile, and continue late.
+    """
     cluster = SimulatedCluster(seed, scenario=replace(Scenario.hostile(seed), tiers=2))
 
     def take_over() -> None:
@@ -128,13 +130,13 @@ def test_of_two_aggregators_one_acts() -> None:
 
 def test_without_the_fence_both_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedOptimizer, "fenced", False)
-    with pytest.raises(InvalidHistory, match="it comes after"):
+    with pytest.raises(InvalidHistory, match="comes after"):
         for seed in range(TAKEOVER_SEEDS):
             run_takeovers(seed)
 
 
 def test_messages_of_every_kind_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: dict[int, tuple[Any, ...]] = {}  # kept, so that no other has the same id
+    sent: dict[int, tuple[Any, ...]] = {}  # A reference keeps each object alive, so that its id stays unique.
     twice: set[str] = set()
     put = Pipe._put
 
