@@ -1,8 +1,8 @@
-"""What holds for all tests: what hypothesis draws, and how pytest-xdist shares them out.
+"""Settings for all tests: the examples that hypothesis draws, and the distribution of tests over processes.
 
-Hypothesis draws the same each time, so that a change is judged by what it changed; `make test HYPOTHESIS=default` draws
-anew. Tests are shared out file by file, the longest first, tests/contract as if it were one file: files of
-tests/contract take turns at the mocked boards, and side by side one process would wait for the other.
+Hypothesis draws the same examples in each run, so a failure comes from the change under test. `make test
+HYPOTHESIS=default` draws others. pytest-xdist distributes whole files, the longest first. tests/contract counts as one
+file: its files take turns at the mocked boards, so a second process would only wait for the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ settings.load_profile("same")
 
 CONTRACT = "tests/contract/"
 LONGEST = (CONTRACT, "tests/simulation/test_simulation.py")
-"""What takes minutes: begun last, it would leave the other processes without work."""
+"""Files that take minutes. They start first, because a late start would leave the other processes idle."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -46,7 +46,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture
 def open_emulator() -> Iterator[Callable[..., Mesh]]:
-    """A function that opens an emulated mesh, closing the one it opened before; the last is closed with the test."""
+    """Return a function that opens an emulated mesh and closes the previous one. The test's end closes the last one."""
     with ExitStack() as stack:
 
         def open_one(
@@ -62,5 +62,5 @@ def open_emulator() -> Iterator[Callable[..., Mesh]]:
 
 @pytest.fixture
 def mesh(open_emulator: Callable[..., Mesh]) -> Mesh:
-    """One emulated device, float32."""
+    """Return one emulated device with float32."""
     return open_emulator()

@@ -1,4 +1,4 @@
-"""What the cluster tests share: the job, its undisturbed result, and the daemons' logs when a test fails."""
+"""Fixtures of the cluster tests: jobs, an undisturbed result, and the daemons' logs after a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gpt_spec(corpus: Path) -> str:
 
 @pytest.fixture(scope="session")
 def long_spec(corpus: Path) -> str:
-    """More steps than any test waits for: it ends by being cancelled, or with its cluster."""
+    """Return a job with more steps than any test waits for. It ends when it is cancelled or its cluster stops."""
     return spec_of(corpus.parent, gpt_config(corpus, project_name="long", max_steps=100_000))
 
 
@@ -37,7 +37,7 @@ def short_spec(corpus: Path) -> str:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, gpt_spec: str) -> Bits:
-    """What one worker makes of the job in 2 tiers, when nothing happens."""
+    """Return the result of one worker in 2 tiers without any fault."""
     with Cluster(tmp_path_factory.mktemp("undisturbed"), workers=1) as cluster:
         return bits(cluster.finish(cluster.submit(gpt_spec)))
 

@@ -1,4 +1,4 @@
-"""What bad input on the wire gets: the fitting status and one line, while the running job goes on unharmed."""
+"""Bad input on the wire gets a status and one line of error, while the running job continues."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FIRST_CHUNK = np.zeros(CHUNK_ELEMENTS, np.float32)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three tiers and one honest worker."""
+    """Start a 3-tier cluster with one honest worker."""
     with Cluster(tmp_path_factory.mktemp("bad-input"), tiers=3, workers=1) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def job(cluster: Cluster, corpus: Path) -> str:
-    """One that doesn't end, of short steps, as each test waits for two: one micro-batch for each of two workers."""
+    """Submit an endless job of short steps: one micro-batch for each of two workers."""
     config = gpt_config(corpus, max_steps=100_000, gradient_accumulation_steps=2)
     job = cluster.submit(spec_of(cluster.folder, config))
     cluster.wait_step(job, 1)
@@ -43,7 +43,7 @@ def job(cluster: Cluster, corpus: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def unharmed(cluster: Cluster, job: str) -> Iterator[None]:
-    """After each test: the job makes progress in the same generation, with the same connection of its worker."""
+    """Check after each test that the job makes progress, in the same generation and with the same worker connection."""
     before = cluster.job(job)
     told = cluster.aggregator.log_text().count("worker worker-1 is gone")
     yield
@@ -59,7 +59,7 @@ def rogue(cluster: Cluster) -> Iterator[StockWorker]:
 
 
 def refusal(stream: Any, code: grpc.StatusCode) -> str:
-    """The line that ended the stream, with this status."""
+    """Return the line of error that ended the stream, and check its status."""
     found, line = stream.status()
     assert found is code, line
     assert line and "\n" not in line and "Traceback" not in line and "internal error" not in line
@@ -71,7 +71,7 @@ LAYOUT_WITH_A_HOLE = json.dumps(
 )
 
 
-# ---- who connects ----
+# ---- connecting ----
 
 
 @pytest.mark.parametrize("first", ["heartbeat", "nothing", "an empty message"])
@@ -140,7 +140,7 @@ def header(rogue: StockWorker, **named: Any) -> ChunkHeader:
 
 
 def leased(rogue: StockWorker, cluster: Cluster, job: str) -> pb.Lease:
-    """Have the rogue be granted a lease: it says that it built the job, and that it holds what it was sent."""
+    """Let the rogue worker get a lease: it reports that it has built the job and loaded the weights."""
     join = rogue.order("join")
     rogue.say(
         ready=pb.Ready(
@@ -210,8 +210,8 @@ def test_a_chunk_that_contradicts_itself(
     cluster.aggregator.wait_log("worker rogue: refused a chunk: chunk")
 
 
-def test_what_is_refused_never_touches_the_sum(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    """Leases of senders that are dropped go to the honest worker; the job ends in the bits of an undisturbed run."""
+def test_refused_chunks_never_reach_the_sum(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+    """A dropped sender's leases go to the honest worker, and the job ends in the bits of an undisturbed run."""
     bad: list[dict[str, Any]] = [{"crc32c": 1}, {"offset": 4}, {"dtype": BFLOAT16}, {"payload": b"\0" * 40}]
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
@@ -229,7 +229,7 @@ def test_what_is_refused_never_touches_the_sum(tmp_path: Path, gpt_spec: str, un
 
 
 @pytest.mark.parametrize("garbage", [b"garbage", b"\xff" * 1000, b"\x0a\xff\xff\xff\xff\x0f", b"\x7a\x05ab"])
-def test_bytes_that_are_no_chunk(rogue: StockWorker, garbage: bytes) -> None:
+def test_bytes_that_are_not_a_chunk(rogue: StockWorker, garbage: bytes) -> None:
     rogue.join()
     raw = rogue.raw_exchange()
     raw.send(garbage)
@@ -287,7 +287,7 @@ def test_a_lease_that_another_worker_holds(cluster: Cluster, job: str, rogue: St
     assert not rogue.data.ended
 
 
-# ---- what a worker says ----
+# ---- control messages of workers ----
 
 
 def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: StockWorker) -> None:
@@ -310,7 +310,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
 
 
 def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, rogue: StockWorker) -> None:
-    """Stale epochs, other jobs, leases never granted, messages of another kind: all without effect."""
+    """Stale epochs, other jobs, unknown leases and messages of another kind have no effect."""
     rogue.join()
     nonsense: list[dict[str, Any]] = [
         {"weights_loaded": pb.WeightsLoaded(job="nobody", step=3)},
@@ -329,7 +329,7 @@ def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, 
     cluster.aggregator.wait_log("worker rogue takes no part: heard all of it")
 
 
-# ---- people ----
+# ---- calls of users ----
 
 
 def test_requests_of_people(cluster: Cluster, job: str) -> None:
@@ -380,7 +380,7 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
         (1, {"role": "worker"}, PRECONDITION, "intruder says that it is a 'worker'"),
     ],
 )
-def test_the_optimizer_refuses_without_letting_go_of_its_aggregator(
+def test_a_refusal_keeps_the_optimizer_with_its_aggregator(
     cluster: Cluster,
     intruder: StockAggregator,
     epoch: int,
@@ -398,14 +398,14 @@ def test_the_optimizer_wants_control_before_data(intruder: StockAggregator) -> N
     assert "open Attend" in refusal(intruder.exchange(), PRECONDITION)
 
 
-# ---- a worker that makes bad initial weights ----
+# ---- bad initial weights ----
 
 
 BAD_LAYOUTS = ["[", "{}", '[{"name": "w"}]', LAYOUT_WITH_A_HOLE]
 
 
 @pytest.mark.parametrize("tiers", [2, 3])
-def test_a_layout_that_is_none_fails_the_job(tmp_path: Path, tiers: int, short_spec: str) -> None:
+def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec: str) -> None:
     with (
         Cluster(tmp_path, tiers=tiers) as cluster,
         StockWorker(cluster.aggregator.address, "rogue") as rogue,

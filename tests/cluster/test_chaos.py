@@ -1,4 +1,4 @@
-"""`tiermesh chaos` on real processes: what happens by the plan leaves the bits of the undisturbed run."""
+"""`tiermesh chaos` on real processes: its planned faults leave the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     assert (result["state"], result["step"], result["same_bits"]) == ("succeeded", STEPS, True)
     assert result["model_sha256"] == result["undisturbed_sha256"]
     kinds = [fault["kind"] for fault in result["faults"]]
-    # Steps of such a job are fast: it may end before we hear of it again after the kill.
+    # Steps of this job are fast. It may end before the command hears from it again after the kill.
     assert kinds == ["freeze", "kill", "delay", "cut", "slow", "break"][: len(kinds)] and "kill" in kinds
     for fault in result["faults"]:
         assert f"step {fault['at_step']}: {fault['target']}: " in done.stderr
@@ -40,7 +40,7 @@ def test_a_seeded_run_ends_in_the_undisturbed_bits(tmp_path: Path) -> None:
     assert not list((tmp_path / "state" / "logs").glob("*.ready.json")), "all daemons were stopped"
 
 
-def test_a_daemon_that_nobody_killed_is_named_and_the_unfinished_job_refused(tmp_path: Path) -> None:
+def test_an_unplanned_death_is_named_and_the_unfinished_job_refused(tmp_path: Path) -> None:
     job = write_config(tmp_path, regression_config(max_steps=1_000_000))
     state = tmp_path / "state"
     command = (

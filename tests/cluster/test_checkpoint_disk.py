@@ -1,4 +1,4 @@
-"""A job whose folder of checkpoints can't be written for a while: it goes on, says so, and then writes again."""
+"""A job whose checkpoint folder can't be written for a while continues, reports it, and later writes again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.cluster.harness import Cluster
     ("tiers", "shards"),
     [(2, 0), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 0, marks=pytest.mark.long)],
 )
-def test_a_job_goes_on_while_its_folder_can_not_be_written(
+def test_a_job_continues_while_its_folder_is_not_writable(
     tmp_path: Path, tiers: int, shards: int, long_spec: str
 ) -> None:
     with Cluster(tmp_path, tiers=tiers, shards=shards, workers=1) as cluster:

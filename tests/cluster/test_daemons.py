@@ -1,4 +1,4 @@
-"""Daemons at their edges: starting where they can't, reaching nobody, being stopped, taking over, damaged state."""
+"""Edge cases of daemons: refused starts, absent peers, stops, takeovers and damaged state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def last_line(text: str) -> str:
 
 
 def error_line(daemon: Daemon) -> str:
-    """The one error that it logged."""
+    """Return the one error in the log."""
     (line,) = [line for line in daemon.log_text().splitlines() if " ERROR " in line]
     assert "internal error" not in line
     return line
@@ -45,7 +45,7 @@ def test_a_port_in_use(tmp_path: Path, role: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["aggregator", "optimizer"])
-def test_a_state_dir_that_can_not_be(tmp_path: Path, role: str) -> None:
+def test_an_unusable_state_dir_is_refused(tmp_path: Path, role: str) -> None:
     (tmp_path / "file").write_text("not a folder")
     done = tiermesh(role, "--listen", "127.0.0.1:0", "--state-dir", tmp_path / "file")
     assert done.returncode == 2
@@ -69,7 +69,7 @@ def test_two_optimizers_on_one_state_dir(tmp_path: Path) -> None:
         assert f"--state-dir {tmp_path / 'optimizer-state'}: in use by another optimizer" in line
 
 
-# ---- reaching nobody ----
+# ---- absent peers ----
 
 
 def test_a_worker_without_an_aggregator(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_worker_without_an_aggregator(tmp_path: Path) -> None:
 
 
 def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) -> None:
-    """It takes jobs, says what they wait for, and goes on when the optimizer is there."""
+    """An aggregator without its optimizer takes jobs, names what they wait for, and continues when it appears."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         assert cluster.optimizer is not None
         cluster.optimizer.kill()
@@ -111,7 +111,7 @@ def test_commands_without_an_aggregator() -> None:
 
 @pytest.mark.slow
 def test_idle_links_stay_up(tmp_path: Path) -> None:
-    """Longer than a server takes to be annoyed by a client's keepalive pings, of which it bears three."""
+    """The wait is longer than the time after which a gRPC server rejects a client's keepalive pings (three of them)."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.wait_workers(1)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -131,7 +131,7 @@ def test_idle_links_stay_up(tmp_path: Path) -> None:
         "optimizer",
     ],
 )
-def test_sigterm_stops_every_role_beside_a_frozen_peer(tmp_path: Path, frozen: str, long_spec: str) -> None:
+def test_sigterm_stops_every_role_while_a_peer_is_frozen(tmp_path: Path, frozen: str, long_spec: str) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.wait_step(cluster.submit(long_spec), 2)
         cluster.serving(frozen).freeze()
@@ -193,8 +193,8 @@ def test_an_idle_aggregator_is_ended_too(tmp_path: Path) -> None:
         assert "epoch 2 has taken over from epoch 1" in line and "queue.sqlite" in line
 
 
-def test_an_older_aggregator_does_not_get_the_optimizer_back(tmp_path: Path, long_spec: str) -> None:
-    """Its state is another, so the optimizer alone can tell it."""
+def test_an_older_aggregator_does_not_regain_the_optimizer(tmp_path: Path, long_spec: str) -> None:
+    """The aggregators have separate state, so only the optimizer can tell which is newer."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.aggregator.kill()
         cluster.start_aggregator()  # epoch 2
@@ -213,7 +213,7 @@ def test_an_older_aggregator_does_not_get_the_optimizer_back(tmp_path: Path, lon
         assert cluster.wait_step(job, cluster.job(job).step + 2).generation == 1
 
 
-def test_an_optimizer_that_was_restarted_knows_whom_it_obeyed(tmp_path: Path) -> None:
+def test_a_restarted_optimizer_remembers_the_epoch_it_obeyed(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3) as cluster:
         assert cluster.optimizer is not None
         cluster.aggregator.kill()

@@ -1,4 +1,4 @@
-"""A worker is leased work before it has all weights; whatever happens while it waits, the bits are the same."""
+"""A worker gets leases before it has all weights. Faults while it waits leave the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.cluster.relay import Relay
 
 
 def waiting_for_weights(cluster: Cluster, spec: str) -> tuple[str, Relay, Relay]:
-    """A job in step 1, all of which is leased to `slow`: it has all weights of step 0, and half of those of step 1.
+    """Bring a job to step 1 with all of it leased to `slow`, which has all weights of step 0 and half of step 1.
 
     Another worker, `other`, has built the job and gets no weights yet.
 

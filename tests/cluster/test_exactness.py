@@ -1,4 +1,4 @@
-"""The same bits whoever computes: any number of workers, 2 and 3 tiers, any run."""
+"""The same bits for any number of workers, 2 and 3 tiers, and any order of arrivals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon
 
 MICRO_BATCHES_METRIC = "tiermesh_micro_batches_total"
 OVER_THE_NETWORK = ("--no-shared-memory",)
-"""Through relays' gates goes what few bytes there are of a payload in shared memory."""
+"""Payloads must not use shared memory here, because a relay's gate would let their short messages pass."""
 
 
 def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = STEPS) -> Bits:
-    """Run the job with that many fresh workers, each behind a slow network of its own that shuffles arrivals.
+    """Run the job with this many new workers, each behind a slow relay of its own that shuffles arrivals.
 
     No worker gets weights before all have built the job, so that all take part from the first steps on.
     """
@@ -85,10 +85,10 @@ def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Pat
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_weights_that_travel_as_bfloat16_give_the_same_bits(
+def test_bfloat16_weights_on_the_wire_give_the_same_bits(
     tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits
 ) -> None:
-    """All workers see the same rounded weights, and the sums of gradients are not rounded."""
+    """All workers see the same rounded weights, and sums of gradients are not rounded."""
     wire = {"weights": "bfloat16"}
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16-weights", wire_dtype=wire))
     with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:
@@ -98,10 +98,10 @@ def test_weights_that_travel_as_bfloat16_give_the_same_bits(
     assert alone.validation_loss == pytest.approx(undisturbed.validation_loss, rel=0.01)
 
 
-def test_training_goes_on_as_well_when_all_travels_as_bfloat16(
+def test_training_converges_with_bfloat16_in_both_directions(
     tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:
-    """How gradients are rounded hangs on who computed which node: the loss is about the same, its bits are not."""
+    """The rounding of gradients depends on who computed which node, so the loss is similar and its bits differ."""
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16", wire_dtype="bf16"))
     with Cluster(tmp_path, tiers=3, options=OVER_THE_NETWORK) as cluster:
         found = run_with(cluster, 3, spec, seed=3)

@@ -1,4 +1,4 @@
-"""Processes that kill themselves at named places, and at random times: the job ends in an undisturbed run's bits."""
+"""Processes kill themselves at failpoints and at random times. The job ends in the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from services.instrumentation.failpoints import FAILPOINTS
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon, eventually
 
-EVERYONE = "stream.mid-message"
-"""Comes up in each role that sends tensors over a stream."""
+EVERY_ROLE = "stream.mid-message"
+"""Failpoint that each role reaches when it sends tensors over a stream."""
 ALL = [name for name in FAILPOINTS if not name.startswith("shard.")]
-"""Shards have a test of their own."""
+"""All failpoints but those of shards, which test_shard_failpoints.py covers."""
 SHORT = {
     "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],
     "aggregator": ["aggregator.save.before=kill@3", "aggregator.epoch.after=kill@1"],
@@ -32,19 +32,19 @@ SHORT = {
         "optimizer.update.mid=kill@2",
     ],
 }
-"""In order, one for each process of a role."""
+"""Kills in order, one for each process of a role."""
 
 
 def roles_of(name: str) -> list[str]:
-    """Who comes to a failpoint, in 3 tiers."""
+    """Return the roles that reach a failpoint, in 3 tiers."""
     role = name.partition(".")[0]
-    if name == EVERYONE:
+    if name == EVERY_ROLE:
         return ["worker", "aggregator", "optimizer"]
     return ["optimizer"] if role == "checkpoint" else [role]
 
 
 class Killer:
-    """What kills the next process of each role: a failpoint, or a time after its start in seconds."""
+    """Kills of the next process of each role: a failpoint, or a time in seconds after its start."""
 
     def __init__(self, plan: dict[str, list[str | float]], tiers: int) -> None:
         self._left = {role: deque(kills) for role, kills in plan.items()}
@@ -56,11 +56,11 @@ class Killer:
 
     @property
     def left(self) -> int:
-        """Kills to come, but for those that processes wait for now."""
+        """Number of kills that no running process is waiting for."""
         return sum(map(len, self._left.values()))
 
     def failpoints(self, role: str) -> str:
-        """Of a process that is about to start."""
+        """Return the failpoint of a process that is about to start."""
         self._ends.pop(role, None)
         kill = self._left[role].popleft() if self._left[role] else ""
         if isinstance(kill, str):
@@ -69,7 +69,7 @@ class Killer:
         return ""
 
     def look_after(self, cluster: Cluster) -> None:
-        """Kill whose time has come, and start anew who is dead."""
+        """Kill processes whose time has come, and restart dead ones."""
         for role in ("optimizer", "aggregator", "worker"):
             if role == "optimizer" and cluster.optimizer is None:
                 continue
@@ -83,10 +83,10 @@ class Killer:
                 self._revive(cluster, daemon)
 
     def _revive(self, cluster: Cluster, daemon: Daemon) -> None:
-        """Start it until one doesn't die before it serves."""
+        """Start a process until one lives long enough to serve."""
         while daemon.process.poll() is not None:
             assert daemon.process.returncode == -signal.SIGKILL, daemon.log_text()[-2000:]
-            with suppress(Failed):  # it died on its way; see above for why that may be
+            with suppress(Failed):  # It died at a failpoint during its start.
                 if daemon.role == "worker":
                     cluster.workers.clear()
                     cluster.start_worker(name=daemon.name, wait=False)
@@ -98,7 +98,7 @@ class Killer:
 
 
 def finish(cluster: Cluster, killer: Killer, job: str, limit_seconds: float) -> jobs.Job:
-    """Look after the cluster until the job has ended."""
+    """Kill and restart processes until the job has ended."""
     ended = jobs.Job()
 
     def look() -> bool:
@@ -112,18 +112,18 @@ def finish(cluster: Cluster, killer: Killer, job: str, limit_seconds: float) -> 
 
 
 def kills_of(log: Path) -> Counter[str]:
-    """How often each failpoint killed."""
+    """Return how often each failpoint killed a process."""
     lines = [line.split() for line in log.read_text().splitlines()]
     return Counter(words[0] for words in lines if words[-1] == "kill")
 
 
 def hits_of(log: Path) -> Counter[str]:
-    """How often each failpoint was come to."""
+    """Return how often each failpoint was reached."""
     return Counter(line.split()[0] for line in log.read_text().splitlines())
 
 
 def table(log: Path, timed: int) -> str:
-    """Failpoints, hits and kills."""
+    """Return a summary of failpoints, hits and kills."""
     hits, kills = hits_of(log), kills_of(log)
     rows = [f"{name:<30}{hits[name]:>8}{kills[name]:>8}" for name in FAILPOINTS if hits[name]]
     return "\n".join(
@@ -132,14 +132,14 @@ def table(log: Path, timed: int) -> str:
 
 
 def spec(folder: Path, steps: int) -> str:
-    """Steps that cost little, of a model whose chunks are long enough for a message of several parts."""
+    """Return a job of cheap steps whose chunks are long enough for a message of several parts."""
     config = regression_config(max_steps=steps, model_save_interval=3, verify_fraction=0.3)
     config["linear_regression_config"] = {"num_features": 2048, "num_targets": 2, "training_samples": 200}
     return spec_of(folder, config)
 
 
 def calm(folder: Path, spec_json: str) -> Bits:
-    """What comes out when nothing happens."""
+    """Return the result without faults."""
     with Cluster(folder, workers=1) as cluster:
         return bits(cluster.finish(cluster.submit(spec_json)))
 
@@ -147,9 +147,9 @@ def calm(folder: Path, spec_json: str) -> Bits:
 def killed(
     folder: Path, spec_json: str, tiers: int, plan: dict[str, list[str | float]], limit_seconds: float
 ) -> tuple[Bits, Killer]:
-    """What comes out of a run in which all of the plan's kills happen."""
+    """Return the result of a run with all kills of the plan."""
     killer = Killer(plan, tiers)
-    # Shared memory would take the tensors off the streams.
+    # Shared memory would bypass the streams.
     options = ("--no-shared-memory",)
     with Cluster(folder, tiers=tiers, workers=1, options=options, failpoints=killer.failpoints) as cluster:
         ended = finish(cluster, killer, cluster.submit(spec_json), limit_seconds)
@@ -159,7 +159,7 @@ def killed(
 
 
 def names_of(kills: Iterable[str | float]) -> Counter[str]:
-    """The failpoints of a plan's kills."""
+    """Return the failpoints of a plan's kills."""
     return Counter(kill.partition("=")[0] for kill in kills if isinstance(kill, str))
 
 
@@ -193,7 +193,7 @@ def test_a_hundred_kills(tmp_path: Path, tiers: int) -> None:
             (role, f"{name}=kill@{1 if 'epoch' in name or 'generation' in name else draw.randint(1, 3)}")
         )
     draw.shuffle(kills)
-    # Each begins with a time, so that no process dies before the job is submitted.
+    # Each role starts with a timed kill, so that no process dies before the job is submitted.
     plan: dict[str, list[str | float]] = {"worker": [1.0], "aggregator": [2.0], "optimizer": [3.0]}
     for role, kill in kills:
         plan[role].append(kill)

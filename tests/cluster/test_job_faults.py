@@ -1,4 +1,4 @@
-"""Fault × calls of people: the right answer or one clear line; a job is queued once or never; what is next is right."""
+"""Fault × job RPC: a call gives the right answer or one line of error, and a job is queued at most once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDING = ("before", "midway", "after", "cancelled")
 PASSING = ("slow", "duplicated")
 DAMAGING = ("truncated", "bit-flipped")
 ANSWER_SECONDS = 5.0
-"""The slowest fault takes one of them."""
+"""Limit of an answer. The slowest fault takes one second."""
 
 Call = Callable[[JobsClient, str, str], Awaitable[Any]]
 
@@ -42,15 +42,15 @@ CALLS: dict[str, Call] = {
 }
 STREAMS = ("Watch", "Logs")
 EMPTY = ("List", "Status")
-"""What they ask has no bytes."""
+"""Methods whose requests have no bytes."""
 MATRIX = [
     (method, direction, kind)
     for method in CALLS
     for direction in ("up", "down")
     for kind in (*ENDING, *PASSING, *DAMAGING)
-    if (kind, direction) != ("before", "down")  # no message has passed: there is no direction
+    if (kind, direction) != ("before", "down")  # Before the first message a fault has no direction.
     and not (method in EMPTY and direction == "up" and kind in DAMAGING)
-    # gRPC itself holds calls of one message to one.
+    # gRPC itself limits calls with one message to one.
     and (kind != "duplicated" or (method in STREAMS and direction == "down"))
 ]
 SHORT = [
@@ -65,13 +65,13 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
-    """Of an aggregator alone: no job gets on."""
+    """Start a cluster of only an aggregator, so that no job makes progress."""
     with ProxiedCluster(tmp_path_factory.mktemp("calls")) as running:
         yield running
 
 
 def ask(address: str, call: Call, job: str, spec: str) -> Any:
-    """The answer, or the error that a command would show."""
+    """Return the answer, or the error that a command would show."""
 
     async def scenario() -> Any:
         async with JobsClient(AggregatorTarget(address, Security(), ANSWER_SECONDS)) as client:
@@ -84,7 +84,7 @@ def ask(address: str, call: Call, job: str, spec: str) -> Any:
 
 
 def known(cluster: ProxiedCluster) -> list[str]:
-    """The ids of all jobs, past the proxy."""
+    """Return the ids of all jobs, read without the proxy."""
     return [each.id for each in ask(cluster.aggregator.address, CALLS["List"], "", "")]
 
 
@@ -95,12 +95,12 @@ def known(cluster: ProxiedCluster) -> list[str]:
         for each in MATRIX
     ],
 )
-def test_an_answer_or_a_line(
+def test_a_fault_gives_an_answer_or_one_line_of_error(
     cluster: ProxiedCluster, short_spec: str, method: str, direction: str, kind: str
 ) -> None:
     direct = cluster.aggregator.address
     job = ask(direct, CALLS["Submit"], "", short_spec).id
-    if method != "Cancel":  # its stream of events has ended, and nothing of it changes any more
+    if method != "Cancel":  # A finished job's stream of events has ended and no longer changes.
         ask(direct, CALLS["Cancel"], job, "")
     before = known(cluster)
     undisturbed = None if method in ("Submit", "Cancel", "List") else ask(direct, CALLS[method], job, "")
@@ -126,14 +126,14 @@ def test_an_answer_or_a_line(
 
     if method == "Cancel" and failed:
         ended = ask(proxy.address, CALLS["Get"], job, "")
-        if ended.state != jobs.CANCELLED:  # it never came to that
+        if ended.state != jobs.CANCELLED:  # The call did not reach the aggregator.
             assert ask(proxy.address, CALLS["Cancel"], job, "").state == jobs.CANCELLED
     assert ask(proxy.address, CALLS["Get"], job, "").id == job
     eventually(lambda: _idle(direct), "all jobs to be over")
 
 
 def _idle(address: str) -> bool:
-    """Whether all jobs are over; those that are not are cancelled, also one whose submission came in late."""
+    """Return whether all jobs have ended, and cancel the others, also one whose submission arrived late."""
     left = [each.id for each in ask(address, CALLS["List"], "", "") if each.state not in ENDED]
     for job in left:
         ask(address, CALLS["Cancel"], job, "")
@@ -141,7 +141,7 @@ def _idle(address: str) -> bool:
 
 
 def _plain(answer: Any) -> list[str]:
-    """What was said, each thing once and without the time at which it was."""
+    """Return the different texts of an answer, without times."""
     said = answer if isinstance(answer, list) else [answer]
     told: list[str] = []
     for each in said:

@@ -1,4 +1,4 @@
-"""The job service, over the command line and over generated stubs; health, reflection and metrics of each role."""
+"""The job service through commands and generated stubs; health, reflection and metrics of each role."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def told(cluster: Cluster, *arguments: object) -> dict[str, Any]:
-    """The JSON result of a command that succeeds."""
+    """Return the JSON result of a command that succeeds."""
     done = tiermesh(*arguments, "--aggregator", cluster.aggregator.address, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
@@ -133,8 +133,8 @@ def test_cancelling_frees_the_workers_for_the_next_job(
         worker.wait_log(f"job {running}: cancelled by request")
 
 
-def test_a_job_that_no_worker_can_run(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    """The corpus is there when the job is submitted, and gone, or another, when workers build it."""
+def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    """The corpus exists at submission. When workers build the job it is absent or has changed."""
     text = corpus.read_text()
     for after, reason in ((None, "corpus.txt"), (text + "more", "sha256")):
         moved = tmp_path / "corpus.txt"

@@ -1,4 +1,4 @@
-"""Whoever is killed, frozen or cut off in the middle of a job: it ends in the bits of an undisturbed run."""
+"""Roles are killed, frozen or cut off during a job, which ends in the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.support.cluster.harness import (
 from tests.support.cluster.nursery import ROOT
 
 
-def steps_told(cluster: Cluster, job: str) -> list[int]:
-    """The steps that the job's log tells of, in order."""
+def reported_steps(cluster: Cluster, job: str) -> list[int]:
+    """Return the steps that the job's log reports, in order."""
     lines = cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)
     told = [line.text for line in lines]
     return [int(text.partition(",")[0].removeprefix("Step: ")) for text in told if ", Loss" in text]
@@ -42,7 +42,7 @@ def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, u
         cluster.workers[0].kill()
         ended = cluster.finish(job)
         assert bits(ended) == undisturbed
-        assert steps_told(cluster, job) == list(range(1, STEPS + 1)), "each step happens once"
+        assert reported_steps(cluster, job) == list(range(1, STEPS + 1)), "each step happens once"
         assert "worker worker-1 is gone" in cluster.aggregator.log_text()
 
 
@@ -60,7 +60,7 @@ def test_a_worker_killed_while_it_makes_the_initial_weights(
         assert bits(cluster.finish(job.id)) == undisturbed
 
 
-def test_a_worker_that_comes_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_a_worker_that_joins_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
@@ -79,7 +79,7 @@ def test_the_aggregator_killed_and_restarted(
         cluster.start_aggregator()
         ended = cluster.finish(job)
         assert bits(ended) == undisturbed
-        # The optimizer kept its weights in 3 tiers; in 2 tiers it died with the aggregator.
+        # In 3 tiers the optimizer kept its weights. In 2 tiers it died with the aggregator.
         assert ended.generation == (1 if tiers == 3 else 2)
         assert cluster.status().epoch == 2
 
@@ -96,7 +96,7 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         ended = cluster.finish(job)
         assert bits(ended) == undisturbed
         assert ended.generation == 2
-        told = steps_told(cluster, job)
+        told = reported_steps(cluster, job)
         (back,) = [at for at in range(1, len(told)) if told[at] <= told[at - 1]]
         assert told[back - 1] >= CHECKPOINT_EVERY + 2
         assert told[back] % CHECKPOINT_EVERY == 1, "it goes on after a checkpoint"
@@ -104,7 +104,9 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
+def test_cut_connections_are_reconnected(
+    tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
+) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2) as cluster:
         job = cluster.submit(gpt_spec)
         for step, relay in ((3, cluster.to_aggregator), (6, cluster.relays[0])):
@@ -115,7 +117,7 @@ def test_cut_connections_are_made_anew(tmp_path: Path, tiers: int, gpt_spec: str
 
 
 def logged_seconds(line: str) -> float:
-    """When a line was logged, in Unix time."""
+    """Return the Unix time at which a line was logged."""
     return datetime.strptime(line.split()[0], "%Y-%m-%dT%H:%M:%S.%f%z").timestamp()
 
 
@@ -123,7 +125,7 @@ def logged_seconds(line: str) -> float:
 def test_a_frozen_worker_loses_its_leases_and_comes_back(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    heartbeat_seconds = 3.0  # long against what a busy machine delays a process
+    heartbeat_seconds = 3.0  # longer than a busy machine delays a process
     with Cluster(tmp_path, workers=2, heartbeat_seconds=heartbeat_seconds) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 3)
@@ -142,14 +144,14 @@ def test_a_frozen_worker_loses_its_leases_and_comes_back(
         eventually(lambda: frozen.log_text().count("works for aggregator") == 2, "its return")
         ended = cluster.finish(job)
         assert (bits(ended), ended.generation) == (undisturbed, 1)
-        assert steps_told(cluster, job) == list(range(1, STEPS + 1)), (
+        assert reported_steps(cluster, job) == list(range(1, STEPS + 1)), (
             "others did its work within the same step"
         )
         cluster.wait_workers(2)
 
 
 @pytest.mark.long
-def test_a_frozen_aggregator_is_looked_for_anew(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_workers_reconnect_to_a_frozen_aggregator(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1, heartbeat_seconds=0.5) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 3)
@@ -186,7 +188,7 @@ def test_a_submitted_job_survives_kill_9(tmp_path: Path, short_spec: str) -> Non
 
 
 def is_running(process: int) -> bool:
-    """Whether a process has not ended; who has, but was not waited for, has no command line any more."""
+    """Return whether a process has not ended. A zombie has an empty command line."""
     try:
         return bool(Path(f"/proc/{process}/cmdline").read_bytes())
     except OSError:
@@ -194,7 +196,7 @@ def is_running(process: int) -> bool:
 
 
 def kill_everything(local: subprocess.Popen[str], state: Path) -> None:
-    """kill -9 `tiermesh local` and its daemons."""
+    """Kill `tiermesh local` and its daemons with SIGKILL."""
     daemons = [json.loads(path.read_text())["pid"] for path in (state / "logs").glob("*.ready.json")]
     for process in (local.pid, *daemons):
         os.kill(process, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Roles on hosts of their own whose links go down in the middle of a job, and come up again: the same bits.
+"""Roles on emulated hosts whose links break during a job and come back: the same bits.
 
-A link that is down tells nobody: what is sent is lost, and no connection is refused or reset.
+A broken link gives no notice: packets are lost, and no connection is refused or reset.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DIRECTIONS = (
 
 
 class Network:
-    """A 3-tier cluster on hosts of its own, with one job that is followed on the aggregator's. A context manager."""
+    """A 3-tier cluster on emulated hosts, with one job whose command runs on the aggregator's host."""
 
     def __init__(self, hosts: Hosts, folder: Path, config: Path, *, workers: int) -> None:
         self.hosts = hosts
@@ -72,11 +72,11 @@ class Network:
         return daemon.ready()
 
     def start_worker(self, name: str) -> Daemon:
-        """On the host of this name."""
+        """Start a daemon on the host of this name."""
         return self._start("worker", name, "--aggregator", self.aggregator.address)
 
     def result(self) -> dict[str, object]:
-        """Of the job, which succeeds."""
+        """Return the result of the job, which must succeed."""
         code = self._submit.wait(LIMIT_SECONDS)
         told = self._told.read_text()
         assert code == 0, told

@@ -1,4 +1,4 @@
-"""A gradient with a NaN: found before the COMMIT and named; the step is skipped or the job stops. See nan_worker.py."""
+"""A gradient with a NaN is found before the COMMIT and named. The step is skipped or the job fails (nan_worker.py)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAMED = rf"the gradient is not finite: worker worker-[12], micro-batch {FAULTY_M
 
 
 def config(**training: Any) -> dict[str, Any]:
-    """Four micro-batches a step, a checkpoint after each."""
+    """Return a job of four micro-batches a step, with a checkpoint after each step."""
     return regression_config(gradient_accumulation_steps=4, model_save_interval=1, **training)
 
 
 def told(cluster: Cluster, job: str) -> list[str]:
-    """The lines of the job's log."""
+    """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
 
@@ -39,7 +39,7 @@ def told(cluster: Cluster, job: str) -> list[str]:
         (3, 1, 0, ("--no-shared-memory",), "float16"),
     ],
 )
-def test_the_step_is_skipped_by_name(
+def test_the_step_is_skipped_and_the_micro_batch_named(
     tmp_path: Path, tiers: int, workers: int, shards: int, options: tuple[str, ...], wire: str
 ) -> None:
     with Cluster(
@@ -51,7 +51,7 @@ def test_the_step_is_skipped_by_name(
             FAULTY_STEP,
             FAULTY_STEP + 1,
             FAULTY_STEP + 3,
-        ):  # only the last checkpoint is sure to be made
+        ):  # only the last checkpoint is certain to be written
             job = cluster.submit(spec_of(tmp_path, config(max_steps=steps, wire_dtype={"gradients": wire})))
             ended = cluster.finish(job)
             models.append(load_file(Path(ended.checkpoint) / "model.safetensors"))
@@ -59,14 +59,14 @@ def test_the_step_is_skipped_by_name(
         (line,) = [line for line in told(cluster, job) if "(skipped" in line]
         assert re.search(rf"^Step: {FAULTY_STEP + 1}, .*\(skipped: {NAMED}\)$", line)
         assert re.search(rf"^step {FAULTY_STEP + 1}: {NAMED}$", ended.skipped)
-        same_bits = wire == "float32" or workers == 1  # what is rounded hangs on who computed which part
+        same_bits = wire == "float32" or workers == 1  # Rounding depends on who computed which node.
         for name, values in before.items() if same_bits else ():
             np.testing.assert_array_equal(after[name], values, "that step changed nothing")
             assert (last[name] != values).any(), "the next ones did"
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_the_job_stops_by_name(tmp_path: Path, tiers: int) -> None:
+def test_the_job_fails_and_the_micro_batch_is_named(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=1, worker_module=MODULE) as cluster:
         job = cluster.submit(spec_of(tmp_path, config(on_non_finite="stop")))
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")

@@ -1,4 +1,4 @@
-"""A recorded run of real daemons replays through the cores to the same effects."""
+"""A recorded run of real daemons gives the same effects when its inputs are replayed through the cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, 
     with Cluster(tmp_path, tiers=tiers, workers=2, recorded=True) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
-        cluster.workers[0].kill()  # so that a lease is given anew
+        cluster.workers[0].kill()  # so that a lease is revoked and granted to another worker
         cluster.finish(job)
     aggregator_record = tmp_path / "aggregator.record"
     optimizer_record = tmp_path / ("optimizer.record" if tiers == 3 else "aggregator.record.optimizer")

@@ -15,8 +15,7 @@ from tests.support.marks import marks_of
 
 STEPS = 3
 CONTROL_KINDS = ("before", "midway", "after", "cancelled", "slow", "duplicated", "truncated", "bit-flipped")
-# gRPC keeps the order of a stream's messages: of what comes out of order nevertheless, only chunks can tell, by their
-# index.
+# gRPC keeps the order of a stream's messages. If they are reordered anyway, only chunks show it, by their index.
 CHUNK_KINDS = (*CONTROL_KINDS, "reordered")
 CHUNK_BYTES = 4096
 
@@ -26,7 +25,7 @@ MATRIX = [
     for method, kinds in (("Attend", CONTROL_KINDS), ("Exchange", CHUNK_KINDS))
     for direction in ("up", "down")
     for kind in kinds
-    if (kind, direction) != ("before", "down")  # no message has passed: there is no direction
+    if (kind, direction) != ("before", "down")  # Before the first message a fault has no direction.
 ]
 QUICK = {
     ("Cluster", "Exchange", "up", "bit-flipped"),
@@ -54,7 +53,7 @@ def spec(corpus: Path) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
-    """Of 3 tiers; jobs run in it one after the other, each with its fault."""
+    """Start a 3-tier cluster. Jobs run in it one after the other, each with its fault."""
     folder = tmp_path_factory.mktemp("faults")
     with ProxiedCluster(folder, tiers=3, workers=2, options=("--no-shared-memory",)) as running:
         yield running
@@ -62,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster
 
 @pytest.fixture(scope="module")
 def undamaged(cluster: ProxiedCluster, spec: str) -> Bits:
-    """What the job makes when nothing happens."""
+    """Return the result without faults."""
     return bits(cluster.finish(cluster.submit(spec)))
 
 

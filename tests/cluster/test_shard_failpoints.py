@@ -1,4 +1,4 @@
-"""Shards that kill themselves at named places: the job ends in the bits of one process that nothing happens to."""
+"""Shards kill themselves at failpoints. The job ends in the bits of an undisturbed process without shards."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import pytest
 from protos import jobs_pb2 as jobs
 from services.instrumentation.failpoints import FAILPOINTS
 from services.tensors.layout import CHUNK_ELEMENTS
-from tests.cluster.test_failpoints import EVERYONE, calm, finish, kills_of, names_of, table
+from tests.cluster.test_failpoints import EVERY_ROLE, calm, finish, kills_of, names_of, table
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
 
 FEATURES = 2048
-PLACES = [*(name for name in FAILPOINTS if name.startswith("shard.")), EVERYONE]
+PLACES = [*(name for name in FAILPOINTS if name.startswith("shard.")), EVERY_ROLE]
 SHORT = ["shard.update.mid=kill@2", "shard.read.mid=kill@2", "shard.write.mid=kill@1"]
-"""The first two for the first processes; the third comes up once one of them has died."""
+"""Failpoints of the processes. The third is reached only after one of them has died."""
 
 
 class ShardKiller:
-    """What kills the next process of a shard, in order."""
+    """Failpoints of a shard's next processes, in order."""
 
     def __init__(self, kills: Sequence[str]) -> None:
         self._left = deque(kills)
 
     @property
     def left(self) -> int:
-        """Kills to come, but for those that processes wait for now."""
+        """Number of kills that no running process is waiting for."""
         return len(self._left)
 
     def failpoints(self, role: str) -> str:
-        """Of a process that is about to start."""
+        """Return the failpoint of a process that is about to start."""
         return self._left.popleft() if role == "shard" and self._left else ""
 
     def look_after(self, cluster: Cluster) -> None:
-        """Start anew who is dead."""
+        """Restart dead shards."""
         for number, shard in enumerate(cluster.shards):
             if shard.process.poll() is not None:
                 assert shard.process.returncode == -signal.SIGKILL, shard.log_text()[-2000:]
@@ -47,7 +47,7 @@ class ShardKiller:
 
 
 def spec(folder: Path, steps: int) -> str:
-    """Of three chunks, so that one shard has two."""
+    """Return a job with three chunks, so that one shard has two."""
     config = regression_config(max_steps=steps, model_save_interval=3)
     targets = 3 * CHUNK_ELEMENTS // FEATURES - 10
     config["linear_regression_config"] = {
@@ -59,7 +59,7 @@ def spec(folder: Path, steps: int) -> str:
 
 
 def killed(folder: Path, spec_json: str, kills: Sequence[str], limit_seconds: float) -> Bits:
-    """What comes out of a run in which all of these kills happen."""
+    """Return the result of a run in which all of these kills happen."""
     killer = ShardKiller(kills)
     options = ("--no-shared-memory",)
     with Cluster(folder, workers=1, shards=2, options=options, failpoints=killer.failpoints) as cluster:

@@ -1,4 +1,4 @@
-"""Fault × RPC of shards: whatever happens to a message of a stream of theirs, the job ends in the same bits."""
+"""Fault × RPC of shards: whatever happens to a message of their streams, the job ends in the same bits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.marks import marks_of
 
 STEPS = 2 * CHECKPOINT_EVERY
 ATTEND_KINDS = (*CONTROL_KINDS, "reordered")
-"""Orders and reports are counted."""
+"""Orders and reports are numbered, so reordered ones can be detected."""
 ASKING_KINDS = ("before", "midway", "after", "cancelled", "slow", "truncated", "bit-flipped")
-"""Of the one message that asks for a copy."""
+"""Faults of the single message that requests a copy."""
 ENDING_KINDS = ("midway", "after", "cancelled", "slow")
-"""Of the answer to a checkpoint's pieces, which is empty."""
+"""Faults of the empty answer to a checkpoint's pieces."""
 MEMORY_KINDS = ("midway", "after", "duplicated", "truncated", "bit-flipped", "reordered")
 
 MATRIX = [
@@ -33,7 +33,7 @@ MATRIX = [
 ]
 MATRIX = [
     each for each in MATRIX if each[3:] != ("down", "before")
-]  # no message has passed: there is no direction
+]  # Before the first message a fault has no direction.
 QUICK = {
     ("network", "Shard", "WritePart", "up", "bit-flipped"),
 }
@@ -55,7 +55,7 @@ def spec(corpus: Path) -> str:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ProxiedCluster]]:
-    """Two shards, whose tensors go over the network or through shared memory; each started when first asked for."""
+    """Return clusters with two shards, over the network or shared memory. Each starts on first use."""
     started = _Started(tmp_path_factory)
     yield started
     for cluster in started.values():
@@ -75,7 +75,7 @@ class _Started(dict[str, ProxiedCluster]):
 
 @pytest.fixture(scope="module")
 def undamaged(clusters: dict[str, ProxiedCluster], spec: str) -> Bits:
-    """What the job makes when nothing happens."""
+    """Return the result without faults."""
     cluster = clusters["network"]
     return bits(cluster.finish(cluster.submit(spec)))
 
@@ -105,7 +105,7 @@ def test_the_job_ends_in_the_same_bits(
         passing=0 if method == "WritePart" or (method, direction) == ("ReadPart", "up") else 3,
         least_bytes=CHUNK_BYTES if large else 0,
     )
-    if method == "WritePart":  # a checkpoint is given back to shards once one of them was lost
+    if method == "WritePart":  # A checkpoint is restored to the shards after one of them was lost.
         job = cluster.submit(spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)
         proxy.strike(fault)

@@ -1,4 +1,4 @@
-"""A layout split over shards: the bits are those of an aggregator that holds it alone, whatever dies on the way."""
+"""A layout split over shards gives the bits of a single aggregator, whatever fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventua
 
 
 def sums_received(cluster: Cluster, job: str) -> list[float]:
-    """Payload that each process of the aggregator took from workers: the shards', then its own."""
+    """Return the payload bytes that each process of the aggregator received from workers, shards first."""
     return [
         daemon.metric("tiermesh_received_bytes_total", job=job)
         for daemon in (*cluster.shards, cluster.aggregator)
@@ -38,7 +38,7 @@ def sums_received(cluster: Cluster, job: str) -> list[float]:
 def test_any_number_of_shards_gives_the_same_bits(
     tmp_path: Path, shards: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """The layout has two chunks: of three shards, one has nothing to hold."""
+    """The layout has two chunks, so one of three shards is empty."""
     with Cluster(tmp_path, workers=2, shards=shards) as cluster:
         job = cluster.submit(gpt_spec)
         assert bits(cluster.finish(job)) == undisturbed
@@ -63,14 +63,14 @@ def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> N
 def test_any_arrivals_over_the_network_give_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """Each shard is behind a slow network of its own, which shuffles what arrives where first."""
+    """Each shard is behind a slow relay of its own, which shuffles arrivals."""
     with Cluster(tmp_path, workers=3, shards=2, options=OVER_THE_NETWORK, delays=7) as cluster:
         cluster.wait_workers(3)
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
 
 
-def test_types_on_the_wire_are_those_without_shards(tmp_path: Path, corpus: Path) -> None:
-    """Of one worker, so that there is one way to round its gradients."""
+def test_wire_types_with_shards_give_the_bits_without(tmp_path: Path, corpus: Path) -> None:
+    """One worker, so that there is one way to round its gradients."""
     config = gpt_config(corpus, project_name="rounded", max_steps=CHECKPOINT_EVERY, wire_dtype="bf16")
     spec = spec_of(tmp_path, config)
     found: list[Bits] = []
@@ -128,9 +128,7 @@ def test_a_shard_killed_and_restarted(tmp_path: Path, lost: int, gpt_spec: str, 
 
 
 @pytest.mark.long
-def test_a_frozen_shard_is_given_up_and_may_come_back(
-    tmp_path: Path, gpt_spec: str, undisturbed: Bits
-) -> None:
+def test_a_frozen_shard_is_dropped_and_may_return(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=1, shards=2, heartbeat_seconds=0.5) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 1)
@@ -154,7 +152,7 @@ def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undi
 
 @pytest.mark.long
 def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    """The control stream, and those of workers, go through the same relay."""
+    """The control stream and the workers' streams share the relay."""
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)
@@ -178,7 +176,7 @@ def test_a_job_continues_with_another_number_of_shards(
 
 
 @pytest.mark.long
-def test_a_shard_that_was_never_there_is_named(tmp_path: Path, gpt_spec: str) -> None:
+def test_a_missing_shard_is_named(tmp_path: Path, gpt_spec: str) -> None:
     with Cluster(tmp_path, shards=2) as cluster:
         cluster.shards[1].kill()
         cluster.start_worker()

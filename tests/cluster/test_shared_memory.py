@@ -1,4 +1,4 @@
-"""Roles of one host hand tensors over by shared memory: the same bits, nothing left behind, and told of."""
+"""Roles on one host exchange tensors through shared memory: the same bits, no leaks, and a log line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINKS = "tiermesh_shared_memory_links"
 
 
 def named(daemon: Daemon) -> list[str]:
-    """Files in /dev/shm that a daemon has mapped or open: what would stay there when it is killed."""
+    """Return the files in /dev/shm that a daemon has mapped or open, which a leak would leave behind."""
     process = Path(f"/proc/{daemon.process.pid}")
     held = (process / "maps").read_text().splitlines()
     for each in (process / "fd").iterdir():
@@ -31,13 +31,13 @@ def named(daemon: Daemon) -> list[str]:
 
 
 def memory(daemon: Daemon) -> set[str]:
-    """Memory that a daemon has mapped: its own, and that of others; by inode."""
+    """Return the inodes of all shared memory that a daemon has mapped."""
     maps = Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()
     return {line.split()[4] for line in maps if "/memfd:tiermesh" in line}
 
 
 def owned(daemon: Daemon) -> set[str]:
-    """Arrays that a daemon has made: those of others it can only read; by inode."""
+    """Return the inodes of arrays that a daemon owns. It maps those of others read-only."""
     lines = Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()
     found = set()
     for line in lines:
@@ -82,7 +82,7 @@ def test_switched_off_it_gives_the_same_bits(
         assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
 
 
-def test_whoever_is_killed_leaves_no_memory_behind(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_killed_daemons_leave_no_shared_memory(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=2) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
@@ -115,7 +115,7 @@ def test_whoever_is_killed_leaves_no_memory_behind(tmp_path: Path, gpt_spec: str
 def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """A process id namespace of its own, as a container has."""
+    """A process id namespace of its own, as in a container."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("process id namespaces can't be made here")
@@ -147,7 +147,7 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
         (None, "chunk 0: shared memory: not agreed on for this stream; send the payload"),
     ],
 )
-def test_a_worker_that_lies_is_refused(tmp_path: Path, offer: str | None, said: str) -> None:
+def test_false_shared_memory_metadata_is_refused(tmp_path: Path, offer: str | None, said: str) -> None:
     with Cluster(tmp_path) as cluster, StockWorker(cluster.aggregator.address, "liar") as worker:
         worker.join()
         if offer is not None:

@@ -1,4 +1,4 @@
-"""Two aggregators on one state dir: one leads, and the job's bits are the same whichever it is, and whenever."""
+"""Two aggregators share one state dir. One leads, and the job's bits don't depend on which one or when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_kills import steps_told
+from tests.cluster.test_kills import reported_steps
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits
 from tests.support.cluster.harness import Cluster, Daemon, eventually, tiermesh
 
@@ -17,12 +17,12 @@ HEARTBEAT_SECONDS = 1.0
 
 
 def leads(aggregator: Daemon) -> bool:
-    """Whether it says so in its metrics."""
+    """Return whether its metrics say that it leads."""
     return aggregator.metric("tiermesh_leader") == 1
 
 
 def one_leader(*aggregators: Daemon) -> Daemon:
-    """The one that leads, once there is one."""
+    """Wait until exactly one aggregator leads, and return it."""
 
     def look() -> list[Daemon]:
         leading = [each for each in aggregators if leads(each)]
@@ -34,7 +34,7 @@ def one_leader(*aggregators: Daemon) -> Daemon:
 
 
 class Pair(Cluster):
-    """A cluster whose aggregator has a standby, and whose worker knows both, behind one that is not there."""
+    """A cluster with a standby aggregator. Its worker knows both, and an address that nobody serves."""
 
     def __init__(self, folder: Path, tiers: int, shards: int = 0) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class Pair(Cluster):
         return self
 
     def freeze_first(self) -> None:
-        """Freeze the leader outside of a write: within one it holds the lock, and nobody can take over."""
+        """Freeze the leader between two writes. During a write it holds the lock, and nobody could take over."""
         queue = self.folder / "aggregator-state" / "queue.sqlite"
 
         def frozen() -> bool:
@@ -75,7 +75,7 @@ class Pair(Cluster):
         eventually(frozen, "a moment between two writes")
 
     def taken_over(self) -> None:
-        """Wait until the second one leads."""
+        """Wait until the standby leads."""
         self.second.wait_log("takes over as epoch 2")
         self.lead_by(self.second)
 
@@ -104,7 +104,7 @@ def test_a_leader_that_is_killed(
 
 @pytest.mark.parametrize("tiers", [2, 3])
 @pytest.mark.long
-def test_a_leader_that_wakes_up_late_does_nothing_any_more(
+def test_a_leader_that_wakes_up_late_has_no_effect(
     tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
     with Pair(tmp_path, tiers) as pair:
@@ -120,7 +120,7 @@ def test_a_leader_that_wakes_up_late_does_nothing_any_more(
         assert "has taken over from epoch 1" in woken
         assert "Step: " not in woken and "checkpoint" not in woken and "ERROR" not in woken, woken
         assert bits(pair.finish(job)) == undisturbed
-        told = steps_told(pair, job)
+        told = reported_steps(pair, job)
         assert told[-1] == STEPS
         assert sum(told[at] <= told[at - 1] for at in range(1, len(told))) <= 1, "one takeover, one way back"
         pair.first.wait_log("standby of standby (epoch 2)")
@@ -128,15 +128,15 @@ def test_a_leader_that_wakes_up_late_does_nothing_any_more(
         assert (leads(pair.first), leads(pair.second)) == (False, True)
 
 
-def test_a_list_that_is_none_is_refused() -> None:
+def test_a_malformed_address_list_is_refused() -> None:
     done = tiermesh("worker", "--aggregator", "a:1,,b:1")
     assert done.returncode == 2
     assert "--aggregator 'a:1,,b:1': part 2 is empty; expected HOST:PORT" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.long
-def test_of_two_that_are_started_at_once_one_leads_and_its_end_is_noticed_at_once(tmp_path: Path) -> None:
-    """Long before a standby would tire of waiting."""
+def test_one_of_two_aggregators_started_together_leads_and_hands_over_at_its_end(tmp_path: Path) -> None:
+    """The takeover comes long before the standby's heartbeat limit."""
     options = ("--state-dir", tmp_path / "state", "--standby", "--heartbeat-seconds", 20.0)
     pair = [Daemon("aggregator", name, tmp_path, *options) for name in ("left", "right")]
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def test_of_two_that_are_started_at_once_one_leads_and_its_end_is_noticed_at_onc
 
 
 @pytest.mark.long
-def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path: Path) -> None:
+def test_no_aggregator_leads_while_storage_is_locked(tmp_path: Path) -> None:
     with Pair(tmp_path, 2) as pair:
         queue = tmp_path / "aggregator-state" / "queue.sqlite"
         with closing(sqlite3.connect(queue, isolation_level=None)) as other:
@@ -170,7 +170,7 @@ def test_storage_that_can_not_be_written_to_has_no_leader_until_it_can(tmp_path:
 
 
 @pytest.mark.long
-def test_an_aggregator_that_does_not_stand_by_takes_over_at_once_and_the_other_one_stands_by(
+def test_an_aggregator_without_standby_takes_over_at_once(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
     with Pair(tmp_path, 2) as pair:

@@ -1,4 +1,4 @@
-"""A worker made of stock gRPC and protobuf, of an invented model: the protos say all that a worker must know."""
+"""A worker of stock gRPC and protobuf with an invented model: the .proto files say all that a worker needs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def initial() -> np.ndarray:
 
 
 def gradient_of(index: int) -> np.ndarray:
-    """Of micro-batch `index`; sums of these are exact in float32, whatever the order."""
+    """Return the gradient of a micro-batch. Sums of these are exact in float32 in any order."""
     return np.full(ELEMENTS, 2.0**index, np.float32)
 
 
 def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
-    """Do all that is asked until the job ends, in this wire type; returns the last weights received."""
+    """Do all leases until the job ends, in this wire type, and return the last weights received."""
     weights = initial()
     for kind, order in worker.orders():
         if kind == "join":
@@ -52,7 +52,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
         elif kind == "lease" and order.phase == pb.INITIALISE:
             description = pb.Description(job=order.job, lease=order.lease, layout_json=LAYOUT.dumps())
             worker.say(description=description)
-        elif kind == "resend":  # before the layout was known there, chunks could not be taken
+        elif kind == "resend":  # Chunks can't be parsed before the layout is known.
             for index in [
                 index for each in order.chunks for index in range(each.first, each.first + each.count)
             ]:
@@ -82,7 +82,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
                     seconds=0.1,
                 )
             )
-            # The last of this worker's leases of a step brings the weights of the next one.
+            # The worker's last lease of a step brings the weights of the next step.
             if order.first + order.count == 4:
                 weights = receive_weights(worker, order.job, order.step + 1, dtype)
         elif kind == "lease" and order.phase == pb.EVALUATE:
@@ -103,7 +103,7 @@ def work(worker: StockWorker, spec_json: str, dtype: DType) -> np.ndarray:
 
 
 def receive_weights(worker: StockWorker, job: str, step: int, dtype: DType) -> np.ndarray:
-    """All chunks of the next version, which must be that of `step`."""
+    """Receive all chunks of the next version, which must be that of `step`."""
     pieces = []
     for index in range(CHUNKS):
         received = worker.data.receive()

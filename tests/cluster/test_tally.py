@@ -1,4 +1,4 @@
-"""Whoever is killed on the way: the final weights count each micro-batch of each step once. See tally_worker.py."""
+"""The final weights count each micro-batch of each step once, whatever is killed (tally_worker.py)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STEPS, MICRO_BATCHES, CHECKPOINT_EVERY = 60, 8, 7
 
 
 def counted(job: jobs.Job) -> Float32Array:
-    """The weights of a job's last checkpoint."""
+    """Return the weights of a job's last checkpoint."""
     tensors = load_file(Path(job.checkpoint) / "model.safetensors")
     return np.concatenate([tensors[f"t{index}"] for index in range(TENSORS)])
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_each_micro_batch_is_counted_once_whoever_is_killed(tmp_path: Path, tiers: int) -> None:
+def test_each_micro_batch_is_counted_once_despite_kills(tmp_path: Path, tiers: int) -> None:
     config = regression_config(
         max_steps=STEPS,
         gradient_accumulation_steps=MICRO_BATCHES,

@@ -1,4 +1,4 @@
-"""Tensors have a port of their own; where that can't be reached they go to the main one, which is told of."""
+"""Tensors use a port of their own. If it can't be reached, they use the main port, and a log line says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARNING = "tensors go to the main port"
 
 @dataclass
 class MainPortOnly:
-    """A target whose tensor port a relay doesn't know, as if a firewall were between."""
+    """A target whose tensor port the relay doesn't know, as behind a firewall."""
 
     address: str
     tensor_port: int = 0
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_tensors_go_there(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
+def test_tensors_use_the_tensor_port(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=tiers, workers=2, options=OVER_THE_NETWORK) as cluster:
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
         here = f"tensors go to {cluster.to_aggregator.host}:{cluster.aggregator.tensor_port}"
@@ -45,7 +45,7 @@ def test_tensors_go_there(tmp_path: Path, tiers: int, gpt_spec: str, undisturbed
 
 
 @pytest.mark.long
-def test_shards_have_their_own(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_shards_have_tensor_ports(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, workers=2, shards=2, options=OVER_THE_NETWORK) as cluster:
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
         for worker in cluster.workers:
@@ -54,7 +54,9 @@ def test_shards_have_their_own(tmp_path: Path, gpt_spec: str, undisturbed: Bits)
 
 
 @pytest.mark.long
-def test_one_that_cannot_be_reached_is_done_without(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_an_unreachable_tensor_port_falls_back_to_the_main_port(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
     port = free_port()
     with Cluster(tmp_path, options=OVER_THE_NETWORK, aggregator_options=("--tensor-port", port)) as cluster:
         assert cluster.aggregator.tensor_port == port
@@ -71,7 +73,7 @@ def test_one_that_cannot_be_reached_is_done_without(tmp_path: Path, gpt_spec: st
         assert "--tensor-port" in told[0]
 
 
-def test_one_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_taken_tensor_port_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cluster = Cluster(tmp_path, aggregator_options=("--tensor-port", port))

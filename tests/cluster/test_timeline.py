@@ -1,4 +1,4 @@
-"""A job recorded by `--timeline`: every activity of a step is there, on clocks that agree."""
+"""A job recorded with `--timeline` has every activity of a step, on clocks that agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_3_TIERS = {("to optimizer", "send"), ("from optimizer", "weights")}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The events, with their rows."""
+    """Return the events, with their rows."""
     events = json.loads(path.read_text())["traceEvents"]
     rows = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
     return [{**each, "row": rows[each["tid"]]} for each in events if each["ph"] != "M"]

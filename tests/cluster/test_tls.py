@@ -1,4 +1,4 @@
-"""A cluster whose connections are all mutual TLS."""
+"""A cluster with mutual TLS on all connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker whose mesh can't be opened stays up, says why, tries again, and does what it can meanwhile."""
+"""A worker whose mesh can't be opened stays up, reports why, retries, and runs other jobs meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_worker_without_its_chips(tmp_path: Path, short_spec: str) -> None:
+def test_a_worker_without_chips_is_unfit(tmp_path: Path, short_spec: str) -> None:
     config = {**regression_config(), "device_config": {"backend": "ttnn"}}
     with Cluster(tmp_path, workers=1) as cluster:
         (worker,) = cluster.workers

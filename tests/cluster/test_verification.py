@@ -1,6 +1,6 @@
-"""Hardware that lies: micro-batches are computed twice, the liar is found before the COMMIT and takes no part any more.
+"""Faulty hardware: micro-batches are computed twice, and the faulty worker is excluded before the COMMIT.
 
-See lying_worker.py for who lies, and tally_worker.py for why the final weights tell of every lie that was counted.
+lying_worker.py says which worker is faulty. tally_worker.py says why the final weights show every wrong result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODULE = "tests.support.cluster.lying_worker"
 
 
 def spec(folder: Path, workers: int = 1, **training: Any) -> str:
-    """A job that counts, begins with so many workers, and has each micro-batch checked."""
+    """Return a job that counts, starts with this many workers, and verifies each micro-batch."""
     settings = {
         "max_steps": STEPS,
         "gradient_accumulation_steps": MICRO_BATCHES,
@@ -37,7 +37,7 @@ def spec(folder: Path, workers: int = 1, **training: Any) -> str:
 
 
 def told(cluster: Cluster, job: str) -> list[str]:
-    """The lines of the job's log."""
+    """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
 
@@ -48,8 +48,8 @@ def found_faulty(cluster: Cluster, job: str) -> jobs.Exclusion:
     return exclusion
 
 
-def hold_counted_once(ended: jobs.Job) -> None:
-    """No lie is in the weights, and nothing is lost."""
+def check_counted_once(ended: jobs.Job) -> None:
+    """Check that no wrong result is in the weights and that nothing is lost."""
     np.testing.assert_array_equal(counted(ended), tallied(STEPS, STEPS, MICRO_BATCHES))
 
 
@@ -62,7 +62,7 @@ def hold_counted_once(ended: jobs.Job) -> None:
         pytest.param(2, 2, (), "go_on", marks=pytest.mark.long),
     ],
 )
-def test_a_liar_among_three_is_found_and_stays_away(
+def test_one_faulty_worker_of_three_is_excluded(
     tmp_path: Path, tiers: int, shards: int, options: tuple[str, ...], on_faulty: str
 ) -> None:
     with Cluster(
@@ -78,7 +78,7 @@ def test_a_liar_among_three_is_found_and_stays_away(
         assert "worker-1 0x" in exclusion.reason and "worker-2 0x" in exclusion.reason
         assert cluster.aggregator.metric("tiermesh_verifications_total", outcome="faulty") == 1
         assert cluster.aggregator.metric("tiermesh_verifications_total", outcome="passed") > MICRO_BATCHES
-        # Whatever restarts, it is known by its name.
+        # The exclusion applies to the name, also after a restart.
         cluster.aggregator.kill()
         liar.kill()
         cluster.start_aggregator()
@@ -87,13 +87,13 @@ def test_a_liar_among_three_is_found_and_stays_away(
         cluster.wait_workers(1, "refused")
         cluster.start_worker(name="worker-3")
         ended = cluster.finish(job)
-        hold_counted_once(ended)
+        check_counted_once(ended)
         assert [each.worker for each in ended.excluded] == ["steady"]
         assert any("worker steady takes no part: faulty" in line for line in told(cluster, job))
 
 
 @pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_lies_that_nobody_looked_at_are_gone_with_what_came_of_them(tmp_path: Path, tiers: int) -> None:
+def test_unverified_wrong_results_are_rolled_back(tmp_path: Path, tiers: int) -> None:
     with Cluster(tmp_path / "cluster", tiers=tiers, workers=2, worker_module=MODULE) as cluster:
         cluster.start_worker(name="steady")
         cluster.wait_workers(3)
@@ -101,21 +101,21 @@ def test_lies_that_nobody_looked_at_are_gone_with_what_came_of_them(tmp_path: Pa
         exclusion = found_faulty(cluster, job)
         assert exclusion.trusted_step < FIRST_LIE <= exclusion.step
         cluster.start_worker(name="worker-3")
-        hold_counted_once(cluster.finish(job))
+        check_counted_once(cluster.finish(job))
         (back,) = [line for line in told(cluster, job) if line.startswith("the optimizer went back to step ")]
         assert int(back.split()[6].rstrip(",")) <= exclusion.trusted_step and back.endswith("generation 2")
 
 
-def test_of_two_workers_the_one_that_contradicts_itself_is_found(tmp_path: Path) -> None:
+def test_the_inconsistent_one_of_two_workers_is_excluded(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", workers=1, worker_module=MODULE) as cluster:
         cluster.start_worker(name="fickle")
         job = cluster.submit(spec(tmp_path, workers=2))
         assert found_faulty(cluster, job).worker == "fickle"
         cluster.start_worker(name="worker-3")
-        hold_counted_once(cluster.finish(job))
+        check_counted_once(cluster.finish(job))
 
 
-def test_one_alone_that_contradicts_itself_ends_the_job_before_a_lie_counts(tmp_path: Path) -> None:
+def test_a_single_inconsistent_worker_fails_the_job_before_a_commit(tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", worker_module=MODULE) as cluster:
         cluster.start_worker(name="fickle")
         job = cluster.submit(spec(tmp_path))
@@ -138,12 +138,12 @@ def test_a_checker_killed_in_the_middle_of_a_check(tmp_path: Path) -> None:
         doomed.ended()
         cluster.start_worker(name="worker-3")
         ended = cluster.finish(job)
-        hold_counted_once(ended)
+        check_counted_once(ended)
         assert not ended.excluded
 
 
 @pytest.mark.long
-def test_bits_do_not_hang_on_what_is_checked(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_bits_do_not_depend_on_verification(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     checked = gpt_spec.replace('"verify_fraction":0.0', '"verify_fraction":0.5')
     assert checked != gpt_spec
     with Cluster(tmp_path / "cluster", workers=2) as cluster:

@@ -1,4 +1,4 @@
-"""Wire types beside float32, in real clusters: half the bytes, recovery to the same bits, what float16 can't hold."""
+"""Wire types other than float32 in real clusters: half the bytes, exact recovery, and the limits of float16."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SENT, RECEIVED = "tiermesh_sent_bytes_total", "tiermesh_received_bytes_total"
 
 
 def told(cluster: Cluster, job: str) -> list[str]:
-    """The lines of the job's log."""
+    """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
 
 def diverging(**training: Any) -> dict[str, Any]:
-    """A regression whose gradients and weights grow without bound."""
+    """Return a regression whose gradients and weights diverge."""
     return regression_config(
         project_name="diverging", max_steps=8, optimizer={"type": "SGD", "lr": 1e4}, **training
     )
@@ -48,17 +48,17 @@ def test_each_direction_has_its_own_type(tmp_path: Path, corpus: Path) -> None:
                 worker = cluster.workers[0]
                 sent[gradients, weights] = worker.metric(SENT, job=job), worker.metric(RECEIVED, job=job)
     up, down = sent["float32", "float32"]
-    # Up go the initial weights, in float32, and 3 gradients; down go 4 versions.
+    # Workers send the initial weights in float32 and 3 gradients, and receive 4 versions.
     for (gradients, weights), (up_here, down_here) in sent.items():
         assert up_here / up == pytest.approx(1.0 if gradients == "float32" else (1 + 3 / 2) / 4, rel=0.01)
         assert down_here / down == pytest.approx(1.0 if weights == "float32" else 0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("config", [gpt_config, pytest.param(llama_config, marks=pytest.mark.long)])
-def test_a_bfloat16_mesh_loses_nothing_by_weights_in_bfloat16(
+def test_bfloat16_weights_cost_a_bfloat16_mesh_no_bits(
     tmp_path: Path, corpus: Path, config: Callable[..., dict[str, Any]]
 ) -> None:
-    """They are rounded on their way onto such a mesh anyway, in the same manner."""
+    """A bfloat16 mesh rounds weights in the same way when they are loaded."""
     found: list[Bits] = []
     with Cluster(tmp_path, tiers=2, workers=1) as cluster:
         for weights in ("float32", "bfloat16"):
@@ -71,7 +71,7 @@ def test_a_bfloat16_mesh_loses_nothing_by_weights_in_bfloat16(
 
 
 @pytest.mark.long
-def test_whoever_is_killed_the_bits_are_those_of_rounded_weights(tmp_path: Path, corpus: Path) -> None:
+def test_kills_leave_the_bits_of_rounded_weights(tmp_path: Path, corpus: Path) -> None:
     config = gpt_config(corpus, project_name="rounded", wire_dtype={"weights": "bf16"})
     spec = spec_of(tmp_path, config)
     with Cluster(tmp_path / "undisturbed", tiers=2, workers=1) as cluster:
@@ -91,7 +91,7 @@ def test_whoever_is_killed_the_bits_are_those_of_rounded_weights(tmp_path: Path,
         assert bits(cluster.finish(job)) == expected
 
 
-def test_gradients_too_large_for_float16_skip_the_step_by_name(tmp_path: Path) -> None:
+def test_gradients_too_large_for_float16_skip_the_step(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(spec_of(tmp_path, diverging(wire_dtype={"gradients": "float16"})))
         ended = cluster.finish(job)
@@ -102,7 +102,7 @@ def test_gradients_too_large_for_float16_skip_the_step_by_name(tmp_path: Path) -
         assert ended.loss < float("inf"), "the weights stay what they were"
 
 
-def test_weights_too_large_for_float16_fail_the_job_by_name(tmp_path: Path) -> None:
+def test_weights_too_large_for_float16_fail_the_job(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(spec_of(tmp_path, diverging(wire_dtype={"weights": "float16"})))
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
