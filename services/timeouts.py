@@ -35,12 +35,12 @@ TIMEOUTS_IN_HEARTBEATS = {
     "stall": 120.0,
     "unfit": 360.0,
 }
-"""Each timeout as a multiple of the heartbeat, in ascending order."""
+"""Timeouts as multiples of the heartbeat, in ascending order."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """All timeouts in seconds, in ascending order.
+    """Timeouts in seconds, in ascending order.
 
     The field names are values of the aggregator's flag `--timeout NAME=SECONDS`.
 

@@ -168,5 +168,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refused(f"{path}: holds no JSON object; restore it from a copy")
+        raise Refused(f"{path}: expected a JSON object; restore it from a copy")
     return value

@@ -1,7 +1,7 @@
 """Writing of checkpoints, such that each is complete or absent even after a crash or power cut.
 
-All files are written and synchronised in a folder with a temporary name beside the others. One rename makes it a
-checkpoint. A root folder belongs to one process, the job's optimizer, which removes leftovers of earlier ones.
+All files are written and synchronised in a folder with a temporary name. One rename makes it a checkpoint. A root
+folder belongs to one process, the job's optimizer, which removes leftovers of earlier ones.
 
 On shared storage a process may not know yet that another has replaced it. There a fence guards every step that other
 processes see.

@@ -57,7 +57,7 @@ FAILPOINTS: Mapping[str, str] = {
     "worker.check": "a micro-batch is computed again, and the aggregator does not have its checksum",
     "worker.send": "chunks of a sum are chosen to be sent, and none is",
 }
-"""Each failpoint's name, and the state of things when a process reaches it."""
+"""Failpoints by name, with the state of things when a process reaches each."""
 
 Action = Literal["kill", "error"]
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class JobPhase(str, Enum):
-    """What a running job does now; the value is the text in `Job.phase`."""
+    """Phase of a running job. The value is the text of `Job.phase`."""
 
     INITIALISE = "initialise"
     TRAIN = "train"

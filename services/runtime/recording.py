@@ -1,7 +1,7 @@
 """Recording of a core's calls and results, one JSON line per call, and its replay.
 
 A core is a pure state machine. So a daemon's recorded run replays to the same effects in another process, without
-network, clock or disk: `make_core(AggregatorCore, path, ...)` in the daemon, `replay(path, AggregatorCore)` later.
+network, clock or disk: `make_core(AggregatorCore, path, ...)` in the daemon, then `replay(path, AggregatorCore)`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TensorChunk:
 
     @property
     def intact(self) -> bool:
-        """Whether the payload is still what was sent. The owner of shared memory may have overwritten it."""
+        """Whether the payload is still what was sent: the owner of shared memory may overwrite it."""
         return self.memory is None or self.memory.is_marked(self.header.index, self.sequence)
 
     def values(self) -> Float32Array:

@@ -77,7 +77,7 @@ class SharedArray:
         self._marks[chunk // self._stripe_count] = sequence
 
     def is_marked(self, chunk: int, sequence: int) -> bool:
-        """Return whether a chunk's place has this sequence number now."""
+        """Return whether a chunk's place is marked with this sequence number now."""
         return int(self._marks[chunk // self._stripe_count]) == sequence
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class MappedArray:
         return self.payload[start : start + self._place_bytes]
 
     def is_marked(self, chunk: int, sequence: int) -> bool:
-        """Return whether a chunk's place has this sequence number now."""
+        """Return whether a chunk's place is marked with this sequence number now."""
         place = chunk // self.stripe_count
         return place < self._marks.size and int(self._marks[place]) == sequence != 0
 

@@ -15,8 +15,8 @@ from services.tensors.layout import CHUNK_ELEMENTS, Entry, Layout, chunk_count, 
 class Stripe:
     """One shard's chunks of a layout: chunk j of the stripe is chunk index + j * count of the layout.
 
-    A stripe's chunks form a flat array of their own, which is cut into chunks like a layout's: only the last chunk of a
-    layout can be short.
+    A stripe's chunks form a flat array of their own, which is cut into chunks like a layout's. This works because
+    only the last chunk of a layout can be short.
 
     Attributes:
         index: index of the stripe, from 0.

@@ -23,7 +23,7 @@ from services.transport.security import Security
 from services.transport.server import open_channel, start_server
 from tests.support.fake_aggregator import FakeAggregator
 
-LADDER = Timeouts.from_heartbeat(0.4)
+TIMEOUTS = Timeouts.from_heartbeat(0.4)
 LIMIT_SECONDS = 30.0
 
 
@@ -72,7 +72,7 @@ class Standby:
     def __init__(self, state_dir: Path) -> None:
         self.leaders: list[Leader] = []
         self.service = StandbyService(
-            name="b", state_dir=state_dir, timeouts=LADDER, metrics=AggregatorMetrics(), make=self._make
+            name="b", state_dir=state_dir, timeouts=TIMEOUTS, metrics=AggregatorMetrics(), make=self._make
         )
 
     def _make(self, queue: JobQueue, tensor_port: int) -> Any:
@@ -120,7 +120,7 @@ async def until(channel: grpc.aio.Channel, expected: str) -> None:
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator[JobQueue]:
     """Open the queue of the leader a, from which no standby takes over within a test."""
-    with open_queue(tmp_path, LADDER) as queue:
+    with open_queue(tmp_path, TIMEOUTS) as queue:
         queue.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS)
         yield queue
 

@@ -1,4 +1,4 @@
-"""Whatever is given for an address, for steps, as a certificate: it is one, or it is refused in one line."""
+"""Tests that any address, steps or certificate is accepted or refused in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = st.text(max_size=12) | st.text(alphabet="0123456789-:[].١²", max_size=
 @given(TEXTS)
 @example("h:" + "9" * 5000)
 @example("h" * 10_000)
-def test_any_address(text: str) -> None:
+def test_any_address_is_split_or_refused(text: str) -> None:
     try:
         host, port = split_address("--listen", text)
     except Refused as error:
@@ -32,7 +32,7 @@ def test_any_address(text: str) -> None:
 @given(steps=TEXTS)
 @example(steps="1-" + "9" * 5000)
 @example(steps="-" * 10_000)
-def test_any_steps(tmp_path_factory: pytest.TempPathFactory, steps: str) -> None:
+def test_any_steps_are_parsed_or_refused(tmp_path_factory: pytest.TempPathFactory, steps: str) -> None:
     try:
         options = TimelineOptions.parse(tmp_path_factory.getbasetemp(), steps)
     except Refused as error:
@@ -49,7 +49,7 @@ PEM = b"-----BEGIN CERTIFICATE-----\n"
     content=st.binary(max_size=60)
     | st.binary(max_size=60).map(lambda rest: PEM + rest + PEM.replace(b"BEGIN", b"END"))
 )
-def test_any_certificate(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_certificate_is_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any.pem"
     path.write_bytes(content)
     for files in ((path, path, None), (None, None, path)):

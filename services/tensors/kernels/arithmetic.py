@@ -1,7 +1,7 @@
 """Arithmetic on flat float32 arrays that gives the same bits on every host, however the array is cut into ranges.
 
-Everything here is element-wise, or a sum whose order the code fixes. It uses single IEEE 754 operations only: never a
-library's own reduction or a BLAS call, whose order of additions changes with version, CPU and thread count.
+Everything here is element-wise, or a sum whose order the code fixes. It uses single IEEE 754 operations only. A
+library's reduction or a BLAS call would add in an order that changes with version, CPU and thread count.
 
 Each function has a compiled path (compiled_arithmetic.py) and a numpy path with the same bits. compiler.py chooses one
 for the whole process. Sign and payload of a NaN are unspecified, except in 16-bit wire types. All functions release

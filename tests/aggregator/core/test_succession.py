@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from aggregator.core.succession import LeaderSighting, Standbys, Succession
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 
-LADDER = STANDARD_TIMEOUTS
+TIMEOUTS = STANDARD_TIMEOUTS
 
 
 def sight(
-    beat: int, *, epoch: int = 1, takeover_seconds: float = LADDER.takeover, known: bool = True
+    beat: int, *, epoch: int = 1, takeover_seconds: float = TIMEOUTS.takeover, known: bool = True
 ) -> LeaderSighting:
     return LeaderSighting(epoch, beat, "a", takeover_seconds, known)
 
@@ -41,7 +41,7 @@ def test_a_newer_leader_is_given_the_same_time() -> None:
     succession = Succession(10.0)
     succession.is_due(sight(5), 0.0)
     assert not succession.is_due(sight(5, epoch=2), 1000.0)
-    assert succession.is_due(sight(5, epoch=2), 1000.0 + LADDER.takeover + 1)
+    assert succession.is_due(sight(5, epoch=2), 1000.0 + TIMEOUTS.takeover + 1)
 
 
 def test_a_forgotten_standby_waits_again() -> None:
@@ -49,7 +49,7 @@ def test_a_forgotten_standby_waits_again() -> None:
     succession = Succession(10.0)
     succession.is_due(sight(5), 0.0)
     assert not succession.is_due(sight(5, known=False), 1000.0)
-    assert succession.is_due(sight(5), 1000.0 + LADDER.takeover + 1)
+    assert succession.is_due(sight(5), 1000.0 + TIMEOUTS.takeover + 1)
 
 
 DELAYS = st.one_of(st.floats(0.0, 2.0), st.floats(0.0, 60.0))

@@ -18,14 +18,14 @@ from aggregator.storage.leadership import Leadership
 from services.errors import Failed
 from services.timeouts import Timeouts
 
-LADDER = Timeouts.from_heartbeat(0.5)
+TIMEOUTS = Timeouts.from_heartbeat(0.5)
 LIMIT_SECONDS = 30.0
 
 
 @contextmanager
 def leading(path: Path) -> Iterator[JobQueue]:
-    with JobQueue(path, LADDER.lock) as queue:
-        queue.raise_epoch("a", LADDER.takeover)
+    with JobQueue(path, TIMEOUTS.lock) as queue:
+        queue.raise_epoch("a", TIMEOUTS.takeover)
         yield queue
 
 
@@ -45,13 +45,13 @@ def test_it_beats_for_those_that_stand_by_and_ends_when_one_takes_over(tmp_path:
     path = tmp_path / "queue.sqlite"
 
     async def scenario(queue: JobQueue, other: JobQueue) -> Exception:
-        lead = Leadership(queue, LADDER)
+        lead = Leadership(queue, TIMEOUTS)
         ending = asyncio.ensure_future(until_it_ends(lead))
         first = other.look("b")
         assert (first.epoch, first.leader, first.known) == (1, "a", False)
         while other.look("b").beat < first.beat + 3:
             assert not ending.done()
-            await asyncio.sleep(LADDER.tick)  # as a standby does
+            await asyncio.sleep(TIMEOUTS.tick)  # as a standby does
         assert list(lead.standbys.silent_seconds(time.monotonic())) == ["b"]
         other.raise_epoch("b")
         return await ending
@@ -66,9 +66,9 @@ def test_with_no_standby_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue:
         content = path.read_bytes()
-        lead = Leadership(queue, LADDER)
+        lead = Leadership(queue, TIMEOUTS)
         with pytest.raises(asyncio.TimeoutError):
-            asyncio.run(asyncio.wait_for(lead.run(), 5 * LADDER.tick))
+            asyncio.run(asyncio.wait_for(lead.run(), 5 * TIMEOUTS.tick))
         assert path.read_bytes() == content
 
 
@@ -78,14 +78,14 @@ def test_unwritable_storage_ends_the_leader_before_a_standby_takes_over(
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
         other.look("b")
-        lead = Leadership(queue, LADDER)
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)  # so that it knows of b
+        lead = Leadership(queue, TIMEOUTS)
+        lead.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover)  # so that it knows of b
         lead._renewed_seconds = time.monotonic()
         began = time.monotonic()
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
         error = end_of(lead)
-        assert time.monotonic() - began > LADDER.lapse
+        assert time.monotonic() - began > TIMEOUTS.lapse
         blocker.close()
     assert isinstance(error, Deposed)
     assert "locked by another process" in str(error) and "no longer leads" in str(error)
@@ -127,10 +127,10 @@ def test_storage_that_hangs_ends_the_leader(tmp_path: Path) -> None:
 
     queue = Hanging(path)
     with queue, JobQueue(path) as other:
-        queue.raise_epoch("a", LADDER.takeover)
+        queue.raise_epoch("a", TIMEOUTS.takeover)
         other.look("b")
-        lead = Leadership(queue, LADDER)
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
+        lead = Leadership(queue, TIMEOUTS)
+        lead.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover)
         lead._renewed_seconds = time.monotonic()
         queue.hang()
         error = asyncio.run(scenario(lead, queue))
@@ -145,21 +145,21 @@ def test_a_leader_stopped_during_a_renewal_waits_for_its_answer(tmp_path: Path) 
     async def scenario(lead: Leadership, queue: Hanging, other: JobQueue) -> Exception:
         ending = asyncio.ensure_future(until_it_ends(lead))
         while not queue.asked.is_set():
-            await asyncio.sleep(LADDER.tick / 10)
+            await asyncio.sleep(TIMEOUTS.tick / 10)
         # The loop stands still, like a stopped process.
-        away.wait(LADDER.lapse + 2 * LADDER.tick)
+        away.wait(TIMEOUTS.lapse + 2 * TIMEOUTS.tick)
         other.raise_epoch("b")
-        await asyncio.sleep(LADDER.tick)  # lets what was due by then run
+        await asyncio.sleep(TIMEOUTS.tick)  # lets what was due by then run
         assert not ending.done()
         queue.answers.set()
         return await ending
 
     queue = Hanging(path)
     with queue, JobQueue(path) as other:
-        queue.raise_epoch("a", LADDER.takeover)
+        queue.raise_epoch("a", TIMEOUTS.takeover)
         other.look("b")
-        lead = Leadership(queue, LADDER)
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
+        lead = Leadership(queue, TIMEOUTS)
+        lead.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover)
         lead._renewed_seconds = time.monotonic()
         queue.hang()
         error = asyncio.run(scenario(lead, queue, other))
@@ -173,7 +173,7 @@ def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) 
             raise Failed("queue.sqlite: damaged")
 
     with Broken(tmp_path / "queue.sqlite") as queue:
-        error = end_of(Leadership(queue, LADDER))
+        error = end_of(Leadership(queue, TIMEOUTS))
     assert type(error) is Failed
     assert str(error) == "queue.sqlite: damaged"
 
@@ -181,24 +181,24 @@ def test_without_standbys_storage_that_fails_ends_it_as_it_says(tmp_path: Path) 
 def test_a_leader_stopped_for_long_checks_before_it_acts(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
-        lead = Leadership(queue, LADDER)
+        lead = Leadership(queue, TIMEOUTS)
         other.look("b")
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover)
+        lead.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover)
         assert other.look("b").beat == 1, "it leads still, and shows it"
         other.raise_epoch("b")
-        lead.check_leading(time.monotonic() + 2 * LADDER.takeover + 0.01)  # it led just now
+        lead.check_leading(time.monotonic() + 2 * TIMEOUTS.takeover + 0.01)  # it led just now
         with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
-            lead.check_leading(time.monotonic() + 4 * LADDER.takeover)
+            lead.check_leading(time.monotonic() + 4 * TIMEOUTS.takeover)
 
 
 def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
-        lead = Leadership(queue, LADDER)
+        lead = Leadership(queue, TIMEOUTS)
         other.look("b")
         now = time.monotonic()
         for away in (1, 2, 3, 4):
-            lead.check_leading(now + away * (LADDER.comeback + 1))
+            lead.check_leading(now + away * (TIMEOUTS.comeback + 1))
         assert not lead.standbys
         assert not other.look("b").known
 
@@ -206,10 +206,10 @@ def test_a_standby_that_looks_no_more_is_forgotten(tmp_path: Path) -> None:
 def test_a_leader_that_resigns_lets_a_standby_take_over_at_once(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with leading(path) as queue, JobQueue(path) as other:
-        assert other.look("b").takeover_seconds == LADDER.takeover
-        Leadership(queue, LADDER).close()
+        assert other.look("b").takeover_seconds == TIMEOUTS.takeover
+        Leadership(queue, TIMEOUTS).close()
         sight = other.look("b")
         assert sight.takeover_seconds == 0.0
-        assert other.take_over(sight, "b", LADDER.takeover) == 2
-        Leadership(queue, LADDER).close()
-        assert other.look("b").takeover_seconds == LADDER.takeover, "a deposed leader can't resign"
+        assert other.take_over(sight, "b", TIMEOUTS.takeover) == 2
+        Leadership(queue, TIMEOUTS).close()
+        assert other.look("b").takeover_seconds == TIMEOUTS.takeover, "a deposed leader can't resign"

@@ -105,7 +105,7 @@ def test_equal_weights_give_equal_model_files(tmp_path: Path) -> None:
     first = write(tmp_path / "a", weights=weights)
     second = write(tmp_path / "b", step=700, weights=weights, generation=9, job="other")
     assert first.model_sha256 == second.model_sha256
-    # People compare runs of different releases by this hash.
+    # Users compare runs of different releases by this hash.
     assert first.model_sha256 == "4a901e64bdcbbce4b8f079cf28418c95e29e4392adab7c734695321bcb3bcfab"
 
 

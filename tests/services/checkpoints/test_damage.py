@@ -92,9 +92,9 @@ def test_verification_finds_the_checkpoint_that_reading_finds(tmp_path: Path) ->
         write(tmp_path, step)
     damaged = tmp_path / "step-00000010" / "optimizer.safetensors"
     damaged.write_bytes(bytes(damaged.stat().st_size))
-    read, told = read_newest_checkpoint(tmp_path)
+    read, notices = read_newest_checkpoint(tmp_path)
     assert read is not None
-    assert find_newest(verify_checkpoint, tmp_path) == (read.path, told)
+    assert find_newest(verify_checkpoint, tmp_path) == (read.path, notices)
     assert read.step == 5
 
 

@@ -60,7 +60,7 @@ def test_replaced_process_does_not_remove_what_its_successor_writes(tmp_path: Pa
         write(tmp_path, 10, value=1, fence=fence_of_replaced())
     assert list(tmp_path.iterdir()) == [theirs]
     write(tmp_path, 10, value=1)
-    assert not theirs.exists(), "who may write clears what others left"
+    assert not theirs.exists(), "the owner removes leftovers of others"
 
 
 def test_two_writers_of_one_step_do_not_mix(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_any_checkpoints_keep_the_documented_ones(
     if keep_every:
         firsts = {min(each for each in made if each // keep_every == step // keep_every) for step in made}
         assert firsts - set(left) <= set(made) & set(range(keep_every)), (
-            "but for the first span, which has step 0"
+            "except in the first span, which has step 0"
         )
     shutil.rmtree(root)
 

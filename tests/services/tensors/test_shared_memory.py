@@ -32,7 +32,7 @@ def test_reader_sees_what_is_written_and_cannot_write() -> None:
     array.place(1)[:] = 7
     assert seen.place(1).tolist() == [7] * PLACE_BYTES
     assert seen.place(0).tolist() == [0] * PLACE_BYTES
-    assert not seen.payload.flags.writeable, "a sum may be added into what is writeable"
+    assert not seen.payload.flags.writeable, "a writeable payload may be used as the target of a sum"
     assert [seen.place(chunk).size for chunk in range(5)] == [64, 64, 64, 8, 0]
 
 
