@@ -1,4 +1,4 @@
-"""Which axis of the mesh carries which kind of parallelism."""
+"""The assignment of parallel strategies to the axes of the mesh."""
 
 from __future__ import annotations
 

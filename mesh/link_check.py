@@ -48,7 +48,7 @@ def open_mesh_for_check(mesh_shape: tuple[int, int], backend: str) -> Mesh:
 
 
 def check_axis(mesh: Mesh, axis: int) -> AxisCheck:
-    """All-reduce known values along an axis and compare every device's sum with the expected one.
+    """Sum known values along an axis by an all-reduce, and check every device's sum.
 
     Args:
         mesh: mesh from `open_mesh_for_check`.

@@ -1,4 +1,4 @@
-"""How a tensor is placed over the mesh: replicated, sharded or partial.
+"""Placements of a tensor over the mesh: replicated, sharded or partial.
 
 ttnn has placements of its own, but labels partial sums wrongly and never checks placements of operands.
 """

@@ -161,6 +161,6 @@ def _field(holder: Any, key: str, kind: type, place: str) -> Any:
     value = holder.get(key) if isinstance(holder, dict) else None
     if not isinstance(value, kind):
         names = {dict: "a mapping", list: "a list", str: "a name", int: "a number"}
-        given = "missing" if value is None else repr(value)
-        raise _SchemaError(f"{place}: {key} is {given}, expected {names[kind]}")
+        found = "missing" if value is None else repr(value)
+        raise _SchemaError(f"{place}: {key} is {found}, expected {names[kind]}")
     return value

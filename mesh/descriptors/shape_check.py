@@ -30,19 +30,19 @@ def check_shape(
     if mesh_shape == (1, 1):
         return
     described = find_local_shape(descriptor, path, environment)
-    given = list(mesh_shape)
-    if described == given:
+    wanted = list(mesh_shape)
+    if described == wanted:
         return
-    if described == given[::-1]:
+    if described == wanted[::-1]:
         raise Refused(
-            f"device_config.mesh_shape: {given}, but {path} has rows and columns swapped, "
+            f"device_config.mesh_shape: {wanted}, but {path} has rows and columns swapped, "
             f"device_topology {described}; set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a descriptor "
-            f"of {given}"
+            f"of {wanted}"
         )
     raise Refused(
-        f"device_config.mesh_shape: {given} ({given[0] * given[1]} devices), but {path} has device_topology "
+        f"device_config.mesh_shape: {wanted} ({wanted[0] * wanted[1]} devices), but {path} has device_topology "
         f"{described}; opening it would hang the devices: set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to "
-        f"a descriptor of {given}"
+        f"a descriptor of {wanted}"
     )
 
 
@@ -64,9 +64,9 @@ def find_local_shape(
     if wanted_id is None and len(set(map(tuple, shapes.values()))) == 1:
         return next(iter(shapes.values()))
     if wanted_id not in shapes:
-        given = "is not set" if wanted_id is None else f"is {wanted_id!r}"
+        setting = "is not set" if wanted_id is None else f"is {wanted_id!r}"
         raise Refused(
-            f"{MESH_ID_VARIABLE}: {given}, expected the id of this host's mesh in {path}: "
+            f"{MESH_ID_VARIABLE}: {setting}, expected the id of this host's mesh in {path}: "
             f"one of {', '.join(sorted(shapes))}"
         )
     return shapes[wanted_id]

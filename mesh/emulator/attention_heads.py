@@ -14,10 +14,11 @@ def nlp_create_qkv_heads(
     num_kv_heads: int | None = None,
     transpose_k_heads: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows [B, 1, T, (H + 2 KV) D] into q [B, H, T, D], k [B, KV, D, T] and v [B, KV, T, D].
+    """Split rows [B, 1, T, (H + 2 KV) D] into queries, keys and values.
 
-    k is [B, KV, T, D] without `transpose_k_heads`. Operands are tiled, of a float dtype. Raises RuntimeError unless D
-    is a multiple of 32, because ttnn silently returns wrong shapes.
+    Results are q [B, H, T, D], k [B, KV, D, T] and v [B, KV, T, D]. Without `transpose_k_heads`, k is [B, KV, T, D].
+    The operand is tiled, of a float dtype. Raises RuntimeError unless D is a multiple of 32, because ttnn silently
+    returns wrong shapes.
     """
     op = "experimental.nlp_create_qkv_heads"
     check_tiled(op, input)

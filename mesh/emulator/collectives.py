@@ -66,8 +66,8 @@ def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = No
     if cluster_axis not in (None, 0, 1):
         raise RuntimeError(f"{op}: Only support cluster axis of None, 0 or 1, got {cluster_axis}")
     place = axis_of(op, input_tensor, dim)
-    asked = (0, 1) if cluster_axis is None else (cluster_axis,)
-    axes = tuple(axis for axis in asked if mesh is not None and mesh.shape[axis] > 1)
+    requested = (0, 1) if cluster_axis is None else (cluster_axis,)
+    axes = tuple(axis for axis in requested if mesh is not None and mesh.shape[axis] > 1)
     if not axes:
         return view(input_tensor, input_tensor.array)
     array = input_tensor.array
@@ -90,8 +90,8 @@ def _communicating_axes(op: str, tensor: Tensor, cluster_axis: int | None) -> tu
         )
     if cluster_axis not in (None, 0, 1):
         raise RuntimeError(f"{op}: Invalid cluster axis {cluster_axis}. Must be 0 or 1")
-    asked = (0, 1) if cluster_axis is None else (cluster_axis,)
-    axes = tuple(axis for axis in asked if mesh.shape[axis] > 1)
+    requested = (0, 1) if cluster_axis is None else (cluster_axis,)
+    axes = tuple(axis for axis in requested if mesh.shape[axis] > 1)
     if not axes:
         raise RuntimeError(
             f"{op}: will only work for num_devices > 1, got 1 along cluster_axis {cluster_axis}"

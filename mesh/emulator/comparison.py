@@ -46,7 +46,7 @@ def where(predicate: Tensor, true_value: Tensor | float, false_value: Tensor | f
 
     The result has the dtype of the first value that is a tensor. With two numbers it has that of the predicate, or
     float32 for an integer predicate. As in ttnn, RuntimeError is raised for a number that the other value's dtype
-    can't represent, and for a float predicate of another dtype than a single tensor value.
+    can't represent. It is also raised for a float predicate whose dtype differs from that of a single tensor value.
     """
     op = "where"
     check_tiled(op, predicate)

@@ -74,28 +74,28 @@ def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset:
     return view(cache, cache.array)
 
 
-def _check(op: str, cache: Tensor, given: Tensor) -> None:
-    check_tiled(op, cache, given)
-    check_floating(op, cache, given)
-    if cache.array.ndim != 6 or given.array.ndim != 6:
-        raise RuntimeError(f"{op}: {given.shape} for a cache of {cache.shape}, expected rank 4")
+def _check(op: str, cache: Tensor, tokens: Tensor) -> None:
+    check_tiled(op, cache, tokens)
+    check_floating(op, cache, tokens)
+    if cache.array.ndim != 6 or tokens.array.ndim != 6:
+        raise RuntimeError(f"{op}: {tokens.shape} for a cache of {cache.shape}, expected rank 4")
     _, heads, _, width = cache.array.shape[2:]
-    if given.array.shape[2] != 1:
-        raise RuntimeError(f"{op}: Input tensor batch size must be 1 but got {given.shape}")
-    if (given.array.shape[3], given.array.shape[5]) != (heads, width):
+    if tokens.array.shape[2] != 1:
+        raise RuntimeError(f"{op}: Input tensor batch size must be 1 but got {tokens.shape}")
+    if (tokens.array.shape[3], tokens.array.shape[5]) != (heads, width):
         raise RuntimeError(
-            f"{op}: {given.shape} for a cache of {cache.shape}, expected {Shape((1, heads, given.shape[2], width))}"
+            f"{op}: {tokens.shape} for a cache of {cache.shape}, expected {Shape((1, heads, tokens.shape[2], width))}"
         )
 
 
-def _writable(op: str, cache: Tensor, given: Tensor) -> Array:
+def _writable(op: str, cache: Tensor, tokens: Tensor) -> Array:
     """Return the cache's own elements for writing, with one copy per chip where the chips' tokens differ."""
     if not is_sole_owner(cache):
         raise RuntimeError(
             f"{op}: another tensor shares the buffer of the cache and would miss the new tokens; delete it"
         )
     array = cache.array
-    mesh = np.broadcast_shapes(array.shape[:2], given.array.shape[:2])
+    mesh = np.broadcast_shapes(array.shape[:2], tokens.array.shape[:2])
     del array
     # A numpy view belongs to a tensor that has its own copy on the device, so it must not change.
     exclusive = (

@@ -46,8 +46,8 @@ def _extreme(
 def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the index of the first maximum along `dim`, as uint32 in row-major layout.
 
-    As in ttnn, RuntimeError is raised for a tiled operand that is an integer or without `dim`, and for integers along
-    a dimension other than the last.
+    As in ttnn, RuntimeError is raised for a tiled operand of integers or without `dim`. It is also raised for integers
+    along a dimension other than the last.
     """
     op = "argmax"
     check(op, input_tensor)

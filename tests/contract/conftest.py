@@ -31,9 +31,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if runs is not None and runs.outcomes:
         from tests.support.contract.cells import format_table
 
-        terminalreporter.section(
-            "TTNN contract: one training step, op by op, on real ttnn beside the emulator"
-        )
+        terminalreporter.section("TTNN contract: one training step, op by op, on real ttnn and the emulator")
         for line in format_table({cell: outcome.error is None for cell, outcome in runs.outcomes.items()}):
             terminalreporter.write_line(line)
         seconds = sum(outcome.seconds for outcome in runs.outcomes.values())

@@ -395,11 +395,11 @@ def _refusal(call: Callable[[], Any]) -> Exception | None:
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_both_take_it_alike(mesh: Mesh, name: str) -> None:
+def test_both_accept_alike(mesh: Mesh, name: str) -> None:
     ACCEPTED[name](mesh.tt, Make(mesh))
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_both_refuse_it(mesh: Mesh, name: str) -> None:
+def test_both_refuse(mesh: Mesh, name: str) -> None:
     with pytest.raises((RuntimeError, TypeError)):
         REFUSED[name](mesh.tt, Make(mesh))

@@ -1,4 +1,4 @@
-"""The worker's training step on real ttnn beside the emulator: every model, strategy and mesh.
+"""The worker's training step on real ttnn and the emulator: every model, strategy and mesh.
 
 Each mocked board runs in a process of its own, because ttnn reads its set-up from the environment at import.
 `make test` runs a third of the cells (`Cell.in_make_test`), `make test-all` the others.

@@ -1,4 +1,4 @@
-"""Single calls on real ttnn beside the emulator, on a mocked LoudBox.
+"""Single calls on real ttnn and the emulator, on a mocked LoudBox.
 
 Each file runs in a pytest process of its own on the mocked board. `make test` draws a third of the calls of each op.
 """

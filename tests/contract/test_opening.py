@@ -23,7 +23,7 @@ def _open(board: str, *meshes: str, folder: Path, descriptor: Path | None = None
 
 
 def _file(folder: Path, rows: int, columns: int, channels: int = 2) -> Path:
-    path = folder / "given.textproto"
+    path = folder / "configured.textproto"
     path.write_text(format_textproto(describe_line((rows, columns), channels)))
     return path
 
@@ -85,4 +85,4 @@ def test_the_link_check_fails_on_mocked_chips(tmp_path: Path) -> None:
     assert result["memory_bytes"] == 12 * 1_072_693_184
     assert [axis["passed"] for axis in result["axes"]] == [False, False]
     assert "at [0, 0] has 0, expected 6" in result["axes"][0]["wrong"][0]
-    assert "the chips are mocked" in done.stderr.splitlines()[-1]
+    assert "mocked" in done.stderr.splitlines()[-1]

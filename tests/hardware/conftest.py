@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def on_device() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Function that runs this Python in a new process, because ttnn supports one arrangement of devices per process."""
+    """Return a function that runs this Python in a new process: ttnn supports one arrangement of devices in each."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

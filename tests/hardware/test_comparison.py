@@ -59,7 +59,7 @@ def _scaled(found: Outcome, name: str, factor: float) -> Outcome:
     return dataclasses.replace(found, gradients=gradients)
 
 
-def test_what_is_wrong_is_named(gpt2: Outcome) -> None:
+def test_wrong_values_are_named(gpt2: Outcome) -> None:
     assert find_differences(gpt2, gpt2) == []
     (loss,) = find_differences(dataclasses.replace(gpt2, loss=gpt2.loss * 1.01), gpt2)
     assert loss.startswith("loss ")
@@ -81,7 +81,7 @@ def test_zeros_and_nan_are_wrong(gpt2: Outcome) -> None:
     assert find_differences(dataclasses.replace(gpt2, loss=float("nan")), gpt2) != []
 
 
-def test_an_outcome_is_kept(gpt2: Outcome, tmp_path: Path) -> None:
+def test_an_outcome_is_saved_and_loaded(gpt2: Outcome, tmp_path: Path) -> None:
     save(tmp_path / "kept.npz", gpt2)
     kept = load(tmp_path / "kept.npz")
     assert kept.loss == gpt2.loss

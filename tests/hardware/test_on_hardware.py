@@ -31,7 +31,7 @@ MESHES: list[Shape] = [(1, 1), (1, 2), (2, 4), (1, 8), (8, 1), (8, 4), (1, 32)]
 
 @pytest.fixture(scope="session")
 def devices(on_device: Run) -> int:
-    """Number of devices of this host."""
+    """Return the number of devices of this host."""
     done = on_device("-m", "cli.main", "check", "--mesh", "--backend", "ttnn", "--json")
     result = json.loads(done.stdout.splitlines()[-1])
     assert "devices" in result, result
@@ -42,7 +42,7 @@ def devices(on_device: Run) -> int:
 def outcomes(
     on_device: Run, devices: int, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Shape], Path]:
-    """Function that returns the folder with the outcomes of a mesh. Each mesh runs once."""
+    """Return a function that gives the folder with the outcomes of a mesh. Each mesh runs once."""
     folders: dict[Shape, Path] = {}
 
     def run_mesh(shape: Shape) -> Path:

@@ -333,7 +333,7 @@ def test_a_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def load_ttnn(ttnn_environment: None) -> LoadTtnn:
-    """Function that loads ttnn for a mesh shape; it returns the descriptors in the environment at each import."""
+    """Return a function that loads ttnn for a mesh shape and returns the configured descriptor at each import."""
     imports: list[str | None] = []
 
     def load(shape: tuple[int, int]) -> list[str | None]:

@@ -36,6 +36,6 @@ def test_results_equal_pytorch(tmp_path: Path) -> None:
     assert_matches_peer(PYTHON, PEERS / "torch_peer.py", tmp_path)
 
 
-@pytest.mark.skipif(not GOLDEN, reason="ttnn's golden functions need PyTorch beside ttnn, in this Python")
+@pytest.mark.skipif(not GOLDEN, reason="ttnn's golden functions need PyTorch and ttnn in this Python")
 def test_results_equal_golden_functions(tmp_path: Path) -> None:
     assert_matches_peer(sys.executable, PEERS / "golden_peer.py", tmp_path)

@@ -88,8 +88,8 @@ def _galaxy() -> dict[str, Any]:
     """Return a 6u Galaxy: 8 rows by 4 columns, chip = 4 * row + column, every chip with PCIe.
 
     It has four trays of 4 by 2 chips. On a tray, positions 1 to 4 run down the outer column and 5 to 8 down the inner
-    one, away from the outer edge of the machine. Neighbours share four channels. Links within a tray use other channel
-    numbers than links between trays. Rows and columns are not closed to rings.
+    one. Both start at the outer edge of the machine. Neighbours share four channels. Links within a tray use other
+    channel numbers than links between trays. Rows and columns are not closed to rings.
     """
     rows, cols = 8, 4
     position, bus = [], []

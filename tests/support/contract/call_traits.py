@@ -138,13 +138,13 @@ def has_partial_tile_shards(call: Call) -> bool:
 
 
 def overflows_cache(call: Call) -> bool:
-    cache, given, *_ = call.arguments
-    return bool(given.shape[2] > cache.shape[2])
+    cache, tokens, *_ = call.arguments
+    return bool(tokens.shape[2] > cache.shape[2])
 
 
 def has_fewer_rows_than_batch(call: Call) -> bool:
-    cache, given, *_ = call.arguments
-    return bool(given.shape[2] < cache.shape[0])
+    cache, tokens, *_ = call.arguments
+    return bool(tokens.shape[2] < cache.shape[0])
 
 
 def rotates_partial_tile_of_tokens(call: Call) -> bool:

@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def in_make_test(self) -> bool:
-        """Whether `make test` runs the cell on ttnn; `make test-all` runs the others.
+        """Whether `make test` runs the cell on ttnn. `make test-all` runs the other cells.
 
         It runs a third, in which every model, every strategy on each of its meshes, and every board occur.
         """

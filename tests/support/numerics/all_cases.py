@@ -1,4 +1,4 @@
-"""All numerics cases."""
+"""The list of all numerics cases."""
 
 from __future__ import annotations
 

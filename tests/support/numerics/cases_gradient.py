@@ -232,7 +232,7 @@ CASES = [
     ),
     Case(
         "moreh_logsoftmax_backward",
-        _draw_rows("numbers"),  # Differences can't resolve 1e-7 beside masked scores of 1e9.
+        _draw_rows("numbers"),  # Differences can't resolve 1e-7 next to masked scores of 1e9.
         _logsoftmax_bw,
         lambda dy, x: row_gradient(logsoftmax, x, dy),
         2e-6,
