@@ -31,7 +31,7 @@ _EXPECTED = {
     "tuple_type": "a list",
     "union_tag_not_found": "a mapping with model_type",
 }
-"""What pydantic's error types expect, in words. Those with a bound or a choice are in `_expected`."""
+"""Expected values in words, by pydantic's error type. Types with a bound or a choice are in `_expected`."""
 
 
 class _Short(reprlib.Repr):

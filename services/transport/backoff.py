@@ -11,8 +11,7 @@ from services.timeouts import STANDARD_TIMEOUTS
 class Backoff:
     """Waiting times that double up to a limit.
 
-    Each is drawn from the upper half of its range, so that the peers of a process that died don't all reconnect at
-    the same moment.
+    Each is drawn from the upper half of its range. So the peers of a process that died don't reconnect all at once.
 
     Args:
         first_seconds: longest first wait.

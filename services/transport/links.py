@@ -1,4 +1,4 @@
-"""How a long-lived stream between two roles ends, and how to run what belongs to it."""
+"""Ends of long-lived streams between two roles: their errors, metadata keys and concurrent tasks."""
 
 from __future__ import annotations
 

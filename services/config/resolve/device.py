@@ -1,4 +1,4 @@
-"""From `device_config`, with either form of a mesh, to the mesh of each worker."""
+"""Resolution of `device_config`, with either form of a mesh, to the mesh of each worker."""
 
 from __future__ import annotations
 

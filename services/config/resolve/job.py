@@ -1,4 +1,4 @@
-"""From the sections that users write to the complete job: defaults filled in, files found and hashed."""
+"""Resolution of the sections that users write to the complete job: defaults filled in, files found and hashed."""
 
 from __future__ import annotations
 

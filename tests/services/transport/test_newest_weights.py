@@ -89,7 +89,7 @@ def test_each_peer_gets_its_form(dtype: DType) -> None:
 
 def test_a_later_peer_gets_all_chunks() -> None:
     newest = NewestWeights()
-    put(newest, 3, 0, 1, 2)  # nobody is there yet
+    put(newest, 3, 0, 1, 2)  # no peer is connected yet
     local = Peer(newest, on_host=True)
     holds(local.receive(0, 1, 2), 3, 0, 1, 2)
     put(newest, 4, 0, 1, 2)

@@ -1,4 +1,4 @@
-"""What a role may listen on, whom it believes, and what bad TLS files get."""
+"""Security: listen addresses, trusted peers, and bad TLS files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def security(files: Path, whose: str) -> Security:
 
 
 async def check_health(server: Security, client: Security) -> int:
-    """Status that a client gets from a server with these securities."""
+    """Return the status of a call between a client and a server with these settings."""
     role = await start_server("127.0.0.1:0", server, [], [])
     role.set_serving(True)
     try:
@@ -44,7 +44,7 @@ async def check_health(server: Security, client: Security) -> int:
         await role.stop(0)
 
 
-def test_mutual_tls_lets_own_peers_in_and_nobody_else(files: Path) -> None:
+def test_mutual_tls_accepts_only_peers_of_the_authority(files: Path) -> None:
     ours = security(files, "ours")
     assert asyncio.run(check_health(ours, ours)) == health_pb2.HealthCheckResponse.SERVING
     strangers = (
@@ -58,14 +58,14 @@ def test_mutual_tls_lets_own_peers_in_and_nobody_else(files: Path) -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_without_an_authority_the_server_takes_any_client(files: Path) -> None:
+def test_without_an_authority_the_server_accepts_any_client(files: Path) -> None:
     server = Security(cert=files / "ours-role.pem", key=files / "ours-role.key")
     client = Security(ca=files / "ours.pem")
     assert asyncio.run(check_health(server, client)) == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7070", "[::]:7070", "10.0.0.5:7070", "trainer.example:7070"])
-def test_beyond_loopback_needs_tls_or_a_loud_insecure(
+def test_listening_beyond_loopback_needs_tls_or_insecure(
     address: str, files: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(Refused, match=r"neither TLS nor --insecure .* listen on 127.0.0.1"):
@@ -79,7 +79,7 @@ def test_beyond_loopback_needs_tls_or_a_loud_insecure(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:7070", "[::1]:7070", "127.8.8.8:1"])
-def test_loopback_needs_nothing_and_warns_of_nothing(address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_loopback_needs_no_tls_and_no_warning(address: str, caplog: pytest.LogCaptureFixture) -> None:
     Security().check_listen(address)
     Security(insecure=True).check_listen(address)
     assert not caplog.records
@@ -88,7 +88,7 @@ def test_loopback_needs_nothing_and_warns_of_nothing(address: str, caplog: pytes
 @pytest.mark.parametrize(
     "address", ["", "7070", "host:", ":7070", "host:http", "host:65536", "::1:7070", "h:-1"]
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_malformed_addresses_are_refused(address: str) -> None:
     with pytest.raises(Refused, match="not HOST:PORT"):
         split_address("listen address", address)
 

@@ -1,4 +1,4 @@
-"""Headers: HPACK in all its forms, the rules of HTTP/2, metadata and statuses there and back."""
+"""Headers: HPACK, the rules of HTTP/2, and round trips of metadata and statuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_blocks_are_read_with_and_without_huffman_and_from_the_table(huffman: bo
         assert codec.decode(encoder.encode(headers, huffman)) == headers
 
 
-def test_a_smaller_table_of_the_peer_is_kept_to() -> None:
+def test_the_peer_s_table_size_is_respected() -> None:
     ours, theirs = HeaderCodec(), HeaderCodec()
     for size in (4096, 0, 1 << 30):
         ours.limit_table(size)
@@ -57,7 +57,7 @@ def test_headers_that_http2_forbids_end_the_connection(fields: list[tuple[str, s
         HeaderCodec().decode(Encoder().encode(fields))
 
 
-def test_damaged_blocks_and_bombs_are_refused() -> None:
+def test_damaged_and_oversized_blocks_are_refused() -> None:
     with pytest.raises(ProtocolError) as caught:
         HeaderCodec().decode(b"\xff\xff\xff\xff\xff")
     assert caught.value.code is ErrorCode.COMPRESSION_ERROR
@@ -88,7 +88,7 @@ BLOCKS = [
 )
 def test_any_block_is_headers_or_ends_the_connection(block: bytes) -> None:
     codec = HeaderCodec()
-    for _ in range(2):  # the second time, what the first one put into the table is there
+    for _ in range(2):  # the second time with the dynamic table of the first
         try:
             headers = codec.decode(block)
             metadata_of(headers)
@@ -101,7 +101,7 @@ def test_any_block_is_headers_or_ends_the_connection(block: bytes) -> None:
 
 
 @given(st.text())
-def test_any_text_of_a_status_arrives(text: str) -> None:
+def test_any_status_text_round_trips(text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
     headers = status_headers(grpc.StatusCode.ABORTED, text)
     assert all(" " <= character <= "~" for _, value in headers for character in value)
@@ -110,7 +110,7 @@ def test_any_text_of_a_status_arrives(text: str) -> None:
     assert details == text or len(text) * 12 > LONGEST_DETAILS_BYTES
 
 
-def test_a_long_text_of_a_status_is_cut_between_characters() -> None:
+def test_a_long_status_text_is_cut_between_characters() -> None:
     for start in range(3):
         headers = status_headers(grpc.StatusCode.ABORTED, "x" * start + "ü" * 5000)
         assert len(headers[1][1]) <= LONGEST_DETAILS_BYTES + 3
@@ -118,7 +118,7 @@ def test_a_long_text_of_a_status_is_cut_between_characters() -> None:
         assert status_of(headers)[1].endswith("...")
 
 
-def test_metadata_goes_there_and_back() -> None:
+def test_metadata_round_trips() -> None:
     metadata = (("tiermesh-key", "a value"), ("raw-bin", b"\0\xff,"), ("raw-bin", b""))
     headers = request_headers("http", "host:1", "/a.B/C", metadata)
     codec = HeaderCodec()
@@ -148,7 +148,7 @@ def test_a_binary_value_that_is_no_base64_is_refused() -> None:
         metadata_of([("a-bin", "!")])
 
 
-def test_statuses_that_are_missing_or_unknown_are_told() -> None:
+def test_missing_and_unknown_statuses_become_errors() -> None:
     assert status_of([])[0] is grpc.StatusCode.INTERNAL
     for number in ("99", "x", "-1", "1" * 1000):
         assert status_of([("grpc-status", number)])[0] is grpc.StatusCode.UNKNOWN
@@ -157,7 +157,7 @@ def test_statuses_that_are_missing_or_unknown_are_told() -> None:
     assert status_of_reset(77) is grpc.StatusCode.INTERNAL
 
 
-def test_answers_that_are_no_grpc_are_told() -> None:
+def test_answers_that_are_not_grpc_become_errors() -> None:
     assert status_of_http_error(response_headers(())) is None
     assert status_of_http_error([(":status", "503")]) == (
         grpc.StatusCode.UNAVAILABLE,

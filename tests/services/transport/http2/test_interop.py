@@ -1,4 +1,4 @@
-"""gRPC's own client and server against ours: messages, metadata, statuses, ends, TLS."""
+"""Interoperability with grpcio's client and server: messages, metadata, statuses, ends, TLS."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mutual(files: Path, whose: str = "ours") -> Security:
 async def stock_server(
     handler: Serve, security: Security = PLAIN, options: Options = OPTIONS
 ) -> AsyncIterator[int]:
-    """The port of gRPC's own server."""
+    """Serve by grpcio; the value is the port."""
     stock = grpc.aio.server(options=options)
 
     async def serve(_: Any, context: Any) -> None:
@@ -84,7 +84,7 @@ async def stock_call(
     metadata: Any = None,
     host: str = "localhost",
 ) -> AsyncIterator[Any]:
-    """A call by gRPC's own client."""
+    """Call by grpcio's client."""
     credentials, address = security.channel_credentials(), f"{host}:{port}"
     channel = (
         grpc.aio.insecure_channel(address, options=options)
@@ -99,7 +99,7 @@ async def stock_call(
 async def our_call(
     port: int, security: Security = PLAIN, metadata: Any = (), host: str = "localhost"
 ) -> AsyncIterator[ClientStream]:
-    """A call by our client."""
+    """Call by the client of http2."""
     stream = await open_stream(f"{host}:{port}", security, PATH, metadata)
     try:
         yield stream
@@ -117,7 +117,7 @@ def is_end(got: Any) -> bool:
 
 
 async def exchange(call: Any, contents: list[bytes], *, parts: bool) -> None:
-    """Write all, read all; what comes back must be what went out, and the end a good one."""
+    """Write all messages and check that the echo equals them and the status is OK."""
 
     async def write() -> None:
         for content in contents:
@@ -145,7 +145,7 @@ def shuffled(seed: int, most: int = MESSAGE_LIMIT_BYTES) -> list[bytes]:
 
 
 @pytest.mark.parametrize("options", [OPTIONS, SMALL])
-def test_messages_of_a_stock_client_come_and_go(options: Options) -> None:
+def test_echo_for_a_stock_client(options: Options) -> None:
     async def run() -> None:
         async with serving() as served, stock_call(served.port, options=options) as call:
             await exchange(call, shuffled(1), parts=False)
@@ -154,7 +154,7 @@ def test_messages_of_a_stock_client_come_and_go(options: Options) -> None:
 
 
 @pytest.mark.parametrize("options", [OPTIONS, SMALL])
-def test_messages_to_a_stock_server_come_and_go(options: Options) -> None:
+def test_echo_of_a_stock_server(options: Options) -> None:
     async def run() -> None:
         async with stock_server(stock_echo, options=options) as port, our_call(port) as call:
             await exchange(call, shuffled(2), parts=True)
@@ -162,7 +162,7 @@ def test_messages_to_a_stock_server_come_and_go(options: Options) -> None:
     asyncio.run(run())
 
 
-def test_messages_between_our_ends_come_and_go() -> None:
+def test_echo_between_both_own_ends() -> None:
     async def run() -> None:
         async with serving() as served, our_call(served.port) as call:
             await exchange(call, shuffled(3), parts=True)
@@ -208,7 +208,7 @@ def test_an_abort_arrives_with_code_and_text(after: int, read_first: bool) -> No
         async def flood() -> None:
             if busy or read_first:
                 await call.write(b"hello")
-            while busy:  # is still sending when the end comes; the stock client tells of that alone then
+            while busy:  # still sending at the end; the stock client then reports only the failed write
                 await call.write(bytes(100000))
 
         writing = asyncio.ensure_future(flood())
@@ -234,7 +234,7 @@ def test_an_abort_arrives_with_code_and_text(after: int, read_first: bool) -> No
     asyncio.run(run())
 
 
-def test_a_handler_that_fails_or_returns_ends_the_stream() -> None:
+def test_the_end_of_the_handler_ends_the_stream() -> None:
     async def fails(_: Any) -> None:
         raise KeyError("internal")
 
@@ -301,8 +301,8 @@ def test_a_message_that_is_too_long_ends_the_stream() -> None:
     asyncio.run(run())
 
 
-def test_a_reader_that_does_not_read_costs_a_window() -> None:
-    """Every writer must stop long before it has written what it wants to; then all arrives in order."""
+def test_a_reader_that_does_not_read_stops_the_writer() -> None:
+    """The writer stops after about a window; once the reader reads, all messages arrive in order."""
     many, content = 100, bytes(1 << 20)
 
     async def run(call: Any, go_on: asyncio.Event, got: asyncio.Future[int]) -> None:
@@ -317,7 +317,7 @@ def test_a_reader_that_does_not_read_costs_a_window() -> None:
 
         writing = asyncio.ensure_future(write())
         before = -1
-        while written != before:  # no progress for a while: it waits
+        while written != before:  # until the writer makes no progress
             before = written
             await asyncio.sleep(0.3)
         assert 0 < written < many // 2
@@ -367,7 +367,7 @@ def test_tls_and_mutual_tls(files: Path) -> None:
     asyncio.run(run())
 
 
-def test_tls_lets_no_stranger_in_and_believes_none(files: Path) -> None:
+def test_tls_accepts_no_peers_of_another_authority(files: Path) -> None:
     ours = mutual(files)
     strangers = (mutual(files, "theirs"), Security(ca=files / "ours.pem"), PLAIN)
 
@@ -380,7 +380,7 @@ def test_tls_lets_no_stranger_in_and_believes_none(files: Path) -> None:
                             await opened.write(b"let me in")
                             await within(opened.read())
                     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        # A right certificate for another name.
+        # A certificate of the right authority, but for another name.
         async with serving(echo, ours, "127.0.0.200") as served:
             with pytest.raises(grpc.aio.AioRpcError, match=r"certificate.*127\.0\.0\.200"):
                 await open_stream(f"127.0.0.200:{served.port}", ours, PATH)
@@ -388,7 +388,7 @@ def test_tls_lets_no_stranger_in_and_believes_none(files: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_stops_says_so() -> None:
+def test_the_status_of_a_stopped_server_says_so() -> None:
     async def run() -> None:
         reading = asyncio.Event()
 
