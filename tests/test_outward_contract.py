@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.outward import GOLDEN, ROOT, SECTIONS, dump
+from tests.support.outward import SECTIONS, dump
+from tests.support.outward.common import GOLDEN, ROOT
 
 ABSENT = "absent"
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 
 
 def check(section: str, now: str) -> None:
     golden = json.loads((GOLDEN / f"{section}.json").read_text())
     found = list(find_differences(section, golden, json.loads(now)))
-    more = [f"and {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+    more = [f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
     if found:
-        pytest.fail("\n".join(["the outward contract differs:", *found[:MOST_SHOWN], *more]), pytrace=False)
+        pytest.fail("\n".join(["the outward contract differs:", *found[:MAX_SHOWN], *more]), pytrace=False)
 
 
 def find_differences(path: str, old: Any, new: Any) -> Iterator[str]:
@@ -50,12 +51,12 @@ def test_contract_is_unchanged(section: str) -> None:
 
 
 def test_numpy_computes_the_golden_bits() -> None:
-    """The test above takes the compiled kernels where there are any."""
+    """Check the bits of numpy's kernels; the test above uses the compiled ones if there are any."""
     command = [sys.executable, "-m", "tests.support.outward", "arithmetic"]
     environment = {**os.environ, "TIERMESH_KERNELS": "numpy"}
-    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert told.returncode == 0, told.stderr
-    check("arithmetic", told.stdout)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    check("arithmetic", done.stdout)
 
 
 def test_each_difference_is_named() -> None:

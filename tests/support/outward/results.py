@@ -1,0 +1,142 @@
+"""JSON that commands print, and what a local run leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
+
+from cli import main as command_line
+from cli.chaos.plan import draw_plan
+from tests.support.outward.checkpoint import make_checkpoint
+from tests.support.outward.common import (
+    JOBS,
+    ROOT,
+    mask_numbers,
+)
+from tests.support.outward.messages import fill_message, find_methods, set_field
+
+
+class _FakeJobService(grpc.GenericRpcHandler):
+    """A job service that answers with filled messages. A download gives a real checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        method = find_methods().get(handler_call_details.method)
+        if method is None:
+            return None
+        kinds = grpc.unary_stream_rpc_method_handler, grpc.unary_unary_rpc_method_handler
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> Any:
+            kind = method.output_type
+            messages = self._read_parts(kind) if method.name == "Download" else [fill_message(kind)]
+            content = [each.SerializeToString() for each in messages]
+            return iter(content) if method.server_streaming else content[0]
+
+        return kinds[not method.server_streaming](answer)
+
+    def _read_parts(self, kind: Descriptor) -> Iterator[Message]:
+        for path in sorted(self._folder.iterdir()):
+            part = fill_message(kind)
+            for number, value in enumerate((path.name, path.read_bytes(), path.stat().st_size, 12), 1):
+                set_field(part, number, value)
+            yield part
+
+
+def describe_results() -> dict[str, Any]:
+    """Return the JSON of commands. Its values tell which message fields they were read from."""
+    job = str(JOBS / "linear_regression.yaml")
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads, handlers=[_FakeJobService(make_checkpoint(Path(root), "job-1"))])
+        target = ["--aggregator", f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"]
+        server.start()
+        try:
+            for line in ("jobs", "status", "status text", "logs text", "cancel text", f"submit {job}"):
+                found[line.replace(job, "JOB.yaml")] = run_command([*line.split(), *target])
+            found["submit --follow"] = run_command(["submit", job, "--follow", *target])
+            found["download"] = run_command(["download", "job-1", f"{root}/there", *target], Path(root))
+        finally:
+            server.stop(1).wait()
+    found["validate"] = run_command(["validate", job])
+    checked = run_command(["check", "--mesh", "--mesh-shape", "1x2", "--backend", "emulator"])
+    found["check --mesh"] = {**checked, "result": keep_types(checked["result"])}
+    found["unknown flag"] = run_command(["jobs", "--no-such-flag"])["exit code"]
+    nobody = ["--aggregator", "127.0.0.1:1", "--timeout-seconds", "2"]
+    found["unreachable"] = run_command(["jobs", *nobody])["exit code"]
+    faults = draw_plan(1, 6, steps=9, daemons=["worker-1"], links=["a>b"], heartbeat_seconds=1.0)
+    found["faults of chaos"] = [dataclasses.asdict(each) for each in faults]
+    return found
+
+
+def run_command(arguments: list[str], *places: Path) -> Any:
+    """Return the exit code of a command, and the JSON on its last line."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        code = command_line.main([*arguments, "--json"])
+    text = printed.getvalue().splitlines()[-1]
+    for place in places:
+        text = text.replace(str(place), "<folder>")
+    return {"exit code": code, "result": json.loads(text)}
+
+
+def keep_types(value: Any) -> Any:
+    """Replace each value by the name of its type."""
+    if isinstance(value, dict):
+        return {key: keep_types(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [keep_types(each) for each in value[:1]]
+    return type(value).__name__
+
+
+def describe_local_run() -> dict[str, Any]:
+    """Run a small job on daemons of this machine, and describe what it prints and leaves behind."""
+    short = ["max_steps=2", "eval_every=1", "model_save_interval=0", "data_path=builtin:python-reference"]
+    settings = [text for each in short for text in ("--set", each)]
+    with tempfile.TemporaryDirectory() as root:
+        options = [*settings, "--workers", "1", "--state-dir", root, "--json"]
+        done = _run_process("local", str(ROOT / "tests" / "golden" / "gpt2.yaml"), *options)
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        drawn = _run_process("generate", result["checkpoint"], "--max-new-tokens", "3", "--json")
+        refused = _run_process("aggregator", "--listen", "nonsense", "--log-format", "json")
+        files = [each for each in Path(root).rglob("*") if each.is_file()]
+        names = sorted(each.relative_to(root).as_posix().replace(result["job"], "<job>") for each in files)
+        log = (Path(root) / "logs" / f"{result['job']}.jsonl").read_text().replace(result["job"], "<job>")
+        events = [json.loads(line) for line in log.replace(root, "<folder>").splitlines()]
+        daemons = "".join(each.read_text() for each in files if each.suffix == ".log")
+        served = re.findall(r"INFO +(.* serves on port .*)", daemons)
+        with contextlib.closing(sqlite3.connect(Path(root) / "queue.sqlite")) as queue:
+            tables = queue.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    return {
+        "result": keep_types(result),
+        "generate": keep_types(json.loads(drawn.stdout.splitlines()[-1])),
+        "refused": refused.returncode,
+        "JSON log": sorted(json.loads(refused.stderr.splitlines()[-1])),
+        "files": names,
+        "log": sorted({f"{each['kind']}: {mask_numbers(each['text'])}" for each in events}),
+        "log keys": sorted({key for each in events for key in each}),
+        "daemons": sorted(map(mask_numbers, served)),
+        "queue": sorted(" ".join(text.split()) for (text,) in tables),
+    }
+
+
+def _run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", command_line.__name__, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
