@@ -1,16 +1,16 @@
 #!/bin/sh
-# Print the path of the Python to make .venv with, and on standard error which it is and why.
+# Print the path of the Python to create .venv with. Print on standard error which one it is and why.
 #
-# ttnn has wheels for CPython 3.12 and 3.10 (x86-64 Linux): those come first, in this order, wherever they are: on PATH
-# or under a version manager's folder. Else any Python from 3.10 up does; the emulator then runs alone. Each candidate is
-# tried: it must be able to make a virtual environment and have the modules that Tiermesh needs.
+# ttnn has wheels for CPython 3.12 and 3.10 on x86-64 Linux. The script prefers those, in this order, on PATH or in the
+# folder of a version manager. Any other Python from 3.10 on works too, but only with the emulator. The script tries each
+# candidate: it must create a virtual environment and have the modules that Tiermesh needs.
 set -u
 
 needs='import ctypes, ensurepip, sqlite3, ssl, venv, zlib'
 report='import os, sys; base = getattr(sys, "_base_executable", None) or sys.executable
 print("%d.%d" % sys.version_info[:2], sys.implementation.name, os.path.realpath(base))'
 
-# The interpreter behind candidate $1 if it is a working CPython $2 ("3.12", or "any" for >= 3.10), as "VERSION PATH".
+# Print "VERSION PATH" of candidate $1 if it is a working CPython $2 ("3.12", or "any" for 3.10 and later).
 try() {
     found=$("$1" -c "$needs
 $report" 2>/dev/null </dev/null) || return 1
@@ -26,7 +26,7 @@ $report" 2>/dev/null </dev/null) || return 1
     printf '%s %s\n' "$version" "${rest#* }"
 }
 
-# Version managers' folders of versions, one a line; also those whose shims are on PATH.
+# Print the version folders of version managers, one per line, including those whose shims are on PATH.
 folders() {
     home=${HOME:-/nonexistent}
     printf '%s\n' "${PYENV_ROOT:-$home/.pyenv}/versions" "$home/.pyenv/versions" \
@@ -36,7 +36,7 @@ folders() {
     printf '%s\n' "$PATH" | tr ':' '\n' | sed -n 's,/shims/*$,/versions,p'
 }
 
-# The first working CPython of version $1, as "VERSION PATH".
+# Print "VERSION PATH" of the first working CPython of version $1.
 find_version() {
     for name in "python$1" python3 python; do
         command -v "$name" >/dev/null && try "$name" "$1" && return

@@ -1,4 +1,4 @@
-"""What tests of the command share."""
+"""Fixtures for tests of the command."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def no_flags_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_starts(no_flags_from_outside: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons take numpy's kernels: compiled ones take a second of every start."""
+    """Make daemons use numpy's kernels, because compiled ones add a second to every start."""
     monkeypatch.setenv("TIERMESH_KERNELS", "numpy")

@@ -1,4 +1,4 @@
-"""`--allow-models` reaches the worker, given as a flag, in the environment or in a file."""
+"""`--allow-models` reaches the worker from a flag, the environment or a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cli.daemon_commands import worker as worker_command
         (["--allow-models", "e"], {"TIERMESH_ALLOW_MODELS": "a.b"}, "allow-models: [c]\n", ("e",)),
     ],
 )
-def test_the_worker_is_told(
+def test_the_worker_gets_the_modules(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: list[str],
@@ -30,10 +30,10 @@ def test_the_worker_is_told(
     content: str | None,
     expected: tuple[str, ...],
 ):
-    told: list[Any] = []
+    received: list[Any] = []
 
     def run(options: Any, **parts: Any) -> int:
-        told.append(options)
+        received.append(options)
         return 0
 
     monkeypatch.setattr(worker.daemon, "run", run)
@@ -43,4 +43,4 @@ def test_the_worker_is_told(
         flags = ["--config", str(path), *flags]
     result = CliRunner().invoke(worker_command, flags, env=environment)
     assert result.exit_code == 0, result.output
-    assert [options.allowed_models for options in told] == [expected]
+    assert [options.allowed_models for options in received] == [expected]

@@ -1,4 +1,4 @@
-"""Whatever an aggregator sends as a checkpoint: nothing lands outside the folder, nor more than was announced."""
+"""Downloads of any content write nothing outside the folder, and no more bytes than announced."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARTS = st.lists(
 
 
 class Sender(JobsClient):
-    """A client whose aggregator sends these parts, whatever it is asked for."""
+    """Client whose aggregator sends these parts for every request."""
 
     def __init__(self, parts: Sequence[FilePart]) -> None:
         super().__init__(AggregatorTarget("127.0.0.1:1", Security(), 1.0))
@@ -80,7 +80,7 @@ def test_any_parts(tmp_path_factory: pytest.TempPathFactory, parts: list[FilePar
     except TiermeshError as error:
         assert is_one_line(error)
     except OSError:
-        pass  # a name that this system has not; the command tells of it
+        pass  # a name that this file system can't have; the command reports it
     else:
         assert len({part.path for part in parts}) <= MAX_FILES
         assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 20 * len(parts)

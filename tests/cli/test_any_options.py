@@ -1,4 +1,4 @@
-"""Whatever a `--config` file holds, a daemon's options are read or refused in one line."""
+"""Any content of a `--config` file is read, or refused in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS = st.sampled_from(["listen", "name", "tls-ca", "heartbeat_seconds", "log-le
 )
 
 
-def held(content: bytes, folder: Path) -> None:
+def check_read_or_refused(content: bytes, folder: Path) -> None:
     path = folder / "options.yaml"
     path.write_bytes(content)
     with click.Context(aggregator) as context:
@@ -48,7 +48,7 @@ def held(content: bytes, folder: Path) -> None:
 @settings(max_examples=80, deadline=None)
 @given(document=st.dictionaries(KEYS, VALUES, max_size=3))
 def test_any_mapping(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
-    held(yaml.safe_dump(document).encode(), tmp_path_factory.getbasetemp())
+    check_read_or_refused(yaml.safe_dump(document).encode(), tmp_path_factory.getbasetemp())
 
 
 @settings(max_examples=30, deadline=None)
@@ -57,5 +57,5 @@ def test_any_mapping(tmp_path_factory: pytest.TempPathFactory, document: Any) ->
 @example(content=b"listen: &a [*a]")
 @example(content=b"[" * 5_000)
 def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    held(content, tmp_path_factory.getbasetemp())
-    held(b"name: " + content, tmp_path_factory.getbasetemp())
+    check_read_or_refused(content, tmp_path_factory.getbasetemp())
+    check_read_or_refused(b"name: " + content, tmp_path_factory.getbasetemp())

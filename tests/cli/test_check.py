@@ -1,4 +1,4 @@
-"""`tiermesh check --mesh` for a user: what it prints, and its exit codes."""
+"""Output and exit codes of `tiermesh check --mesh`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_one_device_has_no_links(capsys: pytest.CaptureFixture[str]) -> None:
         ([*CHECK, "--mesh-shape", "0x8"], "mesh_shape: [0, 8], expected [rows, columns]"),
     ],
 )
-def test_what_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert words in captured.err and len(captured.err.splitlines()) == 1

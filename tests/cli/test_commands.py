@@ -1,4 +1,4 @@
-"""The command against a small job service: what it prints, as text and JSON, and how it exits."""
+"""Output, JSON and exit codes of the command, against a small job service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def last_json(text: str) -> dict[str, Any]:
-    """The JSON object on the last line."""
+    """Return the JSON object on the last line."""
     parsed = json.loads(text.splitlines()[-1])
     assert isinstance(parsed, dict)
     return parsed
@@ -94,7 +94,7 @@ def test_submit_follow_shows_the_job_to_its_end(
     assert "validation loss 2.25" in captured.err
 
 
-def test_following_outlives_a_restart_of_the_aggregator(
+def test_following_survives_a_restart_of_the_aggregator(
     aggregator: FakeAggregator, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
@@ -103,11 +103,9 @@ def test_following_outlives_a_restart_of_the_aggregator(
     assert aggregator.events == []
 
 
-def test_following_outlives_an_aggregator_that_is_frozen(
-    job_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_survives_a_frozen_aggregator(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Frozen(FakeAggregator):
-        """At first it takes calls, as a kernel does for a process that is stopped, and answers none."""
+        """Aggregator that does not answer its first call, like a stopped process whose kernel still accepts."""
 
         frozen = True
 
@@ -126,7 +124,7 @@ def test_following_outlives_an_aggregator_that_is_frozen(
     assert not aggregator.events
 
 
-def test_following_gives_up_and_says_what_it_waited_for(
+def test_following_gives_up_and_names_the_wait(
     aggregator: FakeAggregator,
     job_file: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -218,7 +216,7 @@ def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.Capt
     assert (second["name"], second["connected"], second["detail"]) == (None, False, "connection refused")
 
 
-def test_what_the_aggregator_refuses_is_exit_code_2(
+def test_a_refusal_of_the_aggregator_is_exit_code_2(
     aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["status", "job-9"], ["cancel", "job-9"], ["logs", "job-9"]):
@@ -238,7 +236,7 @@ def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str
 def test_of_several_addresses_the_one_that_answers_is_called(
     aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first is dead, the second frozen, the third a standby."""
+    """Check four addresses: one dead, one frozen, one standby, one leader."""
     with socket.create_server(("127.0.0.1", 0)) as frozen, serving(FakeAggregator()) as standby:
         standby.standby_of = "agg-a (epoch 3)"
         others = ["127.0.0.1:1", f"127.0.0.1:{frozen.getsockname()[1]}", standby.address]
@@ -254,7 +252,7 @@ def test_of_several_addresses_the_one_that_answers_is_called(
     assert f"{others[1]} (no answer within 2 s), {standby.address} (standby of agg-a (epoch 3));" in line
 
 
-def test_following_goes_on_with_the_standby_that_takes_over(
+def test_following_continues_with_the_standby_that_takes_over(
     aggregator: FakeAggregator, job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
@@ -273,7 +271,7 @@ def test_following_goes_on_with_the_standby_that_takes_over(
 
 
 @pytest.mark.parametrize("command", ["local", "chaos"])
-def test_a_state_dir_that_cannot_be_made_is_refused(
+def test_a_state_dir_that_cannot_be_created_is_refused(
     command: str, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = job_file / "state"  # in a file
@@ -282,7 +280,7 @@ def test_a_state_dir_that_cannot_be_made_is_refused(
     assert f"--state-dir {folder}: can't be created (Not a directory)" in line
 
 
-def test_an_aggregator_that_does_not_answer_is_waited_for_with_a_limit(
+def test_the_wait_for_an_answer_is_limited(
     aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aggregator.silent = True
@@ -307,7 +305,7 @@ def test_commands_speak_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert "can't be reached without TLS" in capsys.readouterr().err
 
 
-def test_every_flag_has_a_variable_and_a_place_in_the_config_file(
+def test_every_flag_can_be_set_by_variable_and_config_file(
     aggregator: FakeAggregator,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -376,7 +374,7 @@ def test_bad_arguments_are_one_line_and_exit_code_2(
     assert expected in line
 
 
-def test_validate_says_what_the_job_would_be(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_describes_the_job(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(job_file), "--json"]) == 0
     result = last_json(capsys.readouterr().out)
     assert (result["valid"], result["name"], result["steps"], result["micro_batches"]) == (
@@ -391,7 +389,7 @@ def test_validate_says_what_the_job_would_be(job_file: Path, capsys: pytest.Capt
     assert last_json(captured.out)["exit_code"] == 2
 
 
-def test_validate_holds_the_mesh_against_its_descriptor(
+def test_validate_checks_the_mesh_against_its_descriptor(
     job_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     descriptor = tmp_path / "box.textproto"
@@ -412,7 +410,7 @@ def test_validate_holds_the_mesh_against_its_descriptor(
     assert f"no such file (tried {Path.cwd() / 'elsewhere.textproto'})" in capsys.readouterr().err
 
 
-def test_help_needs_none_of_the_heavy_modules() -> None:
+def test_help_imports_no_heavy_module() -> None:
     script = (
         "import sys; from cli.main import main; main(['--help'])\n"
         "heavy = {'numpy', 'grpc', 'ttnn', 'pydantic', 'rich', 'google.protobuf'} & set(sys.modules)\n"
@@ -426,7 +424,7 @@ def test_help_needs_none_of_the_heavy_modules() -> None:
         assert f"\n  {name}" in done.stdout
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_closed_output_is_no_error() -> None:
     done = subprocess.run(
         [
             sys.executable,

@@ -1,4 +1,4 @@
-"""Downloads: complete and verified, or nothing at all."""
+"""Downloads give a complete and verified checkpoint, or nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.fake_aggregator import FakeAggregator
 
 @pytest.fixture
 def checkpoint(aggregator: FakeAggregator, tmp_path: Path) -> Path:
-    """A checkpoint of step 500 that the aggregator offers."""
+    """Checkpoint of step 500 that the aggregator serves."""
     layout = Layout.build([("weight", (40, 50), True, "weight", False)])
     info = write_checkpoint(
         tmp_path / "source",
@@ -92,7 +92,7 @@ def send_nothing(aggregator: FakeAggregator) -> None:
     ],
     ids=["damage", "escape", "shorten", "leave_out", "send_nothing", "another_step", "two_steps"],
 )
-def test_what_is_not_complete_leaves_nothing_behind(
+def test_an_incomplete_download_leaves_nothing_behind(
     fault: object,
     expected: str,
     checkpoint: Path,

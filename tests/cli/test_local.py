@@ -1,4 +1,4 @@
-"""`tiermesh local`: real daemons on this machine, one job to its end, interrupted, continued, and with deaths."""
+"""`tiermesh local` with real daemons: a job to its end, interrupted, continued, and with daemons that die."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arguments(job_file: Path, state_dir: Path, *more: str) -> list[str]:
 
 
 def run(job_file: Path, state_dir: Path, *more: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, JSON result and last line of standard error of a run to its end."""
+    """Run a job to its end; return exit code, JSON result and last line of standard error."""
     done = subprocess.run(
         arguments(job_file, state_dir, "--json", *more), cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -37,7 +37,7 @@ def run(job_file: Path, state_dir: Path, *more: str) -> tuple[int, dict[str, Any
 
 @contextmanager
 def training(job_file: Path, state_dir: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that has done its first step."""
+    """Start a run and yield it after its first step."""
     process = subprocess.Popen(
         arguments(job_file, state_dir, *more),
         cwd=ROOT,
@@ -66,7 +66,7 @@ def daemon_pid(state_dir: Path, name: str) -> int:
 
 
 def rest_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
-    """Exit code and remaining lines of a run that is about to end."""
+    """Return exit code and remaining lines of a run that is about to end."""
     assert process.stdout is not None
     lines = process.stdout.read().splitlines()
     return process.wait(timeout=60), lines
@@ -106,14 +106,14 @@ def test_shards_change_no_bit_and_leave_no_process(job_file: Path, tmp_path: Pat
     assert "is shard 1 of 2 of aggregator aggregator" in log
 
 
-def test_shards_of_an_optimizer_elsewhere_are_refused(job_file: Path, tmp_path: Path) -> None:
+def test_shards_with_3_tiers_are_refused(job_file: Path, tmp_path: Path) -> None:
     code, _, line = run(job_file, tmp_path, "--shards", "2", "--tiers", "3")
     assert code == 2
     assert "--shards 2 and --tiers 3" in line
 
 
 @pytest.mark.long
-def test_daemons_take_the_kernels_that_the_environment_names_with_the_same_bits(
+def test_kernels_of_the_environment_give_the_same_bits(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {}
@@ -148,7 +148,7 @@ def test_an_interrupted_job_is_refused_then_continued(job_file: Path, tmp_path: 
 
 
 @pytest.mark.long
-def test_a_job_goes_on_without_a_worker_and_ends_without_any(job_file: Path, tmp_path: Path) -> None:
+def test_a_job_continues_without_a_worker_and_fails_without_any(job_file: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with training(job_file, state, "--tiers", "2", "--workers", "2", *LONG) as process:
         os.kill(daemon_pid(state, "worker-1"), signal.SIGKILL)
@@ -192,7 +192,7 @@ def test_daemons_end_with_their_parent(job_file: Path, tmp_path: Path) -> None:
 
 
 def wait_until_gone(pid: int) -> None:
-    """A process that isn't our child: its descriptor becomes readable when it ends."""
+    """Wait for the end of a process that isn't our child, whose pidfd then becomes readable."""
     import select
 
     try:
@@ -215,7 +215,7 @@ transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 32, width: 
 def test_a_model_of_one_s_own_trains_where_it_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model of docs/own-model.md, from a folder on PYTHONPATH."""
+    """Train the model of docs/own-model.md from a folder on PYTHONPATH."""
     for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
         code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]
         (tmp_path / name).write_text(code)

@@ -1,4 +1,4 @@
-"""What is shown of a job."""
+"""Text and JSON of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cli.output import job_fields, job_line
 from protos.jobs_pb2 import RUNNING, Exclusion, Job
 
 
-def test_workers_that_were_found_faulty_are_named_with_why() -> None:
+def test_faulty_workers_are_named_with_the_reason() -> None:
     job = Job(id="a", name="run", state=RUNNING, step=3, steps=9)
     assert (job_fields(job)["excluded"], "faulty" in job_line(job)) == (None, False)
     for worker in ("lb-2", "lb-3"):

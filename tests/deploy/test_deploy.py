@@ -1,4 +1,4 @@
-"""What deploy/ ships is taken by the commands it starts."""
+"""Units, settings and ports in deploy/ match the commands that they start."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cli.main import tiermesh
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ROLES = ("worker", "aggregator", "optimizer")
 COMMANDS = {**{role: [role] for role in ROLES}, "shard": ["aggregator", "--shard"]}
-"""By unit."""
+"""Command line of each unit."""
 
 
 def settings(role: str) -> dict[str, str]:
-    """The environment example of a role, lines that are commented out included."""
+    """Return the settings of a role's example, including those that are commented out."""
     lines = (DEPLOY / "systemd" / f"{role}.env.example").read_text().splitlines()
     pairs = (line.lstrip("#").partition("=") for line in lines if "=" in line and not line.startswith("# "))
     return {name: value for name, _, value in pairs}
 
 
 @pytest.mark.parametrize("role", COMMANDS)
-def test_a_unit_starts_its_role_and_knows_the_exit_codes(role: str) -> None:
+def test_a_unit_starts_its_role_and_respects_exit_code_2(role: str) -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
     unit.read(DEPLOY / "systemd" / f"tiermesh-{role}.service")
@@ -44,7 +44,7 @@ def test_every_setting_of_an_example_is_a_flag_of_its_role(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["aggregator", "optimizer", "shard"])
-def test_ports_of_the_examples_are_those_that_operations_names(role: str) -> None:
+def test_ports_of_the_examples_match_the_operations_page(role: str) -> None:
     main = settings(role)["TIERMESH_LISTEN"].rpartition(":")[2]
     tensors = settings(role)["TIERMESH_TENSOR_PORT"]
     lines = (DEPLOY.parent / "docs" / "operations.md").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A small job service for tests of the command: what it answers is set by the test."""
+"""A small job service for tests of the command; the test sets its answers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ Context = Any
 
 
 class FakeAggregator:
-    """Answers from its attributes.
+    """Job service that answers from its attributes.
 
     Attributes:
-        jobs: by id, in order of submission.
-        submitted: requests that came.
-        events: what Watch sends, a list per call; after the last one, the job as it is in `jobs`.
-        files: of the one checkpoint, by path.
-        step: of that checkpoint, as it is told.
-        sent_sizes: sizes told for files, where they should be wrong.
-        sent_steps: steps told for files, where they should be wrong.
+        jobs: jobs by id, in order of submission.
+        submitted: requests that arrived.
+        events: events that Watch sends, one list per call; then it sends the job of `jobs`.
+        files: files of the one checkpoint, by path.
+        step: step that Download names for the checkpoint.
+        sent_sizes: wrong sizes that Download names, by path.
+        sent_steps: wrong steps that Download names, by path.
         silent: whether calls are never answered.
-        standby_of: whom it stands by for; empty: it leads.
-        at_end_of_events: called before Watch ends for a restart.
+        standby_of: name of the leader, if this is a standby; empty if it leads.
+        status: answer of Status.
+        address: `HOST:PORT`, once it is served.
+        at_end_of_events: callback before Watch ends, as if the aggregator restarted.
     """
 
     def __init__(self) -> None:
@@ -113,7 +115,7 @@ class FakeAggregator:
 
 @contextmanager
 def serving(fake: FakeAggregator, security: Security | None = None) -> Iterator[FakeAggregator]:
-    """Serve it from a thread of its own; its `address` is set."""
+    """Serve the fake from a thread of its own, and set its `address`."""
     started = threading.Event()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
