@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ MODEL = "from worker.api import Linear, Parameter\n"
 def run_python(folder: Path, script: str) -> str:
     """Run a script that may import `model`, a user's module, and return its standard error."""
     (folder / "model.py").write_text(MODEL)
-    path = [str(folder), str(Path(__file__).parents[2])]
+    path = os.pathsep.join([str(folder), str(Path(__file__).parents[2])])
     return subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{script}"],
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,
