@@ -16,7 +16,7 @@ from mesh.collectives import add, reduce_partial_sums
 from mesh.device import Mesh
 from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
 from mesh.transfer import upload
-from training.inputs import Array, KeptInputs, Prepare, as_it_is
+from training.inputs import Array, KeptInputs, Prepare, unchanged
 
 Tensor: TypeAlias = Any
 """A tensor of the mesh's device module, `ttnn` or the emulator; the two share no base class."""
@@ -225,7 +225,7 @@ class Tape:
         dtype: Any,
         layout: Any,
         placements: Placements,
-        prepare: Prepare = as_it_is,
+        prepare: Prepare = unchanged,
     ) -> Variable:
         """Return an input of the pass as a variable without a gradient.
 

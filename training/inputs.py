@@ -72,6 +72,6 @@ class KeptInputs:
         self._asked = 0
 
 
-def as_it_is(array: Array) -> Array:
+def unchanged(array: Array) -> Array:
     """Return the array unchanged, for inputs that need no preparation."""
     return np.asarray(array)

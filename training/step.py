@@ -32,7 +32,7 @@ from training.models import (
     model_layout,
     name_own_model_in_errors,
 )
-from training.models.imported import imported_weights
+from training.models.pretrained import load_pretrained_weights
 from training.parameter_placement import from_mesh
 from training.seeds import seed32
 from training.traced_pass import TracedPass
@@ -108,7 +108,7 @@ class TrainingStep:
             Refused: the checkpoint is not on this host, or has changed since the job was submitted.
         """
         if self._config.pretrained is not None:
-            return imported_weights(self._config, self.layout, self._data_dir)
+            return load_pretrained_weights(self._config, self.layout, self._data_dir)
         seed = self._config.seed
         return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
 

@@ -74,7 +74,9 @@ class TracedPass:
                 )
         except RuntimeError as error:
             reason = str(error).split("backtrace:")[0].strip().replace("\n", " ")
-            log.warning("device_config.trace: the device captures no trace (%s); passes run op by op", reason)
+            log.warning(
+                "device_config.trace: the device can't capture a trace (%s); passes run op by op", reason
+            )
             self._refused, self._loss = True, None
             self._gradients.clear()
             assert self._inputs is not None

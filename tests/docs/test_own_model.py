@@ -180,9 +180,9 @@ BROKEN: dict[str, tuple[str, str]] = {
     "no such factory": ("mixer:Blender", "mixer has no function or class Blender"),
     "no callable": ("other:NUMBER", "other has no function or class NUMBER"),
     "a factory that breaks": ("other:fails", r"fails failed \(KeyError: 'depth', at other\.py:\d+\); fix"),
-    "no model": ("other:number", "number gave a int without parameters, loss, hugging_face_config"),
-    "no parameters": ("other:Empty", r"parameters\(\) gave none"),
-    "other parameters": ("other:Arrays", r"parameters\(\) gave a list, expected training\.api\.Parameter"),
+    "no model": ("other:number", "number returned a int without parameters, loss, hugging_face_config"),
+    "no parameters": ("other:Empty", r"parameters\(\) yielded none"),
+    "other parameters": ("other:Arrays", r"parameters\(\) yielded a list, expected training\.api\.Parameter"),
     "one name twice": ("other:Twice", "two parameters are named layers.0.mix"),
 }
 

@@ -33,7 +33,8 @@ class RegressionDataset:
         samples, features, targets = config.training_samples, config.num_features, config.num_targets
         if samples < 10:
             raise Refused(
-                f"transformer_config.training_samples: {samples}, expected at least 10, as a tenth of them is held out"
+                f"transformer_config.training_samples: {samples}, expected at least 10, since a tenth is held out; "
+                "raise it"
             )
         random = np.random.Generator(generator(seed, "regression"))
         weight = 2 * random.random((features, targets), dtype=np.float32) - 1

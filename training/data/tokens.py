@@ -40,8 +40,8 @@ class TokenDataset:
         self._training, self._held_out = ids[:split], ids[split:]
         if self._training.size <= tokens or self._held_out.size < 2:
             raise Refused(
-                f"training_config.data_path: a text of {ids.size} tokens, of which {split} are to train on, holds no "
-                f"window of {tokens} tokens and the one after; take a longer text or a smaller max_sequence_length"
+                f"training_config.data_path: the text has {ids.size} tokens, {split} of them for training, expected "
+                f"more than {tokens} of those; use a longer text or a smaller max_sequence_length"
             )
         self._seed = seed
         self._batch_size = batch_size

@@ -24,7 +24,7 @@ from training.data import Tokenizer, load_tokenizer
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose
 from training.models import TextModel, build_model, load_parameter, model_layout
-from training.models.imported import open_model
+from training.models.pretrained import open_model
 from training.parameter_placement import TILE
 from training.seeds import generator
 

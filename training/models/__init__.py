@@ -1,19 +1,19 @@
 """The models that workers can train.
 
 Read model.py first, the interface of a model. Then read gpt2.py with language.py, a whole model, and build.py, which
-builds a model from a config. own.py builds users' own models.
+builds a model from a config. custom.py builds users' own models.
 """
 
 from __future__ import annotations
 
 from training.models.build import build_model, load_parameter
+from training.models.custom import name_own_model_in_errors
 from training.models.gpt2 import GPT2
 from training.models.initialise import initial_value, model_layout
 from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
 from training.models.model import Model, TextModel
-from training.models.own import name_own_model_in_errors
 
 __all__ = [
     "GPT2",

@@ -11,12 +11,12 @@ from mesh.device import Mesh
 from mesh.transfer import upload, upload_into
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
 from training.autograd import Parameter
+from training.models.custom import build_custom_model
 from training.models.gpt2 import GPT2
 from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
 from training.models.model import Model
-from training.models.own import own_model
 from training.parameter_placement import placements_of, to_mesh
 
 
@@ -53,7 +53,7 @@ def _build(config: ModelConfig, vocabulary: int, mesh: Mesh, allowed_models: Col
         case MLPConfig():
             return MLP(config)
         case _:
-            return own_model(config, vocabulary, mesh, allowed_models)
+            return build_custom_model(config, vocabulary, mesh, allowed_models)
 
 
 def load_parameter(mesh: Mesh, parameter: Parameter, values: npt.NDArray[np.float32]) -> None:

@@ -12,7 +12,7 @@ from mesh.device import Mesh
 from mesh.placement import WHOLE, Placements, over_data
 from mesh.transfer import upload
 from training.autograd import Parameter, Tape, Variable
-from training.inputs import Prepare, as_it_is
+from training.inputs import Prepare, unchanged
 from training.ops.cache import KeyValueCache
 
 Array = npt.NDArray[Any]
@@ -68,7 +68,7 @@ def constant(mesh: Mesh, array: Array, dtype: Any, placements: Placements = WHOL
 
 
 def batched(
-    tape: Tape, source: Array, *, dtype: Any, layout: Any, dim: int, prepare: Prepare = as_it_is
+    tape: Tape, source: Array, *, dtype: Any, layout: Any, dim: int, prepare: Prepare = unchanged
 ) -> Variable:
     """Return an input whose dimension `dim` is shared out over the mesh's data axis, if it has one.
 

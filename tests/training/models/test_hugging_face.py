@@ -25,7 +25,7 @@ from services.tensors.layout import Layout
 from tests.support.published_models import logits
 from training.data.tokenizer import character_tokenizer
 from training.models import build_model, model_layout
-from training.models.imported import imported_weights, open_model
+from training.models.pretrained import load_pretrained_weights, open_model
 from training.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -292,12 +292,12 @@ def test_a_worker_checks_the_files_against_the_job(
     folder.rename(elsewhere)
     with pytest.raises(Refused, match=r"model_path: no such folder on this host .*--data"):
         step.initial_weights()
-    assert np.array_equal(imported_weights(job, step.layout, elsewhere.parent), llama[1])
+    assert np.array_equal(load_pretrained_weights(job, step.layout, elsewhere.parent), llama[1])
     with (elsewhere / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
     with pytest.raises(Refused, match=r"model\.safetensors has sha256 .* the job expects"):
-        imported_weights(job, step.layout, elsewhere.parent)
+        load_pretrained_weights(job, step.layout, elsewhere.parent)
 
 
 def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, Any], mesh: Mesh) -> None:

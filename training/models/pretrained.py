@@ -75,7 +75,7 @@ def open_model(path: Path) -> StoredModel:
     return StoredModel(config, folder)
 
 
-def imported_weights(config: JobConfig, layout: Layout, data_dir: Path | None = None) -> Float32Array:
+def load_pretrained_weights(config: JobConfig, layout: Layout, data_dir: Path | None = None) -> Float32Array:
     """Return the weights of the checkpoint that a job starts from, float32, flat in layout order.
 
     Args:
@@ -87,5 +87,5 @@ def imported_weights(config: JobConfig, layout: Layout, data_dir: Path | None = 
         Refused: the checkpoint is not on this host, or has changed since the job was submitted.
     """
     if config.pretrained is None:
-        raise ValueError("a job that starts from its seed has no weights to import")
+        raise ValueError("job config: no pretrained checkpoint, so there are no weights to load")
     return open_model(find_verified_checkpoint(config.pretrained, data_dir)).weights(layout)

@@ -22,7 +22,7 @@ Factory = Callable[[dict[str, Any], int, Mesh], Model]
 _METHODS = ("parameters", "loss", "hugging_face_config", "constant_exports")
 
 
-def own_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collection[str]) -> Model:
+def build_custom_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collection[str]) -> Model:
     """Build the model that `package.module:Factory` returns for the job's options.
 
     Args:
@@ -40,7 +40,7 @@ def own_model(config: CustomConfig, vocabulary: int, mesh: Mesh, allowed: Collec
     if name not in allowed and module_name not in allowed:
         raise Refused(
             f"{field}: not allowed on this worker, which may import {', '.join(allowed) or 'no models'}; start it with "
-            f"--allow-models {module_name}, or name an allowed one"
+            f"--allow-models {module_name}, or name an allowed model"
         )
     try:
         module = importlib.import_module(module_name)
@@ -111,17 +111,17 @@ def _check_model(model: object, field: str, factory_name: str) -> None:
     missing = [name for name in _METHODS if not callable(getattr(model, name, None))]
     if missing:
         raise Refused(
-            f"{field}: {factory_name} gave a {type(model).__name__} without {', '.join(missing)}, expected a model "
+            f"{field}: {factory_name} returned a {type(model).__name__} without {', '.join(missing)}, expected a model "
             f"with the methods {', '.join(_METHODS)}; fix it"
         )
     names: set[str] = set()
     for parameter in cast(Model, model).parameters():
         if not isinstance(parameter, Parameter):
             raise Refused(
-                f"{field}: parameters() gave a {type(parameter).__name__}, expected training.api.Parameter; fix it"
+                f"{field}: parameters() yielded a {type(parameter).__name__}, expected training.api.Parameter; fix it"
             )
         if parameter.name in names:
             raise Refused(f"{field}: two parameters are named {parameter.name}; give each its own name")
         names.add(parameter.name)
     if not names:
-        raise Refused(f"{field}: parameters() gave none, expected at least one to train; fix it")
+        raise Refused(f"{field}: parameters() yielded none, expected at least one to train; fix it")
