@@ -163,7 +163,7 @@ class OptimizerEngine:
         header = self.core.next_weights()
         if header is None or self._contents is None:
             return None
-        if not self.newest.holds(header):
+        if not self.newest.has_version(header):
             try:
                 await self._tensor_store.publish(header)  # it was sent before and forgotten
             except Failed as failed:

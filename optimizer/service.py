@@ -309,7 +309,7 @@ class OptimizerService:
                 await session.wake.wait()
                 continue
             await self.engine.newest.send(tensors, (header.index,), partial(write_message, context))
-            self.engine.newest.forget(header.index)
+            self.engine.newest.drop_message(header.index)
 
     async def _read_checkpoint(
         self, request: pb.ReadCheckpointRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -142,7 +142,7 @@ class LocalDataPlane:
     def store_weights(self, chunk: TensorChunk | None, message: Message | None, elements: int) -> None:
         """Store a chunk of weights, unless the engine in this process has stored it already."""
         if chunk is not None:
-            self._newest.keep(chunk, message, elements)
+            self._newest.put_received(chunk, message, elements)
 
     def wake_senders(self) -> None:
         """Have every worker's data stream look for weights to send."""

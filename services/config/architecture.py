@@ -81,7 +81,7 @@ def may_be_ignored(name: str, model: PretrainableConfig) -> bool:
 def may_have_more_rows(name: str) -> bool:
     """Return whether a checkpoint's tensor may have more rows than the model, which then takes the first ones.
 
-    That holds for learned positions beyond the job's sequence length.
+    This is allowed for learned positions beyond the job's sequence length.
     """
     return name == "transformer.wpe.weight"
 

@@ -24,7 +24,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("training_config.project_name: holds unprintable characters; write plain text")
+        raise ValueError(
+            "training_config.project_name: unprintable characters given, expected plain text; remove them"
+        )
     return text
 
 

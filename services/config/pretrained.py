@@ -143,7 +143,7 @@ def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None
         listed = ", ".join(format_path(place) for place in places)
         raise Refused(
             f"{MODEL_PATH_FIELD}: no such folder on this host (looked at {listed}); "
-            "copy it here or give the worker the folder that it lies in with --data"
+            "copy it here, or give the worker its parent folder with --data"
         )
     with prefix_field_name():
         for name, expected in pretrained.files.items():

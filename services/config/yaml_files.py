@@ -97,7 +97,7 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     document = parse_yaml(text, source)
     if not isinstance(document, dict):
         raise Refused(
-            f"{source}: holds {format_value(document)}, expected a mapping with sections such as "
+            f"{source}: {format_value(document)} found, expected a mapping with sections such as "
             "training_config; correct it"
         )
     return document

@@ -104,7 +104,7 @@ class NewestWeights:
             raise Failed(f"weights: {text}")
         self._stored[index] = StoredChunk(chunk.header, message, array)
 
-    def keep(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
+    def put_received(self, chunk: TensorChunk, message: Message | None, elements: int) -> None:
         """Store a chunk that another role sent, with its payload unchanged.
 
         Args:
@@ -140,7 +140,7 @@ class NewestWeights:
                 log.warning("weights over gRPC: no shared memory can be made for them here (%s)", error)
         return self._array
 
-    def holds(self, header: ChunkHeader) -> bool:
+    def has_version(self, header: ChunkHeader) -> bool:
         """Return whether the stored chunk of this index has the version in the header."""
         stored = self._stored.get(header.index)
         return stored is not None and _version(stored.header) == _version(header)
@@ -149,7 +149,7 @@ class NewestWeights:
         """Return whether no later chunk of a layout with `elements` elements would be stored here."""
         return index + self._stripe_count >= chunk_count(elements)
 
-    def forget(self, index: int) -> None:
+    def drop_message(self, index: int) -> None:
         """Drop a chunk that is stored as a message only."""
         stored = self._stored.get(index)
         if stored is not None and stored.array is None:

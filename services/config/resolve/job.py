@@ -80,7 +80,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
             verify_fraction=training.verify_fraction,
             on_faulty=training.on_faulty,
         )
-    except ValidationError as error:  # rules across fields, which the sections alone can't hold
+    except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
     return job, notices
 

@@ -78,7 +78,7 @@ class FrameParser:
     def __init__(self, receiver: FrameReceiver, *, expect_preface: bool) -> None:
         self._receiver = receiver
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._start = self._stop = 0  # of what the buffer holds
+        self._start = self._stop = 0  # of the unparsed bytes in the buffer
         self._state = _State.PREFACE if expect_preface else _State.HEADER
         self._kind = self._flags = self._stream_id = 0
         self._left = 0  # bytes of the frame, without its padding, still to come

@@ -159,7 +159,7 @@ def test_without_a_model_tt_train_s_default_is_used_and_reported(folder: Path) -
             {},
             "transformer_config.num_head: unknown key (value 3)",
         ),
-        ("- 1", {}, "[1], expected a mapping"),
+        ("- 1", {}, "[1] found, expected a mapping"),
     ],
 )
 def test_a_bad_model_file_is_refused(

@@ -133,7 +133,7 @@ def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
     (message,) = remote.messages
     newest = NewestWeights()
     local, other = Peer(newest, on_host=True), Peer(newest, on_host=False)
-    newest.keep(deserialize_chunk(message), message, ELEMENTS)
+    newest.put_received(deserialize_chunk(message), message, ELEMENTS)
     holds(local.receive(1), 3, 1)
     holds(other.receive(1), 3, 1)
     assert other.messages[0] is message
@@ -156,21 +156,21 @@ def test_which_version_is_here() -> None:
     put(newest, 3, 1)
     header = version(3)
     header.index = 1
-    assert newest.holds(header)
+    assert newest.has_version(header)
     for field, other in (("index", 0), ("step", 4), ("generation", 2), ("epoch", 2), ("job", "k")):
         changed = ChunkHeader()
         changed.CopyFrom(header)
         setattr(changed, field, other)
-        assert not newest.holds(changed)
+        assert not newest.has_version(changed)
     newest.clear()
-    assert not newest.holds(header)
+    assert not newest.has_version(header)
 
 
 def test_a_message_is_let_go_of_once_it_is_sent_on() -> None:
     newest = NewestWeights()
     remote = Peer(newest, on_host=False)
     put(newest, 3, 0)
-    newest.forget(0)
+    newest.drop_message(0)
     assert remote.receive(0) == []
 
 
