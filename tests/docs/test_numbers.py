@@ -9,7 +9,7 @@ import pytest
 from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
-from cli.download import MOST_FILES
+from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES
 from services.instrumentation.timeline import MAX_EVENTS
@@ -40,7 +40,7 @@ FACTS = {
         f"| layout | 2^{MAX_ELEMENTS.bit_length() - 1} elements, {MAX_DIMENSIONS} dimensions |",
         f"| leases of a worker | {MOST_LEASES} |",
         f"| batches of held-out data | 2^{MOST_BATCHES.bit_length() - 1} |",
-        f"| files of a download | {MOST_FILES} |",
+        f"| files of a download | {MAX_FILES} |",
         f"| message | {MESSAGE_LIMIT_BYTES // MI} MiB |",
     ),
     "docs/threads.md": (f"Above {WINDOW_CHUNKS} chunks",),
