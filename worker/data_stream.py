@@ -77,10 +77,8 @@ class DataStream:
         self._feed = feed
         self._metrics = metrics
         self._wake = asyncio.Event()
-        self._next_header: ChunkHeader | None = (
-            None  # taken from the core, but of another lease than those before it
-        )
-        self._overflow_logged = ""  # job whose gradients exceed float16, which was logged
+        self._next_header: ChunkHeader | None = None  # taken from the core, to be sent in the next turn
+        self._overflow_logged = ""  # job for which an overflow of float16 was logged
 
     def wake(self) -> None:
         """Ask the core for chunks to send."""
@@ -121,7 +119,7 @@ class DataStream:
         for chunk in self._link.deserialize(message):
             built = self._core.job.built if self._core.job else None
             if built is None:
-                return  # of a job that has ended
+                return  # the job has ended
             try:
                 check_chunk(chunk, built.elements, built.wire.weights)
             except ChunkOverwritten:
@@ -181,9 +179,7 @@ class DataStream:
             if array is not None:
                 array.mark(header.index, header.lease)
             if header.job != self._overflow_logged and (text := describe_float16_overflow(chunk)):
-                self._overflow_logged = (
-                    header.job
-                )  # log it once a job: every such step is reported as skipped
+                self._overflow_logged = header.job  # once a job: each such step is reported as skipped
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:
