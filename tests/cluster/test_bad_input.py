@@ -45,11 +45,11 @@ def job(cluster: Cluster, corpus: Path) -> str:
 def unharmed(cluster: Cluster, job: str) -> Iterator[None]:
     """Check after each test that the job makes progress, in the same generation and with the same worker connection."""
     before = cluster.job(job)
-    told = cluster.aggregator.log_text().count("worker worker-1 is gone")
+    disconnections = cluster.aggregator.log_text().count("worker worker-1 is gone")
     yield
     after = cluster.wait_step(job, cluster.job(job).step + 2)
     assert after.generation == before.generation
-    assert cluster.aggregator.log_text().count("worker worker-1 is gone") == told
+    assert cluster.aggregator.log_text().count("worker worker-1 is gone") == disconnections
 
 
 @pytest.fixture
@@ -202,10 +202,10 @@ def test_a_chunk_that_contradicts_itself(
         rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease, index=index
     )
     rogue.data.send(chunk(identity, FIRST_CHUNK, **changed))
-    told = refusal(rogue.data, INVALID)
-    assert line in told
+    refused = refusal(rogue.data, INVALID)
+    assert line in refused
     version = f"generation {lease.generation}, step {lease.step}"
-    assert told.endswith(f"(GRADIENT of job '{job}', {version}, lease {lease.lease})"), "its coordinates"
+    assert refused.endswith(f"(GRADIENT of job '{job}', {version}, lease {lease.lease})"), "its coordinates"
     assert line in refusal(rogue.control, INVALID)
     cluster.aggregator.wait_log("worker rogue: refused a chunk: chunk")
 
@@ -269,7 +269,7 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
         ({"kind": INITIAL_WEIGHTS}, "it has initial weights, which lease 12345 does not ask for"),
     ],
 )
-def test_a_stale_chunk_is_dropped_and_told_of(
+def test_a_stale_chunk_is_dropped_and_logged(
     cluster: Cluster, job: str, rogue: StockWorker, changed: dict[str, Any], line: str
 ) -> None:
     rogue.join()

@@ -143,11 +143,11 @@ def _idle(address: str) -> bool:
 def _plain(answer: Any) -> list[str]:
     """Return the different texts of an answer, without times."""
     said = answer if isinstance(answer, list) else [answer]
-    told: list[str] = []
+    texts: list[str] = []
     for each in said:
         text = "" if isinstance(each, jobs.ClusterStatus) else str(getattr(each, "job", each))
         if isinstance(each, jobs.LogLine):
             text = each.text
-        if text not in told:
-            told.append(text)
-    return told
+        if text not in texts:
+            texts.append(text)
+    return texts

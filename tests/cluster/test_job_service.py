@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def told(cluster: Cluster, *arguments: object) -> dict[str, Any]:
+def run_json(cluster: Cluster, *arguments: object) -> dict[str, Any]:
     """Return the JSON result of a command that succeeds."""
     done = tiermesh(*arguments, "--aggregator", cluster.aggregator.address, "--json")
     assert done.returncode == 0, done.stderr
@@ -41,7 +41,7 @@ def test_a_job_over_the_command_line(
     cluster: Cluster, corpus: Path, undisturbed: Bits, tmp_path: Path
 ) -> None:
     config = write_config(corpus.parent, gpt_config(corpus))
-    ended = told(cluster, "submit", config, "--follow")
+    ended = run_json(cluster, "submit", config, "--follow")
     assert (ended["state"], ended["step"], ended["model_sha256"]) == (
         "succeeded",
         STEPS,
@@ -49,19 +49,19 @@ def test_a_job_over_the_command_line(
     )
     assert ended["validation_loss"] == undisturbed.validation_loss
     job = ended["job"]
-    assert told(cluster, "status", job)["state"] == "succeeded"
-    assert job in [each["job"] for each in told(cluster, "jobs")["jobs"]]
-    assert {each["name"] for each in told(cluster, "status")["workers"]} == {"worker-1", "worker-2"}
+    assert run_json(cluster, "status", job)["state"] == "succeeded"
+    assert job in [each["job"] for each in run_json(cluster, "jobs")["jobs"]]
+    assert {each["name"] for each in run_json(cluster, "status")["workers"]} == {"worker-1", "worker-2"}
 
     printed = tiermesh("logs", job, "--aggregator", cluster.aggregator.address)
     assert printed.returncode == 0
     assert f"Step: {STEPS}, Loss: {undisturbed.loss:.7f}" in printed.stdout
     assert f"Validation loss: {undisturbed.validation_loss:.7f}" in printed.stdout
 
-    fetched = told(cluster, "download", job, tmp_path)
+    fetched = run_json(cluster, "download", job, tmp_path)
     checkpoint = read_checkpoint(Path(fetched["path"]))
     assert (checkpoint.step, checkpoint.model_sha256) == (STEPS, undisturbed.model_sha256)
-    older = told(cluster, "download", job, tmp_path, "--step", "0")
+    older = run_json(cluster, "download", job, tmp_path, "--step", "0")
     assert read_checkpoint(Path(older["path"])).step == 0
 
     refused = tiermesh("download", job, tmp_path, "--step", "5", "--aggregator", cluster.aggregator.address)
@@ -119,8 +119,8 @@ def test_cancelling_frees_the_workers_for_the_next_job(
     )
     cluster.wait_step(running, 2)
     assert cluster.job(queued).state == jobs.QUEUED
-    assert told(cluster, "cancel", queued)["state"] == "cancelled"
-    answer = told(cluster, "cancel", running)
+    assert run_json(cluster, "cancel", queued)["state"] == "cancelled"
+    answer = run_json(cluster, "cancel", running)
     assert (answer["state"], answer["detail"]) == ("cancelled", "cancelled by request")
     assert cluster.finish(last).step == 5
     out, _ = followed.communicate(timeout=LIMIT_SECONDS)

@@ -30,8 +30,8 @@ from tests.support.cluster.nursery import ROOT
 def reported_steps(cluster: Cluster, job: str) -> list[int]:
     """Return the steps that the job's log reports, in order."""
     lines = cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)
-    told = [line.text for line in lines]
-    return [int(text.partition(",")[0].removeprefix("Step: ")) for text in told if ", Loss" in text]
+    reported = [line.text for line in lines]
+    return [int(text.partition(",")[0].removeprefix("Step: ")) for text in reported if ", Loss" in text]
 
 
 def test_a_worker_killed_in_the_middle_of_a_job(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
@@ -96,10 +96,10 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         ended = cluster.finish(job)
         assert bits(ended) == undisturbed
         assert ended.generation == 2
-        told = reported_steps(cluster, job)
-        (back,) = [at for at in range(1, len(told)) if told[at] <= told[at - 1]]
-        assert told[back - 1] >= CHECKPOINT_EVERY + 2
-        assert told[back] % CHECKPOINT_EVERY == 1, "it goes on after a checkpoint"
+        reported = reported_steps(cluster, job)
+        (back,) = [at for at in range(1, len(reported)) if reported[at] <= reported[at - 1]]
+        assert reported[back - 1] >= CHECKPOINT_EVERY + 2
+        assert reported[back] % CHECKPOINT_EVERY == 1, "it goes on after a checkpoint"
         cluster.aggregator.wait_log("the optimizer went back to step")
 
 

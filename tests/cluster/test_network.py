@@ -36,7 +36,7 @@ class Network:
         self.hosts = hosts
         self.daemons: list[Daemon] = []
         self._folder = folder
-        self._told = folder / "told"
+        self._output = folder / "output"
         self.optimizer = self._start("optimizer", "optimizer", "--state-dir", folder / "optimizer-state")
         self.aggregator = self._start(
             "aggregator", "aggregator", "--state-dir", folder / "aggregator-state",
@@ -45,14 +45,14 @@ class Network:
         self.workers = [self.start_worker(f"worker-{number + 1}") for number in range(workers)]
         command = [sys.executable, "-m", "cli.main", "submit", str(config), "--follow", "--json"]
         command += ["--aggregator", self.aggregator.address]
-        with self._told.open("wb") as told:
+        with self._output.open("wb") as output:
             self._submit = subprocess.Popen(
                 hosts.by_name["aggregator"].command(command),
                 cwd=ROOT,
                 env=environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
+                stdout=output,
+                stderr=output,
             )
 
     def __enter__(self) -> Network:
@@ -78,9 +78,9 @@ class Network:
     def result(self) -> dict[str, object]:
         """Return the result of the job, which must succeed."""
         code = self._submit.wait(LIMIT_SECONDS)
-        told = self._told.read_text()
-        assert code == 0, told
-        found: dict[str, object] = json.loads(told.splitlines()[-1])
+        output = self._output.read_text()
+        assert code == 0, output
+        found: dict[str, object] = json.loads(output.splitlines()[-1])
         return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from aggregator.core.aggregator import AggregatorCore
 from optimizer.core.optimizer import OptimizerCore
 from services.runtime.recording import ReplayDiffers, replay
-from tests.simulation.history import Covered, HistoryWrong, check
+from tests.simulation.history import Covered, InvalidHistory, check
 from tests.simulation.recorded import history_of
 from tests.support.cluster.bits import STEPS
 from tests.support.cluster.harness import Cluster
@@ -30,7 +30,7 @@ def test_a_recorded_run_replays_to_the_same_effects(tmp_path: Path, tiers: int, 
     history = list(history_of(aggregator_record, optimizer_record))
     assert check(history) == STEPS, "each step once, of each micro-batch once"
     history.remove(next(event for event in history if isinstance(event, Covered)))
-    with pytest.raises(HistoryWrong, match="lacks chunks"):
+    with pytest.raises(InvalidHistory, match="lacks chunks"):
         check(history)
 
     lines = optimizer_record.read_text().splitlines(keepends=True)

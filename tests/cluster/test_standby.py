@@ -120,9 +120,11 @@ def test_a_leader_that_wakes_up_late_has_no_effect(
         assert "has taken over from epoch 1" in woken
         assert "Step: " not in woken and "checkpoint" not in woken and "ERROR" not in woken, woken
         assert bits(pair.finish(job)) == undisturbed
-        told = reported_steps(pair, job)
-        assert told[-1] == STEPS
-        assert sum(told[at] <= told[at - 1] for at in range(1, len(told))) <= 1, "one takeover, one way back"
+        reported = reported_steps(pair, job)
+        assert reported[-1] == STEPS
+        assert sum(reported[at] <= reported[at - 1] for at in range(1, len(reported))) <= 1, (
+            "one takeover, one way back"
+        )
         pair.first.wait_log("standby of standby (epoch 2)")
         eventually(lambda: [each.name for each in pair.status().standbys] == ["aggregator"], "its return")
         assert (leads(pair.first), leads(pair.second)) == (False, True)
