@@ -41,9 +41,9 @@ class JobsClient:
     Of several addresses it calls the one that leads the cluster; the others are standbys, or dead.
 
     Raises:
-        Refused: an address is malformed; from calls, the aggregator refused the request.
-        Unreachable: from calls, there is no connection or no answer in time.
-        Failed: from calls, anything else went wrong.
+        Refused: an address is malformed or, in a call, the aggregator refused the request.
+        Unreachable: there is no connection, or no answer in time.
+        Failed: a call went wrong in another way.
     """
 
     def __init__(self, target: AggregatorTarget) -> None:

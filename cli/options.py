@@ -30,7 +30,7 @@ ANY_PORT = "127.0.0.1:0"
 
 @dataclass(frozen=True)
 class AggregatorTarget:
-    """Where a command finds the aggregator.
+    """Address of an aggregator, and how to connect to it.
 
     Attributes:
         address: `HOST:PORT` of the aggregator, or a comma-separated list of it and its standbys.

@@ -22,7 +22,7 @@ WAITS = "wait for weights"
 
 
 class Payload(str, Enum):
-    """What a transfer carries, and so what hides it."""
+    """Content of a transfer, which decides what hides it."""
 
     GRADIENTS = "gradients"
     WEIGHTS = "weights"
@@ -82,7 +82,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How much of the time on the wire computing hides.
+    """Time on the wire, and the part of it that computing hides.
 
     Attributes:
         transfer_seconds: time in which at least one chunk was on its way, summed over workers and steps.

@@ -122,8 +122,8 @@ def test_kernels_of_the_environment_give_the_same_bits(
         code, result, line = run(job_file, tmp_path / path, "--tiers", "3", "--workers", "1")
         assert code == 0, line
         found[path] = result["model_sha256"]
-        said = (tmp_path / path / "logs" / "optimizer.log").read_text()
-        assert ("optimizer.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in said) == (
+        log = (tmp_path / path / "logs" / "optimizer.log").read_text()
+        assert ("optimizer.compiled_update_rules: numpy computes, as TIERMESH_KERNELS says" in log) == (
             path == "numpy"
         )
     assert found["auto"] == found["numpy"]

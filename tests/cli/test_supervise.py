@@ -74,7 +74,7 @@ def test_each_role_is_killed_and_the_job_ends_with_the_same_bits(
 
 
 def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
     state = tmp_path / "state"
 
     async def live() -> int:
@@ -90,13 +90,13 @@ def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path:
             state.rename(tmp_path / "moved")
             state.touch()  # a file in place of the folder: the restart is refused
             os.kill(daemon.pid, signal.SIGKILL)
-            await asyncio.wait_for(supervise(daemon, said.append), 60)
+            await asyncio.wait_for(supervise(daemon, lines.append), 60)
             return port
         finally:
             await daemon.stop()
 
     port = asyncio.run(live())
-    assert len(said) == 1
+    assert len(lines) == 1
     log = (tmp_path / "aggregator.log").read_text()
     assert log.count(f"serves on port {port}") == 2
     assert f"--state-dir {state}" in log.splitlines()[-1]
