@@ -35,9 +35,17 @@ def job_config(command: Command) -> Command:
     return click.argument("path", metavar="JOB.yaml", type=click.Path(path_type=Path))(command)
 
 
+_workers_option = option(
+    "--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons."
+)
+_log_level_option = option(
+    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
+)
+
+
 @click.command()
 @job_config
-@option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
+@_workers_option
 @option(
     "--tiers",
     type=click.Choice(["2", "3"]),
@@ -63,9 +71,7 @@ def job_config(command: Command) -> Command:
     help="Number of tokens of sample text to generate at the end; 0 for none.",
 )
 @option("--supervise", is_flag=True, help="Restart daemons that die, as systemd would.")
-@option(
-    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
-)
+@_log_level_option
 @allow_models_option
 @timeline_options
 @output_options
@@ -116,7 +122,7 @@ def local(
     default=6,
     help="Number of faults, spread over the job's steps.",
 )
-@option("--workers", type=click.IntRange(min=1, max=64), default=2, help="Number of worker daemons.")
+@_workers_option
 @option(
     "--tiers",
     type=click.Choice(["2", "3"]),
@@ -135,9 +141,7 @@ def local(
     help="Run the job without faults first; fail unless both runs give the same bits.",
 )
 @path_option("--state-dir", default=Path(".tiermesh/chaos"), help="Folder for queue, checkpoints and logs.")
-@option(
-    "--log-level", default="info", help="Lowest level that the daemons log: debug, info, warning or error."
-)
+@_log_level_option
 @output_options
 def chaos(
     *,
