@@ -17,6 +17,7 @@ from cli.job_commands import cancel, chaos, download, jobs, local, logs, status,
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from services.errors import Refused, TiermeshError
+from services.version import tiermesh_version
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
@@ -29,7 +30,7 @@ class _InOrder(click.Group):
 
 
 @click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="tiermesh")
+@click.version_option(tiermesh_version(), prog_name="tiermesh")
 def tiermesh() -> None:
     """Train models on a cluster of Tenstorrent LoudBoxes.
 
