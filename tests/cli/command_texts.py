@@ -117,7 +117,7 @@ def render() -> str:
 
 
 def _filled() -> FakeAggregator:
-    """Return an aggregator with a running job, and a cluster in which something is waited for."""
+    """Return an aggregator with a running job, and a cluster that waits for a peer."""
     fake = FakeAggregator()
     fake.jobs["job-1"] = jobs_pb2.Job(
         id="job-1", name="tiny", state=jobs_pb2.RUNNING, phase="train", step=4, steps=10, loss=2.5,

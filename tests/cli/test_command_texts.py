@@ -1,4 +1,4 @@
-"""The texts of the command, as one list that a person can read; see command_texts.py."""
+"""The command's texts match the list in golden/texts.txt; see command_texts.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.cli.command_texts import GOLDEN
-from tests.support.cluster.nursery import ROOT
+from tests.support.cluster.fork_server import ROOT
 
 
 def test_texts_are_those_of_the_list() -> None:

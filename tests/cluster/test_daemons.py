@@ -82,11 +82,11 @@ def test_a_worker_without_an_aggregator(tmp_path: Path) -> None:
     finally:
         worker.close()
     warnings = [line for line in worker.log_text().splitlines() if "WARNING" in line]
-    assert len(warnings) == 1 and "trying again" in warnings[0], "said once, not at every attempt"
+    assert len(warnings) == 1 and "trying again" in warnings[0], "logged once, not at every attempt"
 
 
 def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) -> None:
-    """An aggregator without its optimizer takes jobs, names what they wait for, and continues when it appears."""
+    """Check that it takes jobs, names what they wait for, and continues when the optimizer appears."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         assert cluster.optimizer is not None
         cluster.optimizer.kill()
@@ -111,7 +111,7 @@ def test_commands_without_an_aggregator() -> None:
 
 @pytest.mark.slow
 def test_idle_links_stay_up(tmp_path: Path) -> None:
-    """The wait is longer than the time after which a gRPC server rejects a client's keepalive pings (three of them)."""
+    """Wait longer than the time after which a gRPC server rejects keepalive pings (three of them)."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.wait_workers(1)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -194,7 +194,7 @@ def test_an_idle_aggregator_is_ended_too(tmp_path: Path) -> None:
 
 
 def test_an_older_aggregator_does_not_regain_the_optimizer(tmp_path: Path, long_spec: str) -> None:
-    """The aggregators have separate state, so only the optimizer can tell which is newer."""
+    """Give the aggregators separate state, so that only the optimizer can tell which is newer."""
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         cluster.aggregator.kill()
         cluster.start_aggregator()  # epoch 2

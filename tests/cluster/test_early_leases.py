@@ -14,7 +14,7 @@ from tests.support.cluster.relay import Relay
 
 
 def waiting_for_weights(cluster: Cluster, spec: str) -> tuple[str, Relay, Relay]:
-    """Bring a job to step 1 with all of it leased to `slow`, which has all weights of step 0 and half of step 1.
+    """Start a job and stop it in step 1: `slow` has the whole step as leases, but only half of the weights.
 
     Another worker, `other`, has built the job and gets no weights yet.
 

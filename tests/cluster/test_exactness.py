@@ -47,7 +47,7 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     found = bits(cluster.finish(job))
     shares = [worker.metric(MICRO_BATCHES_METRIC, job=job) for worker in started]
     assert all(shares), f"a worker computed nothing: {shares}"
-    assert sum(shares) == steps * MICRO_BATCHES, "nobody died, so every micro-batch was computed once"
+    assert sum(shares) == steps * MICRO_BATCHES, "no process died, so every micro-batch was computed once"
     assert workers == 1 or MICRO_BATCHES % workers, "so that no step's leases can be even"
     for worker in started:
         worker.process.terminate()
@@ -88,7 +88,7 @@ def test_meshes_of_two_strategies_give_the_same_bits(tmp_path: Path, corpus: Pat
 def test_bfloat16_weights_on_the_wire_give_the_same_bits(
     tmp_path: Path, tiers: int, corpus: Path, undisturbed: Bits
 ) -> None:
-    """All workers see the same rounded weights, and sums of gradients are not rounded."""
+    """Check the bits: all workers see the same rounded weights, and sums of gradients are not rounded."""
     wire = {"weights": "bfloat16"}
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16-weights", wire_dtype=wire))
     with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:
@@ -101,7 +101,7 @@ def test_bfloat16_weights_on_the_wire_give_the_same_bits(
 def test_training_converges_with_bfloat16_in_both_directions(
     tmp_path: Path, corpus: Path, undisturbed: Bits
 ) -> None:
-    """The rounding of gradients depends on who computed which node, so the loss is similar and its bits differ."""
+    """Check that losses are similar. Their bits differ, since rounding depends on which worker computed which node."""
     spec = spec_of(tmp_path, gpt_config(corpus, project_name="bf16", wire_dtype="bf16"))
     with Cluster(tmp_path, tiers=3, options=OVER_THE_NETWORK) as cluster:
         found = run_with(cluster, 3, spec, seed=3)

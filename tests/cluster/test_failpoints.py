@@ -22,7 +22,7 @@ from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, Daemon,
 EVERY_ROLE = "stream.mid-message"
 """Failpoint that each role reaches when it sends tensors over a stream."""
 ALL = [name for name in FAILPOINTS if not name.startswith("shard.")]
-"""All failpoints but those of shards, which test_shard_failpoints.py covers."""
+"""All failpoints except those of shards (see test_shard_failpoints.py)."""
 SHORT = {
     "worker": ["worker.gradient-ready=kill@2", "stream.mid-message=kill@3"],
     "aggregator": ["aggregator.save.before=kill@3", "aggregator.epoch.after=kill@1"],

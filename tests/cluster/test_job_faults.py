@@ -108,7 +108,7 @@ def test_a_fault_gives_an_answer_or_one_line_of_error(
     least_bytes = 1 if kind in DAMAGING else 0
     proxy.strike(Fault(f"/tiermesh.Jobs/{method}", direction, kind, least_bytes=least_bytes))
     outcome = ask(proxy.address, CALLS[method], job, short_spec)
-    assert proxy.struck.is_set(), "the fault was not met with"
+    assert proxy.struck.is_set(), "the fault never happened"
 
     failed = isinstance(outcome, TiermeshError)
     if failed:
@@ -142,9 +142,9 @@ def _idle(address: str) -> bool:
 
 def _plain(answer: Any) -> list[str]:
     """Return the different texts of an answer, without times."""
-    said = answer if isinstance(answer, list) else [answer]
+    messages = answer if isinstance(answer, list) else [answer]
     texts: list[str] = []
-    for each in said:
+    for each in messages:
         text = "" if isinstance(each, jobs.ClusterStatus) else str(getattr(each, "job", each))
         if isinstance(each, jobs.LogLine):
             text = each.text

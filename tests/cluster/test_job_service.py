@@ -17,8 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from protos import jobs_pb2 as jobs
 from services.checkpoints import read_checkpoint
 from tests.support.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
+from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, environment, tiermesh
-from tests.support.cluster.nursery import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_cancelling_frees_the_workers_for_the_next_job(
 
 
 def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    """The corpus exists at submission. When workers build the job it is absent or has changed."""
+    """Remove or change the corpus between submission and the workers' build."""
     text = corpus.read_text()
     for after, reason in ((None, "corpus.txt"), (text + "more", "sha256")):
         moved = tmp_path / "corpus.txt"

@@ -16,6 +16,7 @@ import pytest
 
 from protos import jobs_pb2 as jobs
 from tests.support.cluster.bits import CHECKPOINT_EVERY, STEPS, Bits, bits, gpt_config, write_config
+from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import (
     ENDED,
     LIMIT_SECONDS,
@@ -24,7 +25,6 @@ from tests.support.cluster.harness import (
     eventually,
     tiermesh,
 )
-from tests.support.cluster.nursery import ROOT
 
 
 def reported_steps(cluster: Cluster, job: str) -> list[int]:

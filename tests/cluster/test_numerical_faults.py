@@ -24,7 +24,7 @@ def config(**training: Any) -> dict[str, Any]:
     return regression_config(gradient_accumulation_steps=4, model_save_interval=1, **training)
 
 
-def told(cluster: Cluster, job: str) -> list[str]:
+def job_log(cluster: Cluster, job: str) -> list[str]:
     """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
@@ -56,7 +56,7 @@ def test_the_step_is_skipped_and_the_micro_batch_named(
             ended = cluster.finish(job)
             models.append(load_file(Path(ended.checkpoint) / "model.safetensors"))
         before, after, last = models
-        (line,) = [line for line in told(cluster, job) if "(skipped" in line]
+        (line,) = [line for line in job_log(cluster, job) if "(skipped" in line]
         assert re.search(rf"^Step: {FAULTY_STEP + 1}, .*\(skipped: {NAMED}\)$", line)
         assert re.search(rf"^step {FAULTY_STEP + 1}: {NAMED}$", ended.skipped)
         same_bits = wire == "float32" or workers == 1  # Rounding depends on who computed which node.

@@ -76,10 +76,10 @@ def test_the_job_ends_in_the_same_bits(
     least_bytes = CHUNK_BYTES if method == "Exchange" else 0
     proxy.strike(Fault(f"/tiermesh.{service}/{method}", direction, kind, passing=3, least_bytes=least_bytes))
     job = cluster.finish(cluster.submit(spec))
-    assert proxy.struck.is_set(), "the fault was not met with"
+    assert proxy.struck.is_set(), "the fault never happened"
     assert bits(job) == undamaged
     silent = [daemon.name for daemon in cluster.daemons if "silent for" in daemon.log_text()]
-    assert not silent, "what ends a stream is told at once, and not waited for"
+    assert not silent, "the end of a stream must be noticed without a timeout"
 
 
 @pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])

@@ -114,9 +114,9 @@ def test_the_job_ends_in_the_same_bits(
         proxy.strike(fault)
         job = cluster.submit(spec)
     assert bits(cluster.finish(job)) == undamaged
-    assert proxy.struck.is_set(), "the fault was not met with"
+    assert proxy.struck.is_set(), "the fault never happened"
     silent = [daemon.name for daemon in cluster.daemons if "silent for" in daemon.log_text()]
-    assert not silent, "what ends a stream is told at once, and not waited for"
+    assert not silent, "the end of a stream must be noticed without a timeout"
 
 
 def _proxy(cluster: ProxiedCluster, shard: int) -> Any:

@@ -38,7 +38,7 @@ def sums_received(cluster: Cluster, job: str) -> list[float]:
 def test_any_number_of_shards_gives_the_same_bits(
     tmp_path: Path, shards: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """The layout has two chunks, so one of three shards is empty."""
+    """Split a layout of two chunks, so that one of three shards is empty."""
     with Cluster(tmp_path, workers=2, shards=shards) as cluster:
         job = cluster.submit(gpt_spec)
         assert bits(cluster.finish(job)) == undisturbed
@@ -63,14 +63,14 @@ def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> N
 def test_any_arrivals_over_the_network_give_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """Each shard is behind a slow relay of its own, which shuffles arrivals."""
+    """Put each shard behind a slow relay of its own, which shuffles arrivals."""
     with Cluster(tmp_path, workers=3, shards=2, options=OVER_THE_NETWORK, delays=7) as cluster:
         cluster.wait_workers(3)
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
 
 
 def test_wire_types_with_shards_give_the_bits_without(tmp_path: Path, corpus: Path) -> None:
-    """One worker, so that there is one way to round its gradients."""
+    """Use one worker, so that gradients are rounded in one way only."""
     config = gpt_config(corpus, project_name="rounded", max_steps=CHECKPOINT_EVERY, wire_dtype="bf16")
     spec = spec_of(tmp_path, config)
     found: list[Bits] = []
@@ -152,7 +152,7 @@ def test_the_aggregator_killed_and_restarted(tmp_path: Path, gpt_spec: str, undi
 
 @pytest.mark.long
 def test_a_link_to_a_shard_that_breaks(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    """The control stream and the workers' streams share the relay."""
+    """Break the relay that the control stream and the workers' streams share."""
     with Cluster(tmp_path, workers=2, shards=2) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, CHECKPOINT_EVERY + 2)

@@ -13,8 +13,8 @@ import pytest
 from protos.cluster_pb2_grpc import ClusterStub
 from protos.tensors_pb2 import Chunk, ChunkHeader, SharedPlaces
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
+from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import Cluster, Daemon, environment, eventually
-from tests.support.cluster.nursery import ROOT
 from tests.support.cluster.stock_peers import StockWorker
 
 LINKS = "tiermesh_shared_memory_links"
@@ -23,11 +23,11 @@ LINKS = "tiermesh_shared_memory_links"
 def named(daemon: Daemon) -> list[str]:
     """Return the files in /dev/shm that a daemon has mapped or open, which a leak would leave behind."""
     process = Path(f"/proc/{daemon.process.pid}")
-    held = (process / "maps").read_text().splitlines()
+    mapped = (process / "maps").read_text().splitlines()
     for each in (process / "fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
-            held.append(str(each.readlink()))
-    return [each for each in held if "/dev/shm/" in each]
+            mapped.append(str(each.readlink()))
+    return [each for each in mapped if "/dev/shm/" in each]
 
 
 def memory(daemon: Daemon) -> set[str]:
@@ -115,7 +115,7 @@ def test_killed_daemons_leave_no_shared_memory(tmp_path: Path, gpt_spec: str, un
 def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
-    """A process id namespace of its own, as in a container."""
+    """Run the worker in its own process id namespace, as in a container."""
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("process id namespaces can't be made here")
@@ -141,13 +141,13 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
 
 
 @pytest.mark.parametrize(
-    ("offer", "said"),
+    ("offer", "reason"),
     [
         ("nonsense", "metadata tiermesh-shared-memory: 'nonsense', expected a process id"),
         (None, "chunk 0: shared memory: not agreed on for this stream; send the payload"),
     ],
 )
-def test_false_shared_memory_metadata_is_refused(tmp_path: Path, offer: str | None, said: str) -> None:
+def test_false_shared_memory_metadata_is_refused(tmp_path: Path, offer: str | None, reason: str) -> None:
     with Cluster(tmp_path) as cluster, StockWorker(cluster.aggregator.address, "liar") as worker:
         worker.join()
         if offer is not None:
@@ -158,4 +158,4 @@ def test_false_shared_memory_metadata_is_refused(tmp_path: Path, offer: str | No
         stream.send(Chunk(header=ChunkHeader(job="x", epoch=worker.epoch), shared=SharedPlaces(sequence=1)))
         code, details = stream.status()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert said in details
+        assert reason in details

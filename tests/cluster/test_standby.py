@@ -17,7 +17,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 def leads(aggregator: Daemon) -> bool:
-    """Return whether its metrics say that it leads."""
+    """Return whether the daemon's metrics say that it leads."""
     return aggregator.metric("tiermesh_leader") == 1
 
 
@@ -34,7 +34,7 @@ def one_leader(*aggregators: Daemon) -> Daemon:
 
 
 class Pair(Cluster):
-    """A cluster with a standby aggregator. Its worker knows both, and an address that nobody serves."""
+    """A cluster with a standby aggregator. Its worker knows both addresses, and a third that nothing serves."""
 
     def __init__(self, folder: Path, tiers: int, shards: int = 0) -> None:
         super().__init__(
@@ -59,7 +59,7 @@ class Pair(Cluster):
         return self
 
     def freeze_first(self) -> None:
-        """Freeze the leader between two writes. During a write it holds the lock, and nobody could take over."""
+        """Freeze the leader between two writes. During a write it has the lock, which would prevent a takeover."""
         queue = self.folder / "aggregator-state" / "queue.sqlite"
 
         def frozen() -> bool:
@@ -77,7 +77,7 @@ class Pair(Cluster):
     def taken_over(self) -> None:
         """Wait until the standby leads."""
         self.second.wait_log("takes over as epoch 2")
-        self.lead_by(self.second)
+        self.switch_to(self.second)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_malformed_address_list_is_refused() -> None:
 
 @pytest.mark.long
 def test_one_of_two_aggregators_started_together_leads_and_hands_over_at_its_end(tmp_path: Path) -> None:
-    """The takeover comes long before the standby's heartbeat limit."""
+    """Check that the takeover comes long before the standby's heartbeat limit."""
     options = ("--state-dir", tmp_path / "state", "--standby", "--heartbeat-seconds", 20.0)
     pair = [Daemon("aggregator", name, tmp_path, *options) for name in ("left", "right")]
     with ExitStack() as stack:
@@ -181,7 +181,7 @@ def test_an_aggregator_without_standby_takes_over_at_once(
         state = ("--state-dir", tmp_path / "aggregator-state")
         third = pair._start("aggregator", "third", *state, "--heartbeat-seconds", HEARTBEAT_SECONDS).ready()
         pair.start_worker(aggregator=third.address)
-        pair.lead_by(third)
+        pair.switch_to(third)
         pair.first.wait_log("it stands by from now on")
         assert bits(pair.finish(job)) == undisturbed
         assert pair.status().epoch == 2

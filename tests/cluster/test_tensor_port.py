@@ -66,11 +66,11 @@ def test_an_unreachable_tensor_port_falls_back_to_the_main_port(
         cluster.wait_step(job, 2)
         relay.cut()
         assert bits(cluster.finish(job)) == undisturbed
-        told = [line for line in worker.log_text().splitlines() if WARNING in line]
-        assert len(told) == 1, "once, not for every connection"
-        assert f"main port {relay.address}" in told[0]
-        assert f"{relay.host}:{port}: can't be reached (connection refused)" in told[0]
-        assert "--tensor-port" in told[0]
+        warnings = [line for line in worker.log_text().splitlines() if WARNING in line]
+        assert len(warnings) == 1, "once, not for every connection"
+        assert f"main port {relay.address}" in warnings[0]
+        assert f"{relay.host}:{port}: can't be reached (connection refused)" in warnings[0]
+        assert "--tensor-port" in warnings[0]
 
 
 def test_a_taken_tensor_port_is_refused(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ def spec(folder: Path, workers: int = 1, **training: Any) -> str:
     return spec_of(folder, regression_config(**settings))
 
 
-def told(cluster: Cluster, job: str) -> list[str]:
+def job_log(cluster: Cluster, job: str) -> list[str]:
     """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
 
 def found_faulty(cluster: Cluster, job: str) -> jobs.Exclusion:
     """Wait until a worker is excluded."""
-    found = cluster.wait(job, lambda each: bool(each.excluded), "somebody is found faulty")
+    found = cluster.wait(job, lambda each: bool(each.excluded), "a worker is found faulty")
     (exclusion,) = found.excluded
     return exclusion
 
@@ -89,7 +89,7 @@ def test_one_faulty_worker_of_three_is_excluded(
         ended = cluster.finish(job)
         check_counted_once(ended)
         assert [each.worker for each in ended.excluded] == ["steady"]
-        assert any("worker steady takes no part: faulty" in line for line in told(cluster, job))
+        assert any("worker steady takes no part: faulty" in line for line in job_log(cluster, job))
 
 
 @pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
@@ -102,7 +102,9 @@ def test_unverified_wrong_results_are_rolled_back(tmp_path: Path, tiers: int) ->
         assert exclusion.trusted_step < FIRST_LIE <= exclusion.step
         cluster.start_worker(name="worker-3")
         check_counted_once(cluster.finish(job))
-        (back,) = [line for line in told(cluster, job) if line.startswith("the optimizer went back to step ")]
+        (back,) = [
+            line for line in job_log(cluster, job) if line.startswith("the optimizer went back to step ")
+        ]
         assert int(back.split()[6].rstrip(",")) <= exclusion.trusted_step and back.endswith("generation 2")
 
 

@@ -23,7 +23,7 @@ from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
 SENT, RECEIVED = "tiermesh_sent_bytes_total", "tiermesh_received_bytes_total"
 
 
-def told(cluster: Cluster, job: str) -> list[str]:
+def job_log(cluster: Cluster, job: str) -> list[str]:
     """Return the lines of the job's log."""
     return [line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=job), timeout=LIMIT_SECONDS)]
 
@@ -58,7 +58,7 @@ def test_each_direction_has_its_own_type(tmp_path: Path, corpus: Path) -> None:
 def test_bfloat16_weights_cost_a_bfloat16_mesh_no_bits(
     tmp_path: Path, corpus: Path, config: Callable[..., dict[str, Any]]
 ) -> None:
-    """A bfloat16 mesh rounds weights in the same way when they are loaded."""
+    """Check the bits: a bfloat16 mesh rounds weights in the same way when they are loaded."""
     found: list[Bits] = []
     with Cluster(tmp_path, tiers=2, workers=1) as cluster:
         for weights in ("float32", "bfloat16"):
@@ -95,7 +95,7 @@ def test_gradients_too_large_for_float16_skip_the_step(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(spec_of(tmp_path, diverging(wire_dtype={"gradients": "float16"})))
         ended = cluster.finish(job)
-        skipped = [line for line in told(cluster, job) if "skipped: the gradient is not finite" in line]
+        skipped = [line for line in job_log(cluster, job) if "skipped: the gradient is not finite" in line]
         assert skipped and all("float16, whose largest value is 65504" in line for line in skipped)
         log = cluster.workers[0].log_text()
         assert "elements are infinite in float16, whose largest value is 65504 (GRADIENT of job" in log

@@ -1,4 +1,4 @@
-"""Check that what the pages name exists: pages, files, commands with their flags, metrics, variables, make targets."""
+"""Check that everything the pages name exists: pages, files, commands, flags, metrics, variables, make targets."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_targets_of_make_and_figures_are_there(page: str) -> None:
 
 
 def test_every_figure_is_in_the_table_of_benchmarks() -> None:
-    told = set()
+    listed = set()
     for name, other in re.findall(
         r"^\| `(\w+)`(?:, `(_\w+)`)? \|", text_of("benchmarks/README.md"), re.MULTILINE
     ):
-        told |= {name, name[: len(name) - len(other)] + other}
-    assert told == figures()
+        listed |= {name, name[: len(name) - len(other)] + other}
+    assert listed == figures()
 
 
 def test_failpoints_are_there() -> None:

@@ -41,7 +41,7 @@ def _prefix(row: ast.expr) -> str:
 
 
 def listed() -> set[tuple[str, str, str]]:
-    """The same, of the page's table."""
+    """Return (daemon, row, event) of each line in the page's table."""
     found = set()
     for line in re.findall(r"^\| (\w+) \| (`.*?`) \| (`.*?`) \|", PAGE, re.MULTILINE):
         role, row, events = line

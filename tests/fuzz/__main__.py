@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of the parsers in targets.py; needs atheris (`make fuzz`).
 
-python -m tests.fuzz [--seconds 60] [TARGET ...]     each target for so many seconds; by default all of them
+python -m tests.fuzz [--seconds 60] [TARGET ...]     fuzz each target for this time; all targets by default
 """
 
 from __future__ import annotations

@@ -40,10 +40,10 @@ LONGEST_REFUSAL = 5000
 
 @dataclass(frozen=True)
 class Target:
-    """A parser.
+    """A parser under test.
 
     Attributes:
-        parse: parses bytes, or raises one of `REFUSALS`.
+        parse: function that parses bytes, or raises one of `REFUSALS`.
         seeds: valid inputs to start from.
     """
 

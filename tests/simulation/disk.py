@@ -52,16 +52,18 @@ class Disk:
     ) -> None:
         """Write a checkpoint. It replaces one of the same step, and those that `keep_last` removes."""
         kept = [each for each in self.checkpoints.get(written.job, []) if each[0].step != written.step]
-        held = sorted([*kept, (written, weights)], key=lambda each: each[0].step)
-        gone = surplus_steps([each[0].step for each in held], written.step, keep_last=keep_last, keep_every=0)
-        self.checkpoints[written.job] = [each for each in held if each[0].step not in gone]
+        stored = sorted([*kept, (written, weights)], key=lambda each: each[0].step)
+        gone = surplus_steps(
+            [each[0].step for each in stored], written.step, keep_last=keep_last, keep_every=0
+        )
+        self.checkpoints[written.job] = [each for each in stored if each[0].step not in gone]
 
     def newest_checkpoint(
         self, job: str, void: Iterable[pb.Void] = ()
     ) -> tuple[pb.CheckpointWritten, tuple[int, ...]] | None:
         """Return the checkpoint of the highest step among the valid ones."""
-        held = [each for each in self.checkpoints.get(job, []) if not is_void(each[0], void)]
-        return max(held, key=lambda each: each[0].step, default=None)
+        stored = [each for each in self.checkpoints.get(job, []) if not is_void(each[0], void)]
+        return max(stored, key=lambda each: each[0].step, default=None)
 
 
 def _copy(job: Job) -> Job:

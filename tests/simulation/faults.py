@@ -21,7 +21,7 @@ class Faults:
     """The faults of one run.
 
     Attributes:
-        active: Whether more may come.
+        active: Whether more faults may happen.
         hung: Workers whose devices have hung.
     """
 
@@ -156,7 +156,7 @@ class Faults:
                 link.silent(cluster.loop.now + seconds)
 
     def _jump(self, process: Process | None) -> None:
-        """Let a process's monotonic clock jump ahead (as after a suspend), and an aggregator's wall clock anywhere."""
+        """Let a process's monotonic clock jump ahead, as after a suspend, or an aggregator's wall clock anywhere."""
         if process is not None:
             self._cluster.injected["clock jumps"] += 1
             process.clock_ahead_seconds += self._cluster.rng.choice((3.0, 20.0, 700.0, 100_000.0))

@@ -81,7 +81,7 @@ class _JobHistory:
     covered: set[int] = field(default_factory=set)
     covered_version: tuple[int, int] = (0, -1)
     committed: set[tuple[int, int]] = field(default_factory=set)
-    told: set[tuple[int, int]] = field(default_factory=set)
+    reported: set[tuple[int, int]] = field(default_factory=set)
 
 
 class HistoryChecker:
@@ -107,8 +107,8 @@ class HistoryChecker:
                 self._committed(self._jobs[event.job], event)
             case Reported():
                 job, version = self._jobs[event.job], (event.generation, event.step)
-                _must(version not in job.told, event, "it was reported before")
-                job.told.add(version)
+                _must(version not in job.reported, event, "it was reported before")
+                job.reported.add(version)
             case FaultsEnded():
                 self._end = event
             case Ticked() if self._end is not None:

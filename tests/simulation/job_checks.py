@@ -62,7 +62,7 @@ class JobChecks:
     def noted(self, note: Note) -> None:
         """Check what the aggregator reports."""
         job = self._jobs[note.job.id]
-        self._check_told(note.job)
+        self._check_losses(note.job)
         if note.kind == "step":
             culprit = job.culprit(note.job.step - 1)
             end = "" if culprit is None else f"micro-batch {culprit}, parameter {PARAMETER})"
@@ -72,16 +72,19 @@ class JobChecks:
             )
             self._history.add(history.Reported(job.id, note.job.generation, note.job.step))
 
-    def _check_told(self, told: Job) -> None:
-        job = self._jobs[told.id]
-        if told.HasField("loss"):
-            expected = job.step_loss(told.step - 1)
-            require(told.loss == expected, f"loss {told.loss} after step {told.step}, expected {expected}")
-        if told.HasField("validation_loss"):
-            expected = job.validation_loss(told.validation_step)
+    def _check_losses(self, reported: Job) -> None:
+        job = self._jobs[reported.id]
+        if reported.HasField("loss"):
+            expected = job.step_loss(reported.step - 1)
             require(
-                told.validation_loss == expected,
-                f"validation loss {told.validation_loss}, expected {expected}",
+                reported.loss == expected,
+                f"loss {reported.loss} after step {reported.step}, expected {expected}",
+            )
+        if reported.HasField("validation_loss"):
+            expected = job.validation_loss(reported.validation_step)
+            require(
+                reported.validation_loss == expected,
+                f"validation loss {reported.validation_loss}, expected {expected}",
             )
 
     def ended(self, disk: Disk) -> None:

@@ -21,13 +21,13 @@ class Link:
     """A connection. The caller is the worker (to the aggregator) or the aggregator (to the optimizer).
 
     Attributes:
-        session: Number by which the called side knows it.
+        session: Number of the connection at the called side.
         ends: The called process and the caller.
         up_control, up_data: Pipes from the caller.
         down_control, down_data: Pipes to the caller.
-        up: Whether both ends use it.
+        up: Whether both ends use the connection.
         local: Whether both ends are in one process.
-        pinged: Whether unanswered pings end it. Otherwise the ends detect silence themselves.
+        pinged: Whether unanswered pings end the connection. Otherwise the ends detect silence themselves.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerCore, "handle", early)
 
 
-def streams_weights_to_whoever_connects(patch: pytest.MonkeyPatch) -> None:
+def streams_weights_to_every_peer(patch: pytest.MonkeyPatch) -> None:
     connect = OptimizerCore._connect
 
     def connected(self: OptimizerCore, hello: Any) -> None:
@@ -215,17 +215,17 @@ def leaves_leases_with_silent_workers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AggregatorCore, "_close", closed)
 
 
-def tells_of_a_step_again(patch: pytest.MonkeyPatch) -> None:
+def reports_a_step_twice(patch: pytest.MonkeyPatch) -> None:
     note_commit = JobReport.note_commit
 
-    def told(self: JobReport, *arguments: Any) -> None:
+    def note_commit_again(self: JobReport, *arguments: Any) -> None:
         self._reported_version = None
         note_commit(self, *arguments)
 
-    patch.setattr(JobReport, "note_commit", told)
+    patch.setattr(JobReport, "note_commit", note_commit_again)
 
 
-def forgets_whom_it_obeyed(patch: pytest.MonkeyPatch) -> None:
+def forgets_its_epoch(patch: pytest.MonkeyPatch) -> None:
     made = OptimizerCore.__init__
     patch.setattr(OptimizerCore, "__init__", lambda self, *, name, epoch: made(self, name=name))
 
@@ -281,7 +281,7 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     commits_twice,
     keeps_the_generation,
     tells_of_checkpoints_too_early,
-    streams_weights_to_whoever_connects,
+    streams_weights_to_every_peer,
     keeps_leases_when_weights_change,
     takes_older_weights,
     says_it_holds_what_it_is_loading,
@@ -290,8 +290,8 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     sends_before_it_is_computed,
     never_notices_silence,
     leaves_leases_with_silent_workers,
-    tells_of_a_step_again,
-    forgets_whom_it_obeyed,
+    reports_a_step_twice,
+    forgets_its_epoch,
     grants_work_below_the_quorum,
     keeps_leases_that_failed,
     does_not_say_whose_gradient_was_not_finite,
@@ -304,7 +304,7 @@ LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
-    streams_weights_to_whoever_connects: ("aggregator",),
+    streams_weights_to_every_peer: ("aggregator",),
     leaves_leases_with_silent_workers: ("silence", "worker"),
 }
 """Faults that reveal a mutation soon. With all kinds of faults it would take a hundred seeds."""

@@ -15,11 +15,11 @@ class Process:
     """One life of a process with one core.
 
     Attributes:
-        alive: Whether it lives. A dead process ignores what arrives.
-        doomed_after: Effects that it carries out before it dies, or None.
-        frozen_until: End of its freeze. Its connections stay meanwhile.
-        clock_ahead_seconds: Sum of its monotonic clock's jumps.
-        clock_rate: Speed of its monotonic clock.
+        alive: Whether the process runs or is frozen. A dead process ignores what arrives.
+        doomed_after: Number of effects until the process dies, or None.
+        frozen_until: End of the freeze. Connections stay open meanwhile.
+        clock_ahead_seconds: Sum of the jumps of the monotonic clock.
+        clock_rate: Speed of the monotonic clock.
     """
 
     def __init__(self, cluster: SimulatedCluster, title: str) -> None:
@@ -54,16 +54,16 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether it lives and is not frozen."""
+        """Whether the process is alive and not frozen."""
         return self.alive and self.cluster.loop.now >= self.frozen_until
 
     @property
     def now(self) -> float:
-        """Its monotonic clock, in seconds."""
+        """Time of the process's monotonic clock, in seconds."""
         return self.cluster.loop.now * self.clock_rate + self.clock_ahead_seconds
 
     def thawed(self) -> None:
-        """Continue after a freeze: send what may be sent."""
+        """Continue after a freeze: send the waiting chunks."""
 
     def freeze(self, seconds: float) -> None:
         """Freeze for this long, as after SIGSTOP."""

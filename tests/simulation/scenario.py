@@ -67,7 +67,7 @@ class Scenario:
 
     @property
     def workers_needed(self) -> int:
-        """Number of workers that must restart soon after a death, or a job would wait for long."""
+        """Number of workers that must restart soon after a death. Otherwise a job would wait too long."""
         fails = any(
             job.poisoned_at is not None for job in self.jobs
         )  # Two workers must see a poisoned micro-batch.

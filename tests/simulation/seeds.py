@@ -57,7 +57,7 @@ def report_failure(seed: int, problem: str, hostile: bool = False) -> None:
 
 def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
     """Run seeds in parallel, print failures, progress and a summary, and return how many failed."""
-    started = told = time.perf_counter()
+    started = printed = time.perf_counter()
     failed = steps = 0
     injected: Counter[str] = Counter()
     # Spawned, not forked: a lock that another thread of the caller holds would stay locked in a forked child.
@@ -70,8 +70,8 @@ def run_seeds(first: int, count: int, processes: int, hostile: bool) -> int:
                 failed += 1
                 report_failure(each.seed, each.problem, hostile)
             now = time.perf_counter()
-            if now - told >= PROGRESS_SECONDS:
-                told = now
+            if now - printed >= PROGRESS_SECONDS:
+                printed = now
                 left_minutes = (now - started) / done * (count - done) / 60
                 print(
                     f"{done} of {count} seeds, {failed} failed, {done / (now - started):.1f} seeds/s, "

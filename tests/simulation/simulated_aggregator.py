@@ -127,10 +127,10 @@ class SimulatedAggregator(Process):
     def check_consistency(self) -> None:
         """Check that the kept payloads are those that the core expects."""
         run = self.core.run
-        held: set[tuple[int, Node]] = set()
+        expected: set[tuple[int, Node]] = set()
         if run is not None and run.lease_book.step_sum is not None:
-            held = run.lease_book.step_sum.coverage.stored_nodes()
-        require(set(self.kept) == held, f"kept {sorted(self.kept)}, the core believes in {sorted(held)}")
+            expected = run.lease_book.step_sum.coverage.stored_nodes()
+        require(set(self.kept) == expected, f"kept {sorted(self.kept)}, the core expects {sorted(expected)}")
 
     def _forward(self, header: ChunkHeader, payload: Any) -> None:
         if self._optimizer is not None:
@@ -170,7 +170,7 @@ class SimulatedAggregator(Process):
         self._last_session += 1
         return self._last_session
 
-    def worker_said(self, link: Link, epoch: int, body: Any) -> None:
+    def worker_message(self, link: Link, epoch: int, body: Any) -> None:
         """Handle a control message from a worker."""
         if not self.alive:
             return
@@ -223,7 +223,7 @@ class SimulatedAggregator(Process):
         link.connect(
             up_control=lambda epoch, body: optimizer.ordered(link, epoch, body),
             up_data=lambda header, payload: optimizer.received(link, header, payload),
-            down_control=lambda epoch, body: self.optimizer_said(link, epoch, body),
+            down_control=lambda epoch, body: self.optimizer_message(link, epoch, body),
             down_data=lambda header, payload: self.optimizer_sent(link, header, payload),
             lost_above=lambda reason: optimizer.link_lost(link),
             lost_below=lambda reason: self.optimizer_lost(link, reason),
@@ -239,7 +239,7 @@ class SimulatedAggregator(Process):
         )
         link.up_control.send(self.epoch, hello)
 
-    def optimizer_said(self, link: Link, epoch: int, body: Any) -> None:
+    def optimizer_message(self, link: Link, epoch: int, body: Any) -> None:
         """Handle a control message from the optimizer."""
         if not self.alive:
             return

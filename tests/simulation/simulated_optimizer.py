@@ -43,7 +43,7 @@ class SimulatedOptimizer(Process):
 
     @property
     def fenced(self) -> bool:
-        """Whether its aggregator has been replaced, so that nothing it writes counts."""
+        """Whether the aggregator has been replaced, so that no write of this process counts."""
         return self.cluster.scenario.tiers == 2 and self.cluster.disk.epoch != self._epoch
 
     # ---- the link ----

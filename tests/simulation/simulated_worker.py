@@ -102,7 +102,7 @@ class SimulatedWorker(Process):
         link = self._link = Link(self.cluster, aggregator.new_session())
         self._heard_seconds = self.now
         link.connect(
-            up_control=lambda epoch, body: aggregator.worker_said(link, epoch, body),
+            up_control=lambda epoch, body: aggregator.worker_message(link, epoch, body),
             up_data=lambda header, payload: self._up_arrived(link, aggregator, header, payload),
             down_control=lambda epoch, body: self.ordered(link, epoch, body),
             down_data=lambda header, payload: self.received(link, aggregator, header, payload),
@@ -168,16 +168,16 @@ class SimulatedWorker(Process):
             header = self.core.next_chunk()
             if header is None:
                 return
-            held = self._sums.get(header.lease)
-            require(held is not None, f"{header} of a lease that is not kept")
-            assert held is not None and self._job is not None
+            state = self._sums.get(header.lease)
+            require(state is not None, f"{header} of a lease that is not kept")
+            assert state is not None and self._job is not None
             if header.kind == INITIAL_WEIGHTS:
                 link.up_data.send(header, self._job.weights[0][header.index])
                 continue
-            assert held.key is not None
-            require(header.index >= held.ready_from, f"chunk {header.index} is sent before it is computed")
-            node = Node(held.lease.first, held.lease.count)
-            link.up_data.send(header, node_sum(node, header.index, held.key))
+            assert state.key is not None
+            require(header.index >= state.ready_from, f"chunk {header.index} is sent before it is computed")
+            node = Node(state.lease.first, state.lease.count)
+            link.up_data.send(header, node_sum(node, header.index, state.key))
 
     # ---- the core ----
 
@@ -196,9 +196,9 @@ class SimulatedWorker(Process):
                 self._do(self._load())
                 self._wake_device()
             case ev.Perform():
-                held = self._sums[effect.lease.lease] = LeaseState(effect.lease)
+                state = self._sums[effect.lease.lease] = LeaseState(effect.lease)
                 self._check_bound(effect.lease)
-                self._do(self._perform(held))
+                self._do(self._perform(state))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
                 self._wake_device()
@@ -291,9 +291,9 @@ class SimulatedWorker(Process):
         """Return the version of a chunk on the mesh."""
         return self._mesh.get(chunk, (None, 0))[0]
 
-    def _await_weights(self, held: LeaseState) -> Task:
+    def _await_weights(self, state: LeaseState) -> Task:
         """Wait for each chunk in layout order, as a pass does. The lease may be dropped meanwhile."""
-        lease = held.lease
+        lease = state.lease
         version = (lease.generation, lease.step)
         chunks = range(self.cluster.jobs[lease.job].chunks)
         require(
@@ -303,11 +303,11 @@ class SimulatedWorker(Process):
         for chunk in chunks:
             while True:
                 self._take()
-                if held.dropped or self._on_mesh(chunk) == version:
+                if state.dropped or self._on_mesh(chunk) == version:
                     break
                 self._waiting = True
                 yield WAIT
-            if held.dropped:
+            if state.dropped:
                 return
             yield self._seconds * self.cluster.rng.random() * 0.1
 
@@ -329,10 +329,10 @@ class SimulatedWorker(Process):
         )
         return tuple(self._mesh[chunk][1] for chunk in range(job.chunks))
 
-    def _perform(self, held: LeaseState) -> Task:
-        lease = held.lease
+    def _perform(self, state: LeaseState) -> Task:
+        lease = state.lease
         random = self.cluster.rng.random
-        if held.dropped:
+        if state.dropped:
             return
         job = self.cluster.jobs[lease.job]
         if random() < 0.5 and self._is_sick():
@@ -343,8 +343,8 @@ class SimulatedWorker(Process):
             yield random()
             self._events.send(ev.InitialWeightsMade(lease.lease, job.layout_json, {"config.json": b"{}"}))
             return
-        yield from self._await_weights(held)
-        if held.dropped:
+        yield from self._await_weights(state)
+        if state.dropped:
             return
         weights = self._weights(lease)
         indices = range(lease.first, lease.first + lease.count)
@@ -360,7 +360,7 @@ class SimulatedWorker(Process):
             self._fail(lease, POISON)
             return
         yield seconds  # A lease that is dropped from here on is still computed and reported.
-        held.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
+        state.key, checksums = self._gradients(lease, key_of(job.number, lease.step, weights))
         if lease.phase == pb.VERIFY:
             self._events.send(ev.LeaseComputed(lease.lease, 0.0, 0, checksums))
             return
@@ -368,12 +368,12 @@ class SimulatedWorker(Process):
         cut = int(random() * 2 * job.chunks)
         for ready_from in (cut, 0) if 0 < cut < job.chunks else (0,):
             require(self._weights(lease) == weights, f"the weights changed under lease {lease.lease}")
-            held.ready_from = ready_from
+            state.ready_from = ready_from
             if ready_from:
-                told = ev.NodeReady(lease.lease, ready_from)
+                ready = ev.NodeReady(lease.lease, ready_from)
             else:
-                told = ev.NodeReady(lease.lease, 0, losses, self._non_finite(job, lease))
-            self._events.send(told)
+                ready = ev.NodeReady(lease.lease, 0, losses, self._non_finite(job, lease))
+            self._events.send(ready)
             yield self._seconds * random() * 0.3
             if ready_from and self._is_sick():
                 self._fail(lease, SICK)
@@ -403,7 +403,7 @@ class SimulatedWorker(Process):
 
     @property
     def is_sound(self) -> bool:
-        """Whether it may rejoin after a user restarted it."""
+        """Whether the worker may rejoin after a user restarted it."""
         return self.fingerprint == "same" and not self.lies
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for any well-formed message of the wire contract, as a faulty or newer peer might send it."""
+"""Hypothesis strategies for any well-formed message, as a faulty or newer peer might send it."""
 
 from __future__ import annotations
 

@@ -38,6 +38,6 @@ def test_the_measured_fraction_is_the_recommended_one() -> None:
 @pytest.mark.slow
 def test_a_short_measurement_counts_all_daemons(capsys: pytest.CaptureFixture[str]) -> None:
     fault_cost.run(rounds=1, pairs=2, block_steps=2)
-    said = capsys.readouterr().out
-    assert said.startswith("fault_cost: ") and "of 2 pairs of blocks of 2 steps, in 1 rounds" in said
-    assert all(f"{name} " in said for name in ("optimizer", "aggregator", "worker-1", "worker-2"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("fault_cost: ") and "of 2 pairs of blocks of 2 steps, in 1 rounds" in printed
+    assert all(f"{name} " in printed for name in ("optimizer", "aggregator", "worker-1", "worker-2"))

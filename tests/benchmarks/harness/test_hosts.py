@@ -72,7 +72,7 @@ def output_of(host: Host, *command: str) -> str:
 
 @contextmanager
 def cat_on(host: Host) -> Iterator[subprocess.Popen[bytes]]:
-    """A process on a host that runs until its input ends."""
+    """Start a process on a host that runs until its input ends."""
     command = host.command(["cat"])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None and process.stdout is not None

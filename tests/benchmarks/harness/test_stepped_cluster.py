@@ -24,17 +24,17 @@ class Worker:
         orders: Orders it has received.
     """
 
-    def __init__(self, path: Path, says: list[dict[str, Any]]) -> None:
+    def __init__(self, path: Path, answers: list[dict[str, Any]]) -> None:
         self.orders: list[dict[str, int]] = []
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(str(path))
-        self._thread = Thread(target=self._run, args=(says,))
+        self._thread = Thread(target=self._run, args=(answers,))
         self._thread.start()
 
-    def _run(self, says: list[dict[str, Any]]) -> None:
+    def _run(self, answers: list[dict[str, Any]]) -> None:
         with self._connection, self._connection.makefile("r") as lines:
-            for said in says:
-                self._connection.sendall(json.dumps({"passes": [], "elements": 8, **said}).encode() + b"\n")
+            for answer in answers:
+                self._connection.sendall(json.dumps({"passes": [], "elements": 8, **answer}).encode() + b"\n")
                 line = lines.readline()
                 if line:
                     self.orders.append(json.loads(line))
@@ -64,10 +64,10 @@ def test_the_first_step_may_be_one_worker_s_alone(gate: StepController, tmp_path
 def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
     gate: StepController, tmp_path: Path
 ) -> None:
-    says = [
+    answers = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0, 8.0], [2.0, 5.0, 7.0])
     ]
-    workers = [Worker(tmp_path / "gate", each) for each in says]
+    workers = [Worker(tmp_path / "gate", each) for each in answers]
     gate.warm_up(1)
     assert gate.step_seconds(2) == (8.0 - 2.0) / 2
     gate.__exit__(None, None, None)
@@ -77,10 +77,10 @@ def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
 
 
 def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, tmp_path: Path) -> None:
-    says = [
+    answers = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0], [2.0, 3.0, 5.0, 7.0])
     ]
-    workers = [Worker(tmp_path / "gate", each) for each in says]
+    workers = [Worker(tmp_path / "gate", each) for each in answers]
     gate.warm_up(1)
     with pytest.raises(Failed, match="expected 3 each"):
         gate.step_seconds(2)
@@ -90,8 +90,8 @@ def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, 
 
 
 def test_lone_passes_are_those_of_every_worker(gate: StepController, tmp_path: Path) -> None:
-    says = [{"step": 1, "ends": []}, {"step": 1, "ends": [], "passes": [PASS]}]
-    workers = [Worker(tmp_path / "gate", says) for _ in range(2)]
+    answers = [{"step": 1, "ends": []}, {"step": 1, "ends": [], "passes": [PASS]}]
+    workers = [Worker(tmp_path / "gate", answers) for _ in range(2)]
     gate.warm_up(1)
     lone = ComputePass(2.0, ((4, 0.5), (8, 1.0)), ((4, 1.5), (0, 2.0)))
     assert gate.compute_passes(1) == [[lone], [lone]]

@@ -52,7 +52,7 @@ def test_seeds_differ() -> None:
 
 
 def test_a_seed_keeps_its_plan_across_versions() -> None:
-    """Pin the plan of one seed: people note failures by their seeds."""
+    """Pin the plan of one seed, because people report failures by seed."""
     first = plan_of_seed(5, faults=3)
     assert [(fault.at_step, fault.kind, fault.target) for fault in first] == [
         (14, FaultKind.SLOW, "worker-1>aggregator"),

@@ -1,4 +1,4 @@
-"""Timelines of several daemons: transfers, what computing hides of them, the merged file, the picture."""
+"""Timelines of several daemons: transfers, how much of them computing hides, the merged file, the picture."""
 
 from __future__ import annotations
 

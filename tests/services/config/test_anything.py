@@ -1,4 +1,4 @@
-"""Any YAML document, and any text given as YAML, is a job or is refused in one printable line."""
+"""Tests that any YAML document or text becomes a job or is refused in one printable line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora and tokenizers have the sha256 that the job names, or are refused."""
+"""Tests that corpora and tokenizers have the sha256 that the job names, or are refused."""
 
 from __future__ import annotations
 

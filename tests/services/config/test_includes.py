@@ -37,7 +37,7 @@ def test_model_files_of_tt_train_s_tree(
 
 @pytest.mark.parametrize("named", ["tiny.yaml", "model_configs/tiny.yaml", "configs/model_configs/tiny.yaml"])
 def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str) -> None:
-    """A copy of tt-train's configs/ works in any folder, without environment variables."""
+    """Load a copy of tt-train's configs/ in any folder, without environment variables."""
     write(tmp_path / "copy/configs/model_configs/tiny.yaml", MODEL)
     write(tmp_path / "copy/data/corpus.txt", "abc " * 1000)
     job = {"training_config": {"model_config": named, "data_path": "data/corpus.txt"}}
@@ -46,7 +46,7 @@ def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str
 
 
 def test_shipped_model_files_stand_in_for_tt_train_s(load: Load) -> None:
-    """A file of tt-train works without tt-metal on the machine."""
+    """Load a job of tt-train without tt-metal on the machine."""
     for named in (
         "model_configs/nanogpt_char.yaml",
         "${TT_METAL_RUNTIME_ROOT}/tt-train/configs/model_configs/nanogpt_char.yaml",

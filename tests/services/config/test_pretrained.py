@@ -1,4 +1,4 @@
-"""`model_path`: what a job takes from a checkpoint, and the checkpoints that are refused before it is queued."""
+"""`model_path`: settings that a job takes from a checkpoint, and checkpoints that are refused before it is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every config that ships loads, and those with a promise keep it."""
+"""Every shipped config loads and has the properties that the docs promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tt-train's keys in both spellings, and the job that they become."""
+"""tt-train's keys in both spellings, and the resulting jobs."""
 
 from __future__ import annotations
 

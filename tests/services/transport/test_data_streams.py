@@ -1,4 +1,4 @@
-"""Data streams go to the tensor port if it can be reached, else to the main port, with the same messages."""
+"""Data streams use the tensor port if it can be reached, or else the main port, with the same messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mailboxes keep the order of messages, limit their number, and say why they closed."""
+"""Mailboxes keep the order of messages, limit their number, and report why they closed."""
 
 from __future__ import annotations
 

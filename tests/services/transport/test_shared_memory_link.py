@@ -190,7 +190,7 @@ def test_an_array_that_cannot_be_mapped_is_logged_once_and_its_chunks_refused(
 
 
 def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[TensorLink]) -> None:
-    """A damaged message may look like one without a checksum."""
+    """Check that a missing checksum is damage, once a message of the stream had one."""
     checked = serialize_chunk(pack_chunk(ChunkHeader(dtype=FLOAT32, index=5), 5, np.ones(3, np.float32)))
     bare = Chunk.FromString(checked)
     bare.header.ClearField("own_crc32c")

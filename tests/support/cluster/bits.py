@@ -1,4 +1,4 @@
-"""The jobs that the cluster tests run, and what of their results must be the same to the bit."""
+"""Jobs of the cluster tests, and the part of their results that must be equal bit by bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MICRO_BATCHES = 7
 
 
 def write_corpus(folder: Path) -> Path:
-    """A text of 12,000 characters of made-up words."""
+    """Write a text of about 12,000 characters of made-up words; return its path."""
     draw = random.Random(7)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     vocabulary = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(300)]
@@ -32,7 +32,7 @@ def write_corpus(folder: Path) -> Path:
 
 
 def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
-    """A small GPT-2 with dropout and clipping whose layout has two chunks, 7 micro-batches a step."""
+    """Return a small GPT-2 with dropout and clipping, 7 micro-batches a step, and a layout of two chunks."""
     return {
         "training_config": {
             "project_name": "exact",
@@ -61,7 +61,7 @@ def gpt_config(corpus: Path, **training: Any) -> dict[str, Any]:
 
 
 def llama_config(corpus: Path, **training: Any) -> dict[str, Any]:
-    """A small Llama that recomputes its blocks, on meshes that shard parameters and split layers."""
+    """Return a small Llama that recomputes its blocks, on a mesh that shards parameters and splits layers."""
     return {
         **gpt_config(corpus, project_name="llama", max_steps=CHECKPOINT_EVERY, **training),
         "transformer_config": {
@@ -79,7 +79,7 @@ def llama_config(corpus: Path, **training: Any) -> dict[str, Any]:
 
 
 def regression_config(**training: Any) -> dict[str, Any]:
-    """Linear regression: a job whose steps cost next to nothing."""
+    """Return a linear regression, a job of very cheap steps."""
     return {
         "training_config": {
             "project_name": "regression",
@@ -95,22 +95,22 @@ def regression_config(**training: Any) -> dict[str, Any]:
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> Path:
-    """The config as a file."""
+    """Write the config as YAML; return its path."""
     path = folder / f"{config['training_config']['project_name']}.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
 
 
 def spec_of(folder: Path, config: dict[str, Any]) -> str:
-    """The config as what `submit` sends."""
+    """Return the job as the JSON text that `submit` sends."""
     return load_job(write_config(folder, config), [])[0].to_json()
 
 
 @dataclass(frozen=True)
 class Bits:
-    """What a finished job's result comes down to.
+    """Result of a finished job, reduced to what must not depend on faults.
 
-    The last step's loss is no part of it: an aggregator that is killed right after that step takes it along.
+    The last step's loss is excluded. It is lost if the aggregator is killed right after that step.
     """
 
     model_sha256: str
@@ -120,7 +120,7 @@ class Bits:
 
 
 def bits(job: jobs.Job) -> Bits:
-    """Of a job that succeeded, from its last checkpoint on disk."""
+    """Return the result of a job that succeeded, from its last checkpoint on disk."""
     folder = Path(job.checkpoint)
     model, optimizer = (
         hashlib.sha256((folder / name).read_bytes()).hexdigest()

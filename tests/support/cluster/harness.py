@@ -1,4 +1,4 @@
-"""Clusters of real daemons on loopback: started, watched, killed, restarted, and always cleaned up."""
+"""Clusters of real daemons on loopback. Tests start, watch, kill and restart them; all daemons end with the test."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
 from services.instrumentation import failpoints
 from services.runtime.launcher import DaemonProcess, environment_without_options, kill_all
-from tests.support.cluster.nursery import ROLES, nursery, spawner
+from tests.support.cluster.fork_server import ROLES, fork_server, spawner
 from tests.support.cluster.relay import Relay
 
 LIMIT_SECONDS = 60.0
-"""Longest wait for anything; on an idle machine nothing takes a tenth of it."""
+"""Longest wait for anything. On an idle machine every wait takes less than a tenth of it."""
 ENDED = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 
 Found = TypeVar("Found")
 
 
 def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMIT_SECONDS) -> Found:
-    """What `look` returns as soon as that is true; AssertionError, naming `what`, when it takes too long."""
+    """Return the first true value that `look` returns. Raises AssertionError with `what` after the time limit."""
     deadline = time.monotonic() + limit_seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"waited {limit_seconds:g} s for {what}"
@@ -40,7 +40,10 @@ def eventually(look: Callable[[], Found], what: str, limit_seconds: float = LIMI
 
 
 def environment(kernels: str = "numpy") -> dict[str, str]:
-    """This process's, without settings of Tiermesh; numpy's kernels, as compiled ones take a second of every start."""
+    """Return this process's environment without settings of Tiermesh.
+
+    Daemons use numpy's kernels by default, because compiled ones add a second to every start.
+    """
     return {**environment_without_options(), "TIERMESH_KERNELS": kernels}
 
 
@@ -49,7 +52,7 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
     words = [str(each) for each in arguments]
     role = words[0] if words[0] in ROLES else "aggregator"
     with TemporaryFile() as output, TemporaryFile() as errors:
-        command = nursery(role, environment()).start("cli.main", words, {}, output, errors)
+        command = fork_server(role, environment()).start("cli.main", words, {}, output, errors)
         command.stdin.close()
         try:
             code = command.wait(limit_seconds)
@@ -57,8 +60,8 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
             command.send_signal(signal.SIGKILL)
         for each in (output, errors):
             each.seek(0)
-        said = (each.read().decode() for each in (output, errors))
-        return subprocess.CompletedProcess(words, code, *said)
+        printed = (each.read().decode() for each in (output, errors))
+        return subprocess.CompletedProcess(words, code, *printed)
 
 
 class Daemon(DaemonProcess):
@@ -103,7 +106,7 @@ class Daemon(DaemonProcess):
         return self
 
     def metrics(self) -> dict[str, float]:
-        """Its `/metrics`: each sample by its name with labels."""
+        """Return the samples of `/metrics`, by name with labels."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as reply:
             lines = reply.read().decode().splitlines()
@@ -111,7 +114,7 @@ class Daemon(DaemonProcess):
         return {name: float(value) for name, value in pairs}
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels; 0 if there is none."""
+        """Return the sum of a metric's samples that have these labels; 0 if there are none."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(
             value
@@ -120,11 +123,11 @@ class Daemon(DaemonProcess):
         )
 
     def log_text(self) -> str:
-        """What it wrote."""
+        """Return the log so far."""
         return self.log.read_text(errors="replace")
 
     def wait_log(self, text: str) -> None:
-        """Wait until it has written `text`."""
+        """Wait until the log contains `text`."""
         eventually(lambda: text in self.log_text(), f"{text!r} in the log of {self.name}")
 
     def terminate(self) -> int:
@@ -138,27 +141,27 @@ class Daemon(DaemonProcess):
 
 
 class Cluster:
-    """An aggregator, its optimizer in 3-tier, and workers. A context manager, which leaves no process behind.
+    """An aggregator, workers, and in 3 tiers an optimizer. Leaving the context ends all processes.
 
-    Whoever calls the aggregator or the optimizer does so through a relay: their addresses outlive restarts.
+    Every caller of the aggregator or the optimizer connects through a relay, so addresses stay the same over restarts.
 
     Args:
-        folder: for state and logs.
+        folder: folder of state and logs.
         tiers: 2 or 3.
-        workers: how many to start, named worker-1, worker-2, ...
-        shards: how many of the aggregator's to start, named shard-0, shard-1, ...; 0: it has none.
-        delays: seed of the random delays between them and whoever calls them; None: none.
-        options: for every daemon.
-        aggregator_options: for the aggregator alone.
-        heartbeat_seconds: of the aggregator.
+        workers: number of workers to start, named worker-1, worker-2, ...
+        shards: number of the aggregator's shards, named shard-0, shard-1, ...; 0 for none.
+        delays: seed of random delays between shards and their callers; None for no delays.
+        options: further options of every daemon.
+        aggregator_options: further options of the aggregator.
+        heartbeat_seconds: the aggregator's heartbeat.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
-        kernels: of every daemon, as TIERMESH_KERNELS has them.
-        worker_module: that is run as a worker, in place of the command.
-        failpoints: asked, with its role or "shard", for the failpoints of each daemon that is started; their log is
-            `failpoints.log` in `folder`. None: no daemon has any.
+        kernels: value of TIERMESH_KERNELS for every daemon.
+        worker_module: module that runs as a worker, in place of the command.
+        failpoints: function that returns the failpoints of a daemon about to start, from its role or "shard". They are
+            logged to `failpoints.log` in `folder`. None for no failpoints.
     """
 
-    known: ClassVar[list[Cluster]] = []  # whose logs the report of a failed test shows
+    known: ClassVar[list[Cluster]] = []  # The report of a failed test shows their logs.
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End everything."""
+        """End all daemons and relays."""
         if self._channel is not None:
             self._channel.close()
         kill_all(self.daemons)
@@ -248,13 +251,13 @@ class Cluster:
         return daemon
 
     def relay(self, target: ProxyTarget, **settings: object) -> Relay:
-        """A relay that is closed with the cluster."""
+        """Return a new relay, which is closed with the cluster."""
         relay = Relay(target, **settings)  # type: ignore[arg-type]
         self.relays.append(relay)
         return relay
 
     def start_optimizer(self) -> Daemon:
-        """Start the optimizer, or start it again on the same state."""
+        """Start the optimizer, or restart it on the same state."""
         state = self.folder / "optimizer-state"
         again = self.optimizer is not None
         record = ["--record", self.folder / "optimizer.record"] if self._recorded else []
@@ -266,7 +269,7 @@ class Cluster:
         return self.optimizer
 
     def start_shard(self, number: int) -> Daemon:
-        """Start a shard, or start it again."""
+        """Start a shard, or restart it."""
         shard = self._start("aggregator", f"shard-{number}", "--shard").ready()
         if number < len(self.shards):
             self.shards[number] = shard
@@ -278,7 +281,7 @@ class Cluster:
         return shard
 
     def reshard(self, number: int) -> None:
-        """Have the next aggregator take that many shards, all new."""
+        """Replace all shards by this many new ones, for the next aggregator."""
         for shard in self.shards:
             shard.kill()
         self.shards, self.to_shards = [], []
@@ -286,7 +289,7 @@ class Cluster:
             self.start_shard(each)
 
     def start_aggregator(self) -> Daemon:
-        """Start the aggregator, or start it again on the same state."""
+        """Start the aggregator, or restart it on the same state."""
         arguments: list[object] = ["--state-dir", self.folder / "aggregator-state"]
         arguments += ["--heartbeat-seconds", self._heartbeat_seconds, *self._aggregator_options]
         if self.optimizer is not None:
@@ -305,7 +308,7 @@ class Cluster:
         return self.aggregator
 
     def start_standby(self, name: str = "standby") -> Daemon:
-        """Start an aggregator that stands by, on the same state."""
+        """Start a standby aggregator on the same state."""
         arguments: list[object] = ["--state-dir", self.folder / "aggregator-state", "--standby"]
         arguments += ["--heartbeat-seconds", self._heartbeat_seconds]
         if self.optimizer is not None:
@@ -314,14 +317,14 @@ class Cluster:
             arguments += ["--shards", ",".join(relay.address for relay in self.to_shards)]
         return self._start("aggregator", name, *arguments).ready()
 
-    def lead_by(self, aggregator: Daemon) -> None:
-        """From now on people ask this one."""
+    def switch_to(self, aggregator: Daemon) -> None:
+        """Direct later calls to this aggregator."""
         self.aggregator = aggregator
         self.to_aggregator.aim(aggregator)
         self.to_aggregator.cut()
 
     def connect(self) -> None:
-        """Open the channel of people's calls."""
+        """Open the channel of job calls."""
         self._channel = grpc.insecure_channel(
             self.to_aggregator.address,
             options=(("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", 500)),
@@ -339,7 +342,7 @@ class Cluster:
         return worker.ready() if wait else worker
 
     def serving(self, role: str) -> Daemon:
-        """The daemon of that role: worker-1 of the workers."""
+        """Return the daemon of a role; for workers it is worker-1."""
         daemon = {"worker": self.workers[0], "aggregator": self.aggregator, "optimizer": self.optimizer}[role]
         assert daemon is not None
         return daemon
@@ -347,25 +350,25 @@ class Cluster:
     # ---- jobs ----
 
     def submit(self, spec_json: str) -> str:
-        """Submit a job; returns its id."""
+        """Submit a job; return its id."""
         request = jobs.SubmitRequest(spec_json=spec_json)
         return str(self.stub.Submit(request, timeout=LIMIT_SECONDS, wait_for_ready=True).id)
 
     def job(self, job: str) -> jobs.Job:
-        """A job as it is now."""
+        """Return the current state of a job."""
         request = jobs.JobRequest(job=job)
         answer: jobs.Job = self.stub.Get(request, timeout=LIMIT_SECONDS, wait_for_ready=True)
         return answer
 
     def status(self) -> jobs.ClusterStatus:
-        """The cluster as it is now."""
+        """Return the current state of the cluster."""
         answer: jobs.ClusterStatus = self.stub.Status(
             jobs.StatusRequest(), timeout=LIMIT_SECONDS, wait_for_ready=True
         )
         return answer
 
     def events(self, job: str) -> Iterator[jobs.JobEvent]:
-        """The job's events, over restarts of the aggregator, until it ends."""
+        """Yield the job's events until it ends, also over restarts of the aggregator."""
         while True:
             call = self.stub.Watch(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS, wait_for_ready=True)
             try:
@@ -376,24 +379,24 @@ class Cluster:
                     raise
 
     def wait(self, job: str, until: Callable[[jobs.Job], bool], what: str) -> jobs.Job:
-        """Watch a job until it is as wanted; AssertionError if it ends before."""
+        """Watch a job until the condition is true. Raises AssertionError if the job ends before."""
         for event in self.events(job):
             if until(event.job):
                 return event.job
         raise AssertionError(f"job {job} ended before {what}: {event.job}")
 
     def wait_step(self, job: str, step: int) -> jobs.Job:
-        """Watch a job until it has made that many updates."""
+        """Watch a job until this many updates are done."""
         return self.wait(job, lambda each: each.step >= step, f"step {step}")
 
     def finish(self, job: str) -> jobs.Job:
-        """Watch a job to its success."""
+        """Wait for the job's end; check that it succeeded."""
         ended = self.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.SUCCEEDED, ended
         return ended
 
     def wait_workers(self, number: int, *states: str) -> None:
-        """Wait until that many workers are in one of these states; any state if none is given."""
+        """Wait until this many workers are in one of these states, or in any state if none is given."""
 
         def look() -> bool:
             found = [each for each in self.status().workers if not states or each.state in states]
@@ -402,6 +405,6 @@ class Cluster:
         eventually(look, f"{number} workers {' or '.join(states)}")
 
     def checkpoints(self, job: str) -> Path:
-        """The folder of a job's checkpoints."""
+        """Return the folder of a job's checkpoints."""
         owner = "optimizer-state" if self.tiers == 3 else "aggregator-state"
         return self.folder / owner / "checkpoints" / job

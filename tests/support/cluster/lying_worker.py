@@ -1,8 +1,8 @@
-"""Workers whose hardware lies, by their names: tally workers (tally_worker.py) that spoil gradients from a step on.
+"""Workers with faulty hardware: tally workers (tally_worker.py) that corrupt gradients from a certain step on.
 
-One named `steady...` spoils a micro-batch in the same way each time that it computes it, one named `fickle...` in
-another way each time. Whoever is named otherwise is honest. All of them compute on any weights: the final ones tell of
-lies.
+The worker's name selects the fault. `steady...` corrupts a micro-batch in the same way at each computation, and
+`fickle...` in another way each time. Workers of other names are honest. All of them compute on any weights, so that the
+final weights show each lie.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from services.runtime import process
 from tests.support.cluster.tally_worker import Float32Array, TallyStep
 
 FIRST_LIE = 5
-"""The step in which the first lie is told."""
+"""First step with a corrupted gradient."""
 
 
 class HonestStep(TallyStep):
-    """Counts, whatever the weights are."""
+    """Step that computes correct gradients on any weights."""
 
-    def hold_weights(self, step: int) -> None:
-        """They are right as they are."""
+    def check_weights(self, step: int) -> None:
+        """Accept any weights."""
 
 
 class SteadyStep(HonestStep):
-    """Counts wrongly, always in the same way."""
+    """Step that corrupts gradients, always in the same way."""
 
     def lie(self) -> float:
-        """What is added to an element of a gradient."""
+        """Return the error to add to one element of a gradient."""
         return 1.0
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Count the micro-batch, and a little more."""
+        """Compute the gradient, and corrupt one element from `FIRST_LIE` on."""
         loss = super().micro_batch(step, index, out, lambda offset: None)
         if step >= FIRST_LIE:
             out[out.size // 2] += self.lie()
@@ -43,18 +43,18 @@ class SteadyStep(HonestStep):
 
 
 class FickleStep(SteadyStep):
-    """Counts wrongly, never in the same way."""
+    """Step that corrupts gradients in another way each time."""
 
     lies = 0
 
     def lie(self) -> float:
-        """Another one each time."""
+        """Return another error at each call."""
         self.lies += 1
         return float(self.lies)
 
 
 def step_of(name: str) -> type[TallyStep]:
-    """What a worker of that name has for a training step."""
+    """Return the training step for a worker of this name."""
     if name.startswith("steady"):
         return SteadyStep
     return FickleStep if name.startswith("fickle") else HonestStep

@@ -1,4 +1,4 @@
-"""A worker with a fault: `tiermesh worker` with one gradient that has a NaN when it comes off the mesh."""
+"""A faulty worker: `tiermesh worker` that reads one gradient off the mesh with a NaN."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from training.step import TrainingStep
 Float32Array = npt.NDArray[np.float32]
 
 FAULTY_STEP, FAULTY_MICRO_BATCH, FAULTY_PARAMETER = 2, 1, "weight"
-"""Where the fault is, on every worker; steps and micro-batches count from 0."""
+"""Place of the fault on every worker. Steps and micro-batches count from 0."""
 
 
 class FaultyStep(TrainingStep):
-    """A training step that reads one gradient wrongly off the mesh."""
+    """Training step that reads one gradient wrongly off the mesh."""
 
     _current = (0, 0)
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Remember which micro-batch it is, and compute it."""
+        """Compute the micro-batch, and remember its step and index for `read_gradient`."""
         self._current = step, index
         return super().micro_batch(step, index, out, ready)
 

@@ -1,4 +1,4 @@
-"""The proxy of `tiermesh chaos` as the tests have it: on a thread of its own, with random delays and a gate."""
+"""The proxy of `tiermesh chaos` for tests: on a thread of its own, with random delays and a gate."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from cli.chaos.proxy import Line, Proxy, ProxyTarget
 from tests.support.certificates import LOOPBACK_HOSTS
 
 GATED_BYTES = 64 * 1024
-"""What passes a closed gate per connection: orders do, weights don't."""
-
+"""Bytes that pass a closed gate on each connection: enough for orders, too few for weights."""
 
 _numbers = itertools.count()
 
 
 class _Jittered(Line):
-    """Waits for a random time before each piece."""
+    """Line with a random delay before each piece."""
 
     def __init__(self, draw: random.Random | None, most_delay_seconds: float) -> None:
         super().__init__()
@@ -33,7 +32,7 @@ class _Jittered(Line):
 
 
 class _Gated(_Jittered):
-    """Holds what comes after the first `GATED_BYTES` of a connection while the gate is closed."""
+    """Line that delays bytes after the first `GATED_BYTES` of a connection while the gate is closed."""
 
     def __init__(self, draw: random.Random | None, most_delay_seconds: float, *, closed: bool) -> None:
         super().__init__(draw, most_delay_seconds)
@@ -65,14 +64,14 @@ class _Gated(_Jittered):
 
 
 class Relay:
-    """Forwards connections to `target`, from a loopback address of its own.
+    """Proxy that forwards connections to `target`, from a loopback address of its own.
 
     Args:
-        target: whom to stand for; `aim` changes it, which concerns new connections.
-        seed: of random delays before each piece, both ways; None: no delays.
-        most_delay_seconds: longest of them.
-        gate_closed: hold what comes from the target, after the first `GATED_BYTES` of a connection, until `open_gate`,
-            or as far as `let_through` lets it.
+        target: daemon to forward to. `aim` changes it for new connections.
+        seed: seed of random delays before each piece, in both directions; None for no delays.
+        most_delay_seconds: longest delay.
+        gate_closed: whether bytes from the target wait, after the first `GATED_BYTES` of a connection, until
+            `open_gate` or `let_through`.
     """
 
     def __init__(
@@ -102,24 +101,24 @@ class Relay:
 
     @property
     def address(self) -> str:
-        """Where to connect."""
+        """`HOST:PORT` to which callers connect."""
         return self._proxy.address
 
     @property
     def tensor_port(self) -> int:
-        """The target's."""
+        """Port that forwards to the target's tensor port."""
         return self._proxy.tensor_port
 
     def aim(self, target: ProxyTarget) -> None:
-        """Stand for another target from now on."""
+        """Forward new connections to another target."""
         asyncio.run_coroutine_threadsafe(self._proxy.aim(target), self._loop).result(10)
 
     def open_gate(self) -> None:
-        """Let everything pass from now on."""
+        """Open the gate for good."""
         self._loop.call_soon_threadsafe(self._back.gate.set)
 
     def let_through(self, count: int) -> None:
-        """Let about that many more bytes through the closed gate, of all connections together."""
+        """Let about this many more bytes through the closed gate, over all connections."""
         self._loop.call_soon_threadsafe(self._back.allow, count)
 
     def cut(self) -> None:
@@ -127,7 +126,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._proxy.reset)
 
     def close(self) -> None:
-        """Break all connections and take no new ones."""
+        """Break all connections and accept no new ones."""
         asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)

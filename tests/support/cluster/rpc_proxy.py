@@ -1,6 +1,6 @@
-"""A gRPC proxy of the tests: every call passes as raw messages, but for the one fault that a test asks for.
+"""A gRPC proxy that passes every call as raw messages, except for one fault that a test chooses.
 
-Its host has no tensor port, so that data streams take the main port, and all that roles say to each other passes here.
+It has no tensor port, so data streams use the main port, and all messages between roles pass through it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.cluster.harness import Cluster
 
 SLOW_SECONDS = 1.0
 REORDER_SECONDS = 0.3
-"""A message that waits to be overtaken goes on by itself after so long: the next may wait for it."""
+"""Time after which a reordered message is sent even without a next one, which may wait for it."""
 OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 BREAKING = {
     "before": grpc.StatusCode.UNAVAILABLE,
@@ -30,21 +30,21 @@ BREAKING = {
     "after": grpc.StatusCode.UNAVAILABLE,
     "cancelled": grpc.StatusCode.CANCELLED,
 }
-"""Faults that end the call, and how."""
+"""Status with which each fault ends the call, for those faults that do."""
 
 _numbers = itertools.count()
 
 
 @dataclass
 class Fault:
-    """What is to go wrong, once.
+    """A fault that happens once.
 
     Attributes:
-        method: `/package.Service/Method`.
-        direction: up (what the caller says) or down (what it is answered).
+        method: path `/package.Service/Method`.
+        direction: up (messages of the caller) or down (answers).
         kind: before, midway, after, cancelled, slow, duplicated, reordered, truncated or bit-flipped.
-        passing: how many messages pass before the one that is struck.
-        least_bytes: smaller messages are not counted.
+        passing: number of messages that pass before the fault.
+        least_bytes: minimum size of messages that count; smaller ones pass.
     """
 
     method: str
@@ -55,25 +55,29 @@ class Fault:
 
 
 class Struck(Exception):
-    """The fault ends the call."""
+    """End of a call by the fault."""
 
 
 class Over(Exception):
-    """The peer has ended the call."""
+    """End of a call by the peer."""
 
 
 class RpcProxy:
-    """Stands for `target`, as a `Relay` does."""
+    """Proxy for `target`, with the interface of a `Relay`."""
 
-    _loop: asyncio.AbstractEventLoop | None = None  # of all proxies: grpc.aio wants one
+    _loop: asyncio.AbstractEventLoop | None = (
+        None  # shared by all proxies, because grpc.aio needs a single loop
+    )
 
     def __init__(self, target: ProxyTarget) -> None:
         self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
         self.tensor_port = 0
         self.struck = threading.Event()
         self._fault: Fault | None = None
-        self._refusing = ""  # the method whose next call is refused
-        self._calls: list[tuple[str, asyncio.Future[None]]] = []  # each method, and what breaks the call
+        self._refusing = ""  # method whose next call is refused
+        self._calls: list[
+            tuple[str, asyncio.Future[None]]
+        ] = []  # method of each call, and the future that breaks it
         self.port = self._do(self._start(target.address))
 
     @classmethod
@@ -85,15 +89,15 @@ class RpcProxy:
 
     @property
     def address(self) -> str:
-        """Where to connect."""
+        """`HOST:PORT` to which callers connect."""
         return f"{self.host}:{self.port}"
 
     def close(self) -> None:
-        """End all calls."""
+        """Break all calls."""
         self._do(self._stop())
 
     def strike(self, fault: Fault) -> None:
-        """Have this go wrong; `struck` is set once it has."""
+        """Inject this fault. `struck` is set once it has happened."""
         self.struck.clear()
         self._do(self._arm(fault))
 
@@ -103,12 +107,12 @@ class RpcProxy:
             self._refusing = fault.method
             for method, broken in self._calls:
                 if method == fault.method and not broken.done():
-                    broken.set_exception(Struck("midway"))  # so that there is a next one
+                    broken.set_exception(Struck("midway"))  # so that the caller calls again
 
     async def _start(self, address: str) -> int:
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._server = grpc.aio.server(options=OPTIONS)
-        self._server.add_generic_rpc_handlers((_Everything(self._serve),))
+        self._server.add_generic_rpc_handlers((_AnyMethod(self._serve),))
         port: int = self._server.add_insecure_port(f"{self.host}:0")
         await self._server.start()
         return port
@@ -137,7 +141,7 @@ class RpcProxy:
                     await context.abort(BREAKING[kind], f"struck {kind}")
             code, details = await call.code(), await call.details()
             if code is not grpc.StatusCode.OK:
-                # The proxy's own cancelling is a broken connection to whoever called.
+                # To the caller, a call that the proxy has cancelled is a broken connection.
                 await context.abort(grpc.StatusCode.UNAVAILABLE if call.cancelled() else code, details or "")
         finally:
             self._calls.remove((method, broken))
@@ -151,12 +155,12 @@ class RpcProxy:
             await self._pump(method, "up", context.read, call.write)
             await call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError):
-            await call.code()  # it has ended, as the other direction tells
+            await call.code()  # the call has ended, and the other direction reports why
 
     async def _down(self, method: str, call: Any, context: Any) -> None:
         await context.send_initial_metadata(await call.initial_metadata() or ())
         await self._pump(method, "down", call.read, context.write)
-        raise Over  # whatever the caller still says
+        raise Over  # even if the caller would send more
 
     async def _pump(
         self, method: str, direction: str, read: Callable[[], Any], write: Callable[[bytes], Awaitable[None]]
@@ -189,7 +193,7 @@ class RpcProxy:
                 raise Struck(kind)
 
     def _strikes(self, method: str, direction: str, message: bytes) -> str:
-        """The fault that this message is struck by; empty if by none."""
+        """Return the kind of fault for this message; empty for none."""
         fault = self._fault
         if fault is None or (fault.method, fault.direction) != (method, direction):
             return ""
@@ -203,8 +207,8 @@ class RpcProxy:
         return fault.kind
 
 
-class _Everything:
-    """Takes any method, as a stream of bytes both ways: on the wire all are."""
+class _AnyMethod:
+    """Handler of any method, as a stream of bytes in both directions."""
 
     def __init__(self, serve: Any) -> None:
         self._serve = serve
@@ -214,26 +218,26 @@ class _Everything:
 
 
 class ProxiedCluster(Cluster):
-    """A cluster whose roles call each other through such proxies."""
+    """A cluster whose roles call each other through RPC proxies."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, **settings)
         self.proxies: list[RpcProxy] = []
 
     def relay(self, target: ProxyTarget, **_: object) -> Any:
-        """A proxy that is closed with the cluster."""
+        """Return a new proxy, which is closed with the cluster."""
         proxy = RpcProxy(target)
         self.proxies.append(proxy)
         return proxy
 
     def proxy_of(self, service: str) -> RpcProxy:
-        """The proxy that calls of this service pass."""
+        """Return the proxy for calls of this service."""
         proxy = self.to_optimizer if service == "Optimizer" else self.to_aggregator
         assert isinstance(proxy, RpcProxy)
         return proxy
 
     def close(self) -> None:
-        """End everything."""
+        """End all daemons and proxies."""
         super().close()
         for proxy in self.proxies:
             proxy.close()

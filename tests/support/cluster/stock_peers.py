@@ -1,4 +1,4 @@
-"""Peers made of stock gRPC and protobuf alone: what any program could say to an aggregator or an optimizer."""
+"""Peers made of stock gRPC and protobuf alone. They can send an aggregator or an optimizer any message."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ WIRE_TYPES: dict[int, np.dtype[Any]] = {
 
 
 class Stream:
-    """A bidirectional call: messages go in, messages come out, and it ends with a status.
+    """A bidirectional call whose messages are sent and received by blocking methods.
 
     Args:
-        method: of a stub.
-        metadata: of the call.
+        method: method of a stub.
+        metadata: metadata of the call.
     """
 
     def __init__(self, method: Any, metadata: tuple[tuple[str, str], ...] = ()) -> None:
@@ -47,7 +47,7 @@ class Stream:
             for message in self._call:
                 self._incoming.put(message)
         except grpc.RpcError:
-            pass  # its status is asked for by `status`
+            pass  # `status` returns the error
         self._ended.set()
         self._incoming.put(None)
 
@@ -56,39 +56,39 @@ class Stream:
         self._outgoing.put(message)
 
     def receive(self) -> Any:
-        """The next message; None: the call has ended."""
+        """Return the next message, or None at the end of the call."""
         return self._incoming.get(timeout=LIMIT_SECONDS)
 
     def drain(self) -> list[Any]:
-        """What has come in by now."""
+        """Return the messages that have arrived."""
         messages = []
         while not self._incoming.empty():
             messages.append(self._incoming.get())
         return messages
 
     def finish(self) -> None:
-        """Say that nothing more will come."""
+        """Half-close the call: no more messages will be sent."""
         self._outgoing.put(None)
 
     def cancel(self) -> None:
-        """End it from here."""
+        """Cancel the call, and wait for its end."""
         self._outgoing.put(None)
         self._call.cancel()
         assert self._ended.wait(LIMIT_SECONDS)
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the call has ended."""
         return self._ended.is_set()
 
     def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the peer ended it."""
+        """Wait for the end; return code and text of the status."""
         assert self._ended.wait(LIMIT_SECONDS), "the peer did not end the stream"
         return self._call.code(), self._call.details()
 
 
 class Peer:
-    """Somebody with an incarnation who attends and exchanges."""
+    """A peer with an incarnation, a control stream and a data stream."""
 
     stub: Any
 
@@ -115,7 +115,7 @@ class Peer:
         return stream
 
     def attend(self, *messages: Any) -> Stream:
-        """Open the control stream and say this."""
+        """Open the control stream and send these messages."""
         stream = self._stream(self.stub(self.channel).Attend)
         for message in messages:
             stream.send(message)
@@ -133,12 +133,12 @@ class Peer:
 
 
 class StockWorker(Peer):
-    """A worker."""
+    """A worker of stock gRPC."""
 
     stub = ClusterStub
 
     def hello(self, **changed: Any) -> pb.WorkerMessage:
-        """A correct Hello, but for what is changed."""
+        """Return a correct Hello, with some fields changed."""
         fields: dict[str, Any] = {
             "protocol": 2,
             "role": "worker",
@@ -149,7 +149,7 @@ class StockWorker(Peer):
         return pb.WorkerMessage(hello=pb.Hello(**{**fields, **changed}))
 
     def join(self) -> None:
-        """Attend until welcome, and open the data stream."""
+        """Say Hello, wait for Welcome, and open the data stream."""
         self.control = self.attend(self.hello())
         welcome = self.control.receive()
         assert welcome is not None, self.control.status()
@@ -158,11 +158,11 @@ class StockWorker(Peer):
         self.data = self.exchange()
 
     def say(self, **body: Any) -> None:
-        """Say something under the epoch obeyed."""
+        """Send a message under the current epoch."""
         self.control.send(pb.WorkerMessage(epoch=self.epoch, **body))
 
     def orders(self) -> Iterator[tuple[str, Any]]:
-        """Orders as they come; heartbeats are answered."""
+        """Yield orders as they arrive, and answer heartbeats."""
         while (command := self.control.receive()) is not None:
             kind = command.WhichOneof("body")
             if kind == "heartbeat":
@@ -171,7 +171,7 @@ class StockWorker(Peer):
                 yield kind, getattr(command, kind)
 
     def order(self, wanted: str) -> Any:
-        """The next order of that kind."""
+        """Return the next order of this kind."""
         for kind, body in self.orders():
             if kind == wanted:
                 return body
@@ -179,12 +179,12 @@ class StockWorker(Peer):
 
 
 class StockAggregator(Peer):
-    """An aggregator, seen from an optimizer."""
+    """An aggregator of stock gRPC that connects to an optimizer."""
 
     stub = OptimizerStub
 
     def hello(self, epoch: int, **changed: Any) -> pb.OptimizerCommand:
-        """A correct Hello, but for what is changed."""
+        """Return a correct Hello, with some fields changed."""
         fields: dict[str, Any] = {
             "protocol": 2,
             "role": "aggregator",
@@ -197,7 +197,10 @@ class StockAggregator(Peer):
 
 
 def chunk(header: ChunkHeader, values: NDArray[np.float32], **changed: Any) -> Chunk:
-    """A chunk of a flat array, correct but for what is changed; of `header` all that names it, and the dtype."""
+    """Return a chunk of a flat array, correct except for the fields in `changed`.
+
+    `header` gives the fields that identify the chunk, and its dtype.
+    """
     start = header.index * CHUNK_ELEMENTS
     dtype = header.dtype or FLOAT32
     piece = values[start : start + CHUNK_ELEMENTS].astype(WIRE_TYPES[dtype])
@@ -212,7 +215,7 @@ def chunk(header: ChunkHeader, values: NDArray[np.float32], **changed: Any) -> C
 
 
 def gradient(worker: StockWorker, lease: pb.Lease, index: int, losses: list[float]) -> ChunkHeader:
-    """The identity of a gradient chunk for a lease; the losses go with chunk 0."""
+    """Return the header that identifies a gradient chunk of a lease. Chunk 0 carries the losses."""
     return ChunkHeader(
         job=lease.job,
         epoch=worker.epoch,

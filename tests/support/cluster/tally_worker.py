@@ -1,9 +1,10 @@
-"""A worker whose gradients count: `tiermesh worker` as it is, but for the training step on its mesh.
+"""A worker whose gradients count micro-batches: `tiermesh worker` with another training step.
 
-Micro-batch number n of the job (steps and their micro-batches counted through, N in all) has the gradient that is zero
-but at the elements n, n + N, n + 2 N, ...: there it is 1, 2, 3, ... So with SGD at a learning rate of 1, from zeros, an
-element of the final weights says whether its micro-batch was counted once; all numbers are exact in float32, since the
-step's M micro-batches are a power of two. And each micro-batch is refused on weights that aren't those of its step.
+Let n be the number of a micro-batch within the job, and N the number of all of them. The gradient of micro-batch n is
+zero, except that elements n, n + N, n + 2 N, ... are 1, 2, 3, ... The job uses SGD with a learning rate of 1, from zero
+weights. Each element of the final weights therefore shows whether its micro-batch was counted once. All numbers are
+exact in float32, because the number of micro-batches per step is a power of two. A micro-batch is refused on weights
+that don't count every earlier step once.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ Float32Array = npt.NDArray[np.float32]
 
 TENSORS = 5
 TENSOR_ELEMENTS = CHUNK_ELEMENTS // 2 + 1
-"""So the layout has three chunks, and tensors that lie in two."""
+"""Size of each tensor. The layout has three chunks, and some tensors are in two of them."""
 
 
-@lru_cache(maxsize=1)  # all micro-batches of a step ask for the same
+@lru_cache(maxsize=1)  # all micro-batches of a step need the same weights
 def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
-    """The weights after so many steps, to be read: what counts each of their micro-batches once."""
+    """Return the read-only weights after `steps` steps, which count each of their micro-batches once."""
     weights = np.zeros(TENSORS * TENSOR_ELEMENTS, np.float32)
     for number in range(steps * micro_batches):
         own = weights[number :: of_steps * micro_batches]
@@ -44,7 +45,7 @@ def tallied(steps: int, of_steps: int, micro_batches: int) -> Float32Array:
 
 
 class TallyStep:
-    """Stands in for `training.step.TrainingStep`; see there."""
+    """Replacement of `training.step.TrainingStep`, with the same interface."""
 
     evaluation_batches = 1
     tokens_per_micro_batch = 1
@@ -67,23 +68,23 @@ class TallyStep:
         self._fetch: Callable[[int], None] | None = None
 
     def initial_weights(self) -> Float32Array:
-        """Zeros."""
+        """Return zeros."""
         return np.zeros(self.layout.elements, np.float32)
 
     def expect(self, fetch: Callable[[int], None]) -> None:
-        """Newer weights are on their way; a micro-batch waits for all of them."""
+        """Announce newer weights. The next micro-batch fetches all of them."""
         self._fetch = fetch
 
     def load(self, entry_index: int, values: Float32Array) -> None:
-        """Take one tensor."""
+        """Load one tensor."""
         entry = self.layout.entries[entry_index]
         self._weights[entry.offset : entry.stop] = values
 
     def micro_batch(self, step: int, index: int, out: Float32Array, ready: Callable[[int], None]) -> float:
-        """Count the micro-batch."""
+        """Write the counting gradient to `out`; return the number of the micro-batch as its loss."""
         if self._fetch is not None:
             self._fetch(len(self.layout.entries) - 1)
-        self.hold_weights(step)
+        self.check_weights(step)
         number, numbers = step * self._micro_batches + index, self._steps * self._micro_batches
         out.fill(0.0)
         own = out[number::numbers]
@@ -91,28 +92,26 @@ class TallyStep:
         ready(0)
         return float(number)
 
-    def hold_weights(self, step: int) -> None:
-        """Raise ValueError for weights that are not to be computed on."""
+    def check_weights(self, step: int) -> None:
+        """Raise ValueError unless the weights count each step before `step` once."""
         if not np.array_equal(self._weights, tallied(step, self._steps, self._micro_batches)):
-            raise ValueError(
-                f"step {step} is to be computed on weights that don't count each step before it once"
-            )
+            raise ValueError(f"the weights for step {step} don't count each earlier step once")
 
     def evaluate(self, index: int) -> tuple[float, int]:
-        """No loss."""
+        """Return a loss of 0 for one token."""
         del index
         return 0.0, 1
 
     def checkpoint_files(self) -> dict[str, bytes]:
-        """A config that says nothing."""
+        """Return an empty config."""
         return {"config.json": b"{}\n"}
 
     def fingerprint(self) -> dict[str, str]:
-        """The emulator's."""
+        """Return the emulator's fingerprint."""
         return compute_fingerprint(self._mesh)
 
     def close(self) -> None:
-        """Nothing lies on the mesh."""
+        """Do nothing: the mesh has no tensors."""
 
 
 if __name__ == "__main__":

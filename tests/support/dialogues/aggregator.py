@@ -196,9 +196,9 @@ class Dialogue:
         checksums: Mapping[int, int] | None = None,
     ) -> list[str]:
         """Report that a worker has computed its newest lease, or another, with checksums by micro-batch."""
-        told = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
+        sums = [pb.Checksum(micro_batch=each, crc32c=value) for each, value in (checksums or {}).items()]
         lease = lease or self.leases[session]
-        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=told))
+        return self.says(session, pb.Computed(job="a", lease=lease, seconds=seconds, checksums=sums))
 
     def evaluated(self, session: int, generation: int, step: int, *losses: tuple[int, float]) -> list[str]:
         """Report a worker's evaluated lease, as (index, mean loss) of batches of 2 tokens."""
@@ -303,7 +303,7 @@ class Dialogue:
     def later(self, seconds: float, *alive: int) -> list[str]:
         """Let time pass until the next tick, with heartbeats from these workers.
 
-        From the second tick on, more than a heartbeat counts as time in which the aggregator was stopped.
+        From the second tick on, the core treats more than a heartbeat as a pause of the aggregator.
         """
         self.now += seconds
         lines = []

@@ -55,7 +55,7 @@ def mutual(files: Path, whose: str = "ours") -> Security:
 async def stock_server(
     handler: Serve, security: Security = PLAIN, options: Options = OPTIONS
 ) -> AsyncIterator[int]:
-    """Serve by grpcio; the value is the port."""
+    """Serve by grpcio; yield the port."""
     stock = grpc.aio.server(options=options)
 
     async def serve(_: Any, context: Any) -> None:
@@ -99,7 +99,7 @@ async def stock_call(
 async def our_call(
     port: int, security: Security = PLAIN, metadata: Any = (), host: str = "localhost"
 ) -> AsyncIterator[ClientStream]:
-    """Call by the client of http2."""
+    """Call by Tiermesh's client."""
     stream = await open_stream(f"{host}:{port}", security, PATH, metadata)
     try:
         yield stream
@@ -302,7 +302,7 @@ def test_a_message_that_is_too_long_ends_the_stream() -> None:
 
 
 def test_a_reader_that_does_not_read_stops_the_writer() -> None:
-    """The writer stops after about a window; once the reader reads, all messages arrive in order."""
+    """Check that the writer stops after about a window, and that all messages arrive once the reader reads."""
     many, content = 100, bytes(1 << 20)
 
     async def run(call: Any, go_on: asyncio.Event, got: asyncio.Future[int]) -> None:
@@ -380,7 +380,7 @@ def test_tls_accepts_no_peers_of_another_authority(files: Path) -> None:
                             await opened.write(b"let me in")
                             await within(opened.read())
                     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        # A certificate of the right authority, but for another name.
+        # A certificate of the right authority for another name.
         async with serving(echo, ours, "127.0.0.200") as served:
             with pytest.raises(grpc.aio.AioRpcError, match=r"certificate.*127\.0\.0\.200"):
                 await open_stream(f"127.0.0.200:{served.port}", ours, PATH)

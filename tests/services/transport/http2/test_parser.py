@@ -1,4 +1,4 @@
-"""Frames: however bytes are cut, padded or continued, the same comes out; whatever comes, it ends, within bounds."""
+"""Frames: any cuts, padding and continuation give the same messages, and any input ends within bounds."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_client_survives_any_bytes(sent: bytes) -> None:
 
 
 class _Recorder:
-    """Receiver that records frames. DATA goes into memory of its own if there is any left, else through `feed`."""
+    """Receiver that records frames. It offers memory of its own for DATA while any is left."""
 
     def __init__(self, direct: bool) -> None:
         self.events: list[tuple[object, ...]] = []
