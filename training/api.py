@@ -6,7 +6,8 @@ from mesh.device import Mesh
 from mesh.placement import Placements
 from services.errors import Refused
 from training import ops
-from training.autograd import Parameter, Split, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Split, Tensor, Variable
 from training.models.causal import Masks
 from training.models.model import Array, Model, batched, constant
 from training.models.tokens import Tokens

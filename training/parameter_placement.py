@@ -15,7 +15,7 @@ from mesh.device import Mesh
 from mesh.placement import REPLICATED, Placement, Placements, sharded
 from services.config.device import DeviceConfig
 from services.errors import Refused
-from training.autograd import Parameter, Split
+from training.autograd.variable import Parameter, Split
 
 Array = npt.NDArray[Any]
 

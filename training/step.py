@@ -22,7 +22,8 @@ from services.config.models import RegressionConfig
 from services.errors import Refused
 from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
 from training.models import (
     Model,

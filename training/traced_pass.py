@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from mesh.command_trace import Trace, capture_trace
 from mesh.device import Mesh
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.data import Batch
 from training.inputs import KeptInputs
 

@@ -20,7 +20,7 @@ import ttnn
 from mesh.axes import Axes
 from mesh.device import open_mesh
 from services.config.models import GPT2Config
-from training.autograd import Tape
+from training.autograd.tape import Tape
 from training.models import build_model, initial_value, load_parameter
 from training.seeds import seed32
 

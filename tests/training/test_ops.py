@@ -13,7 +13,8 @@ import pytest
 from mesh.device import Mesh
 from mesh.transfer import download, upload
 from training import ops
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.models import load_parameter
 from training.models.model import constant
 from training.models.positions import Rotations, frequencies

@@ -17,7 +17,7 @@ from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig, OptimizerConfig
 from services.config.models import GPT2Config, LinearRegressionConfig
-from training.autograd import Parameter, Tensor
+from training.autograd.variable import Parameter, Tensor
 from training.parameter_placement import axes_of
 from training.step import TrainingStep
 

@@ -14,7 +14,8 @@ from mesh.placement import REPLICATED
 from mesh.transfer import download
 from services.config.models import GPT2Config, LlamaConfig
 from services.errors import Refused
-from training.autograd import Parameter, Tape, Tensor
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor
 from training.models import build_model, initial_value, load_parameter
 from training.parameter_placement import from_mesh
 

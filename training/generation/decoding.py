@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mesh.device import Mesh
 from mesh.transfer import download
-from training.autograd import Tape
+from training.autograd.tape import Tape
 from training.models import TextModel
 from training.parameter_placement import TILE
 

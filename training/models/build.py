@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.transfer import upload, upload_into
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig, MLPConfig, ModelConfig
-from training.autograd import Parameter
+from training.autograd.variable import Parameter
 from training.models.custom import build_custom_model
 from training.models.gpt2 import GPT2
 from training.models.linear_regression import LinearRegression

@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.device import Mesh
 from services.errors import Refused
-from training.autograd import Variable
+from training.autograd.variable import Variable
 from training.models.model import Array, constant
 
 MASKED = -1e9

@@ -13,7 +13,7 @@ from typing import Any, cast
 from mesh.device import Mesh
 from services.config.models import CustomConfig, ModelConfig
 from services.errors import Failed, Refused, TiermeshError
-from training.autograd import Parameter
+from training.autograd.variable import Parameter
 from training.models.model import Model
 
 Factory = Callable[[dict[str, Any], int, Mesh], Model]

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from services.config.models import GPT2Config
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array, constant
 from training.models.tokens import Tokens

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.tensors.layout import Layout
-from training.autograd import Parameter
+from training.autograd.variable import Parameter
 from training.models.model import Model
 from training.seeds import generator
 

@@ -9,7 +9,8 @@ from typing import Protocol, TypeAlias
 from mesh.device import Mesh
 from services.config.models import GPT2Config, LlamaConfig
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.models.causal import Masks, check_tokens
 from training.models.model import Array
 from training.models.tokens import Tokens

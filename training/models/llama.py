@@ -12,7 +12,8 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from services.config.models import LlamaConfig
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array
 from training.models.positions import Rotations, frequencies

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from services.config.models import MLPConfig
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.models.model import Array
 from training.models.regression import regression_loss
 from training.modules import Linear

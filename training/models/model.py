@@ -11,7 +11,8 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.placement import WHOLE, Placements, over_data
 from mesh.transfer import upload
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.inputs import Prepare, unchanged
 from training.ops.cache import KeyValueCache
 

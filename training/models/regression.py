@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from training import ops
-from training.autograd import Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Variable
 from training.models.model import Array, batched
 
 

@@ -7,7 +7,8 @@ from functools import cached_property
 
 from mesh.device import Mesh
 from training import ops
-from training.autograd import Parameter, Split, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Split, Variable
 from training.models.model import Array, batched
 from training.modules.linear import INITIAL_DEVIATION
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from services.config.models import GPT2Config
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.modules.linear import INITIAL_DEVIATION, Linear, residual_deviation
 
 

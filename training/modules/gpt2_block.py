@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from services.config.models import GPT2Config
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.modules.attention import CausalSelfAttention
 from training.modules.feed_forward import FeedForward
 from training.modules.layer_norm import LayerNorm

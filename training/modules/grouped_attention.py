@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from services.config.models import LlamaConfig
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 from training.modules.linear import INITIAL_DEVIATION, Linear
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from training import ops
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 
 
 class LayerNorm:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Literal
 
 from training import ops
-from training.autograd import Parameter, Split, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Split, Variable
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of initial weights."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 
 
 class Gelu(Enum):

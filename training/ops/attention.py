@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from mesh.device import Mesh
 from mesh.placement import Placements
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 from training.ops.cache import Past
 from training.ops.dropout import masked
 from training.ops.heads import fold_groups, merge, merge_qkv, split, split_qkv, unfold_groups

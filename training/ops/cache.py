@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mesh.device import Mesh
-from training.autograd import Tensor
+from training.autograd.variable import Tensor
 
 
 class KeyValueCache:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mesh.collectives import all_gather
 from mesh.device import Mesh
 from mesh.placement import REPLICATED, Placements
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 
 
 def dropout(tape: Tape, x: Variable, probability: float, site: str) -> Variable:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 from training.ops.placing import gathered
 from training.ops.precision import accurate
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from mesh.collectives import all_reduce
 from mesh.placement import REPLICATED, Placements, sharded
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.inputs import Array
 from training.ops.placing import gathered, rows_of
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mesh.device import Mesh
-from training.autograd import Tensor
+from training.autograd.variable import Tensor
 
 TILE = 32
 """Side of a tile. The library's kernels return a wrong shape, without an error, for heads of no multiple of it."""

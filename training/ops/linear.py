@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from mesh.collectives import all_reduce
 from mesh.placement import REPLICATED, Placements, sharded
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.ops.placing import gathered
 from training.ops.precision import accurate
 

@@ -6,7 +6,8 @@ reads the numbers themselves.
 
 from __future__ import annotations
 
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 from training.ops.precision import accurate
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from training.autograd import Parameter, Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor, Variable
 from training.ops.placing import check_whole_rows
 from training.ops.precision import accurate
 

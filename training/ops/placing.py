@@ -5,7 +5,7 @@ from __future__ import annotations
 from mesh.collectives import all_gather
 from mesh.device import Mesh
 from mesh.placement import REPLICATED, ROWS, WHOLE, Placements
-from training.autograd import Parameter, Tensor, Variable
+from training.autograd.variable import Parameter, Tensor, Variable
 
 
 def rows_of(mesh: Mesh) -> Placements:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mesh.device import Mesh
-from training.autograd import Tensor, Variable
+from training.autograd.variable import Tensor, Variable
 from training.ops.heads import TILE
 from training.ops.precision import accurate
 

@@ -10,7 +10,8 @@ from mesh.collectives import all_gather, all_reduce
 from mesh.device import Mesh
 from mesh.placement import REPLICATED, WHOLE, Placements, over_tensor, sharded
 from mesh.transfer import upload
-from training.autograd import Tape, Tensor, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Tensor, Variable
 from training.ops.losses import cross_entropy
 from training.ops.precision import accurate
 from training.parameter_placement import padded_size

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from cli.daemon_commands import make_worker_command
 from cli.main import main
 from services.runtime import process
-from training.autograd import Parameter, Tensor
+from training.autograd.variable import Parameter, Tensor
 from training.step import TrainingStep
 
 Float32Array = npt.NDArray[np.float32]

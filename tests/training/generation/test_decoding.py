@@ -13,7 +13,7 @@ from mesh.device import Mesh, open_mesh
 from mesh.transfer import download
 from services.config.job_parts import SamplingConfig
 from services.config.models import GPT2Config, LlamaConfig
-from training.autograd import Tape
+from training.autograd.tape import Tape
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose
 from training.models import TextModel, build_model, load_parameter

@@ -13,7 +13,8 @@ from mesh.device import Mesh
 from mesh.transfer import download
 from services.config.models import GPT2Config
 from services.errors import Refused
-from training.autograd import Parameter, Tape, Tensor
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor
 from training.models import GPT2, initial_value, load_parameter, model_layout
 from training.models.gpt2 import sinusoids
 

@@ -14,7 +14,8 @@ from mesh.device import Mesh
 from mesh.transfer import download
 from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
-from training.autograd import Parameter, Tape, Tensor
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Tensor
 from training.models import Llama, build_model, initial_value, load_parameter, model_layout
 from training.models.positions import frequencies
 

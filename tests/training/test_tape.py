@@ -11,7 +11,8 @@ import pytest
 
 from mesh.axes import Axes
 from mesh.placement import PARTIAL, ROWS, WHOLE, Placements, over_data, over_tensor, sharded
-from training.autograd import Parameter, Tape, Variable
+from training.autograd.tape import Tape
+from training.autograd.variable import Parameter, Variable
 
 MESH: Any = SimpleNamespace(
     tt=SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Tape autograd over device tensors.
+"""The tape: the record of a forward pass that the backward pass replays.
 
 An operation (training/ops) computes its value at once. It records on the tape how a gradient of that value becomes
 gradients of its inputs. `Tape.backward` replays the records from last to first and drops each one, so the values that
@@ -9,181 +9,18 @@ it kept are freed while the pass runs. The tape, not the device library, knows h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from mesh.collectives import add, reduce_partial_sums
 from mesh.device import Mesh
-from mesh.placement import PARTIAL, REPLICATED, WHOLE, Placement, Placements
+from mesh.placement import PARTIAL, REPLICATED, Placement, Placements
 from mesh.transfer import upload
+from training.autograd.variable import Gradient, Parameter, Tensor, Variable
 from training.inputs import Array, KeptInputs, Prepare, unchanged
-
-Tensor: TypeAlias = Any
-"""A tensor of the mesh's device module, `ttnn` or the emulator; the two share no base class."""
 
 Backward: TypeAlias = Callable[[Any], tuple[Tensor | None, ...]]
 """Returns the gradients of an operation's inputs, in their order, given the gradient of its value.
 
 None stands for an input that needs no gradient. The gradient of a loss is given as a plain number."""
-
-
-class Gradient:
-    """The sum of one variable's gradient during one backward pass.
-
-    Attributes:
-        value: the sum so far; None before the first summand.
-        placements: how that sum lies on the mesh; devices may hold parts that are still to be added up.
-        target: placements of the complete gradient.
-        uses: number of recorded operations that have not added their summand yet.
-        parameter: the parameter whose gradient it is, None for another variable.
-    """
-
-    __slots__ = ("parameter", "placements", "target", "uses", "value")
-
-    def __init__(self, target: Placements, parameter: Parameter | None = None) -> None:
-        self.value: Any = None
-        self.placements = target
-        self.target = target
-        self.uses = 0
-        self.parameter = parameter
-
-    def add(self, mesh: Mesh, summand: Tensor, placements: Placements) -> None:
-        """Add a summand that lies on the mesh as `placements` says."""
-        if self.value is None:
-            self.value, self.placements = summand, placements
-            return
-        if placements != self.placements:
-            # One is partial and the other is not. While all are alike, they are added up over devices only once.
-            summand = reduce_partial_sums(mesh, summand, placements, self.target)
-            self.complete(mesh)
-        self.value = add(mesh, self.value, summand)
-
-    def complete(self, mesh: Mesh) -> Tensor:
-        """Return the sum, laid out as the target says."""
-        if self.placements != self.target:
-            self.value = reduce_partial_sums(mesh, self.value, self.placements, self.target)
-            self.placements = self.target
-        return self.value
-
-
-class Variable:
-    """A value on the mesh that operations take and return.
-
-    Attributes:
-        value: the device tensor.
-        placements: placements of the value over the mesh's axes.
-        gradient: the sum of its gradient; None if it needs none, and for a parameter, whose gradients the tape keeps.
-    """
-
-    __slots__ = ("gradient", "placements", "value")
-
-    def __init__(self, value: Tensor, placements: Placements, gradient: Gradient | None = None) -> None:
-        self.value = value
-        self.placements = placements
-        self.gradient = gradient
-
-    @property
-    def requires_grad(self) -> bool:
-        """Whether a gradient is needed."""
-        return self.gradient is not None
-
-    @property
-    def used_placements(self) -> Placements:
-        """Placements of the value that operations compute with."""
-        return self.placements
-
-
-@dataclass(frozen=True)
-class Split:
-    """The way in which tensor-parallel devices share a parameter.
-
-    Attributes:
-        dim: dimension of the logical shape that is cut into equal pieces, one for each device.
-        parts: sizes of blocks that lie next to each other along `dim` and are cut separately, such as queries, keys
-            and values; empty for a single block.
-        padded: whether `dim` is padded with zeros to whole tiles for each device.
-    """
-
-    dim: int
-    parts: tuple[int, ...] = ()
-    padded: bool = False
-
-
-class Parameter(Variable):
-    """A trained value: float32 in the optimizer, in the mesh's dtype on the mesh.
-
-    Attributes:
-        name: name in the layout, for example `blocks.0.attention.qkv.weight`.
-        shape: logical shape, as in the layout and in checkpoints.
-        mesh_shape: shape on a mesh of one device, with the same elements in the same order.
-        split: how tensor-parallel devices share it; None if each device has the whole.
-        initial_deviation: standard deviation of the normal distribution of its initial values; 0 for a constant.
-        initial_mean: mean of that distribution, or the constant.
-        export_name: name of the tensor in `model.safetensors`.
-        fetch: callback that puts newer weights on the mesh, set while they are on their way. It is called before the
-            next use of the value, waits for the weights, and unsets itself.
-    """
-
-    __slots__ = (
-        "_value",
-        "export_name",
-        "fetch",
-        "initial_deviation",
-        "initial_mean",
-        "mesh_shape",
-        "name",
-        "shape",
-        "split",
-    )
-
-    def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        export_name: str,
-        initial_deviation: float = 0.0,
-        initial_mean: float = 0.0,
-        split: Split | None = None,
-    ) -> None:
-        self.fetch: Callable[[], None] | None = None
-        super().__init__(None, WHOLE)
-        self.name = name
-        self.shape = shape
-        # Layer-norm gradients must be [1, E] (the library checks), and matrices are 4-D as activations are.
-        self.mesh_shape = (1, *shape) if len(shape) == 1 else (1, 1, *shape)
-        self.split = split
-        self.initial_deviation = initial_deviation
-        self.initial_mean = initial_mean
-        self.export_name = export_name
-
-    @property
-    def value(self) -> Tensor:
-        """The device tensor with the newest weights; reading it waits for them if they are on their way."""
-        if self.fetch is not None:
-            self.fetch()
-        return self._value
-
-    @value.setter
-    def value(self, value: Tensor) -> None:
-        self._value: Tensor = value
-        self.fetch = None
-
-    @property
-    def requires_grad(self) -> bool:
-        """True: every parameter is trained."""
-        return True
-
-    @property
-    def is_matrix(self) -> bool:
-        """Whether it is a matrix or an embedding table, and not a bias or a gain."""
-        return len(self.shape) > 1
-
-    @property
-    def used_placements(self) -> Placements:
-        """Placements after a parameter that is sharded over the data axis is gathered."""
-        return Placements(REPLICATED, self.placements.tensor)
-
 
 _Record: TypeAlias = tuple[Gradient, tuple[tuple[Gradient, Placements] | None, ...], Backward]
 
@@ -266,7 +103,7 @@ class Tape:
             ValueError: the value is partial, or `placements` is None and the inputs lie in different ways.
         """
         if placements is None:
-            placements = elementwise(inputs)
+            placements = _join_placements(inputs)
         elif PARTIAL in placements:
             raise ValueError(
                 "record: the value is a partial sum, expected the operation to add it up over devices"
@@ -298,7 +135,7 @@ class Tape:
         gradients = tuple(variable.gradient for variable in inputs)
         values = tuple((variable.value, variable.placements) for variable in inputs)
 
-        def again(gradient: Tensor) -> tuple[Tensor | None, ...]:
+        def replay(gradient: Tensor) -> tuple[Tensor | None, ...]:
             before = len(self._records)
             variables = (
                 Variable(value, placements, own)
@@ -306,11 +143,13 @@ class Tape:
             )
             repeated = function(*variables)
             if len(self._records) == before or repeated.gradient is not self._records[-1][0]:
-                raise ValueError("recompute: the function's last operation must return its result")
+                raise ValueError(
+                    "recompute: the result is not the function's last operation; return what it computes last"
+                )
             repeated.gradient.add(self.mesh, gradient, repeated.placements)
             return (None,) * (len(inputs) + len(parameters))
 
-        return self._record(result.value, (*inputs, *parameters), again, result.placements)
+        return self._record(result.value, (*inputs, *parameters), replay, result.placements)
 
     def backward(self, loss: Variable, seed: float, on_final: Callable[[Parameter, Tensor], None]) -> None:
         """Replay the tape backwards from `loss`, which empties it.
@@ -379,7 +218,7 @@ class Tape:
         result.value = None
 
 
-def elementwise(inputs: tuple[Variable, ...]) -> Placements:
+def _join_placements(inputs: tuple[Variable, ...]) -> Placements:
     """Return the placements of an element-wise operation's result; inputs may broadcast over dimensions.
 
     Raises:
@@ -388,12 +227,12 @@ def elementwise(inputs: tuple[Variable, ...]) -> Placements:
     data, tensor = REPLICATED, REPLICATED
     for variable in inputs:
         used = variable.used_placements
-        data = _common(data, used.data, inputs)
-        tensor = _common(tensor, used.tensor, inputs)
+        data = _join(data, used.data, inputs)
+        tensor = _join(tensor, used.tensor, inputs)
     return Placements(data, tensor)
 
 
-def _common(one: Placement, other: Placement, inputs: tuple[Variable, ...]) -> Placement:
+def _join(one: Placement, other: Placement, inputs: tuple[Variable, ...]) -> Placement:
     if other == PARTIAL or not (one == other or REPLICATED in (one, other)):
         shown = " and ".join(str(variable.used_placements) for variable in inputs)
         raise ValueError(f"record: the inputs lie on the mesh as {shown}, expected the same placements")
