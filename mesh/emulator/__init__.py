@@ -10,8 +10,8 @@ computes something wrong, the emulator raises RuntimeError. It accepts more than
 
 Reading order:
 
-1. `types`, `tensor`, `device`: dtypes and shapes, the tensor, opening and closing a mesh.
-2. `mesh_mappers`, `creation`, `memory`, `rounding`: placing arrays over the mesh, and what a tensor costs.
+1. `types`, `memory`, `device`: dtypes and shapes, what a tensor costs, opening and closing a mesh.
+2. `mesh_mappers`, `tensor`, `creation`, `rounding`: placing arrays over the mesh, and the tensor.
 3. `parallel`, `broadcast`: how ops are split into blocks for threads, and how operands of chips meet.
 4. The ops: `elementwise`, `unary`, `comparison`, `matmul`, `reductions`, `softmax`, `layer_norm`, `collectives` etc.
 """
@@ -26,7 +26,7 @@ from mesh.emulator.data_movement import concat, permute, reshape, slice, to_layo
 from mesh.emulator.device import (
     MeshDevice,
     close_mesh_device,
-    get_device_tensors,
+    get_memory_view,
     open_mesh_device,
     set_fabric_config,
     synchronize_device,
@@ -37,7 +37,7 @@ from mesh.emulator.gelu import gelu, gelu_bw
 from mesh.emulator.kv_cache import fill_cache, update_cache
 from mesh.emulator.layer_norm import moreh_layer_norm, moreh_layer_norm_backward
 from mesh.emulator.matmul import linear, matmul
-from mesh.emulator.memory import BufferType, get_memory_view
+from mesh.emulator.memory import BufferType
 from mesh.emulator.mesh_mappers import (
     MeshComposerConfig,
     MeshMapperConfig,
@@ -59,7 +59,7 @@ from mesh.emulator.softmax import (
     moreh_softmax_backward,
     softmax,
 )
-from mesh.emulator.tensor import Tensor, copy_host_to_device_tensor, deallocate, to_dtype
+from mesh.emulator.tensor import Tensor, copy_host_to_device_tensor, deallocate, get_device_tensors, to_dtype
 from mesh.emulator.trace import (
     MeshTraceId,
     begin_trace_capture,

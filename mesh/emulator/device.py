@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mesh.emulator.memory import Memory
+from mesh.emulator.memory import BufferType, Memory, MemoryView
 from mesh.emulator.parallel import use_threads
-from mesh.emulator.tensor import Tensor, check, wrap
 from mesh.emulator.types import Arch, FabricConfig, MeshShape
 
 MAX_CHIPS = 1024
@@ -101,18 +100,12 @@ def synchronize_device(device: MeshDevice) -> None:
     device.check_open("synchronize_device")
 
 
-def get_device_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the tensor of each chip, in row-major mesh order. They share the buffer of `tensor`."""
-    check("get_device_tensors", tensor, on_device=False)
-    array, mesh = tensor.array, tensor.mesh
-    if mesh is None:
-        return [tensor]
-    tensors = []
-    for row in range(mesh.shape[0]):
-        for col in range(mesh.shape[1]):
-            chip_row, chip_col = min(row, array.shape[0] - 1), min(col, array.shape[1] - 1)
-            chip = array[chip_row : chip_row + 1, chip_col : chip_col + 1]
-            tensors.append(
-                wrap(chip, tensor.dtype, tensor.layout, mesh.chip, tensor.buffer, on_host=tensor.on_host)
-            )
-    return tensors
+def get_memory_view(device: MeshDevice, buffer_type: BufferType) -> MemoryView:
+    """Return the allocator's figures for each chip.
+
+    Raises RuntimeError for a closed mesh, and for memories other than DRAM, which the emulator's tensors don't use.
+    """
+    device.check_open("get_memory_view")
+    if buffer_type is not BufferType.DRAM:
+        raise RuntimeError(f"get_memory_view: {buffer_type}, expected BufferType.DRAM only")
+    return device.memory.view()

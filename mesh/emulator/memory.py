@@ -6,10 +6,6 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mesh.emulator.device import MeshDevice
 
 _BANKS = 12
 _BANK_BYTES = 1_072_693_184
@@ -22,6 +18,17 @@ class BufferType(Enum):
 
     DRAM = 0
     L1 = 1
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """Allocator figures of one memory of each chip. Bytes are per bank."""
+
+    num_banks: int
+    total_bytes_per_bank: int
+    total_bytes_allocated_per_bank: int
+    total_bytes_free_per_bank: int
+    largest_contiguous_bytes_free_per_bank: int
 
 
 class Memory:
@@ -58,6 +65,11 @@ class Memory:
     def reset_peak(self) -> None:
         """Restart the search for the peak at the current allocation."""
         self.peak_bank_bytes = self.bank_bytes
+
+    def view(self) -> MemoryView:
+        """Return the figures that ttnn's allocator reports, with the sizes of a Wormhole and no fragmentation."""
+        free = _BANK_BYTES - self.bank_bytes
+        return MemoryView(_BANKS, _BANK_BYTES, self.bank_bytes, free, free)
 
 
 class Buffer:
@@ -99,27 +111,3 @@ def bank_bytes(shape: tuple[int, ...], element_bytes: int, tiled: bool) -> int:
         pages = math.prod(outer) * height
         page_bytes = -(-width * element_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return -(-pages // _BANKS) * page_bytes
-
-
-@dataclass(frozen=True)
-class MemoryView:
-    """Allocator figures of one memory of each chip. Bytes are per bank."""
-
-    num_banks: int
-    total_bytes_per_bank: int
-    total_bytes_allocated_per_bank: int
-    total_bytes_free_per_bank: int
-    largest_contiguous_bytes_free_per_bank: int
-
-
-def get_memory_view(device: MeshDevice, buffer_type: BufferType) -> MemoryView:
-    """Return the allocator's figures for each chip, with the sizes of a Wormhole and no fragmentation.
-
-    Raises RuntimeError for memories other than DRAM, which the emulator's tensors don't use.
-    """
-    device.check_open("get_memory_view")
-    if buffer_type is not BufferType.DRAM:
-        raise RuntimeError(f"get_memory_view: {buffer_type}, expected BufferType.DRAM only")
-    allocated = device.memory.bank_bytes
-    free = _BANK_BYTES - allocated
-    return MemoryView(_BANKS, _BANK_BYTES, allocated, free, free)

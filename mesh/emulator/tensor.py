@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mesh.emulator.device import MeshDevice
 from mesh.emulator.memory import Buffer, bank_bytes
+from mesh.emulator.mesh_mappers import MeshComposer, MeshMapper
 from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, GeluVariant, Layout, Shape, StorageType
-
-if TYPE_CHECKING:
-    from mesh.emulator.device import MeshDevice
-    from mesh.emulator.mesh_mappers import MeshComposer, MeshMapper
 
 Array = npt.NDArray[Any]
 
@@ -264,6 +262,23 @@ def deallocate(tensor: Tensor, force: bool = True) -> None:
         tensor.buffer.free()
         tensor.array = np.broadcast_to(tensor.array.dtype.type(0), tensor.array.shape)
         tensor.derived = None
+
+
+def get_device_tensors(tensor: Tensor) -> list[Tensor]:
+    """Return the tensor of each chip, in row-major mesh order. They share the buffer of `tensor`."""
+    check("get_device_tensors", tensor, on_device=False)
+    array, mesh = tensor.array, tensor.mesh
+    if mesh is None:
+        return [tensor]
+    tensors = []
+    for row in range(mesh.shape[0]):
+        for col in range(mesh.shape[1]):
+            chip_row, chip_col = min(row, array.shape[0] - 1), min(col, array.shape[1] - 1)
+            chip = array[chip_row : chip_row + 1, chip_col : chip_col + 1]
+            tensors.append(
+                wrap(chip, tensor.dtype, tensor.layout, mesh.chip, tensor.buffer, on_host=tensor.on_host)
+            )
+    return tensors
 
 
 def to_dtype(tensor: Tensor, dtype: DataType) -> Tensor:
