@@ -42,16 +42,16 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
     """
     limit_blas_to_one_thread()
     from mesh.device import detect_mesh_shape
-    from mesh.fingerprint import board_type
-    from mesh.link_check import AXIS_NAMES, check_axis, device_ids, draw_mesh, open_mesh_for_check
+    from mesh.fingerprint import find_board_type
+    from mesh.link_check import AXIS_NAMES, check_axis, draw_mesh, open_mesh_for_check, read_device_ids
     from mesh.memory import read_chip_memory
 
     shape = parse_shape(mesh_shape) if mesh_shape else detect_mesh_shape(backend)
     with open_mesh_for_check(shape, backend) as mesh:
-        ids, memory = device_ids(mesh), read_chip_memory(mesh)
+        ids, memory = read_device_ids(mesh), read_chip_memory(mesh)
         dtype = str(mesh.dtype).rpartition(".")[2].lower()
         output.say(
-            f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({board_type(mesh)}), {dtype}"
+            f"mesh {list(shape)} on {mesh.backend}: {mesh.chips} x {mesh.arch} ({find_board_type(mesh)}), {dtype}"
         )
         output.say(
             f"memory of each chip: {memory.total_bytes / 2**30:.1f} GiB, "
@@ -73,7 +73,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
                 "mesh_shape": list(shape),
                 "backend": mesh.backend,
                 "arch": mesh.arch,
-                "board": board_type(mesh),
+                "board": find_board_type(mesh),
                 "dtype": dtype,
                 "devices": ids,
                 "memory_bytes": memory.total_bytes,

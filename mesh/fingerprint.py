@@ -25,7 +25,7 @@ def compute_fingerprint(mesh: Mesh) -> dict[str, str]:
         "numpy": np.__version__,
     }
     if mesh.backend != "emulator":
-        facts["board"] = board_type(mesh)
+        facts["board"] = find_board_type(mesh)
         try:
             facts["ttnn"] = version("ttnn")
         except PackageNotFoundError:
@@ -43,7 +43,7 @@ def compute_fingerprint(mesh: Mesh) -> dict[str, str]:
     return facts
 
 
-def board_type(mesh: Mesh) -> str:
+def find_board_type(mesh: Mesh) -> str:
     """Return the type of system that the chips form, such as `t3k`; `emulator` on the emulator."""
     if mesh.backend == "emulator":
         return mesh.backend

@@ -65,7 +65,7 @@ def check_axis(mesh: Mesh, axis: int) -> AxisCheck:
     seconds = time.perf_counter() - started
     got = download(mesh, summed, pieces).reshape(rows, _TILE, columns, _TILE)
     expected = np.broadcast_to(numbers.sum(axis, keepdims=True), mesh.shape)
-    ids = device_ids(mesh)
+    ids = read_device_ids(mesh)
     wrong_sums = tuple(
         f"device {ids[row][column]} at [{row}, {column}] has {_format_range(got[row, :, column])}, expected "
         f"{expected[row, column]:g}"
@@ -81,7 +81,7 @@ def _format_range(values: npt.NDArray[np.float32]) -> str:
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def device_ids(mesh: Mesh) -> list[list[int]]:
+def read_device_ids(mesh: Mesh) -> list[list[int]]:
     """Return the device ids, row by row of the mesh."""
     ids = [int(each) for each in mesh.handle.get_device_ids()]
     columns = mesh.shape[1]

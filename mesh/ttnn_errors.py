@@ -91,7 +91,7 @@ _KNOWN = (
 )
 
 
-def ttnn_message(error: BaseException) -> str:
+def extract_ttnn_message(error: BaseException) -> str:
     """Return ttnn's own message on one line, without its backtrace."""
     text = " ".join(str(error).split("backtrace:")[0].split())
     before, _, info = text.rpartition("info: ")
@@ -107,10 +107,10 @@ def explain_known_error(error: BaseException) -> str | None:
     for pattern, meaning in _KNOWN:
         found = re.search(pattern, text)
         if found:
-            return f"{found.expand(meaning)} (ttnn: {ttnn_message(error)})"
+            return f"{found.expand(meaning)} (ttnn: {extract_ttnn_message(error)})"
     return None
 
 
 def explain_open_failure(error: BaseException) -> str:
     """Return why a mesh could not be opened and what to do, for known and unknown errors."""
-    return explain_known_error(error) or f"{ttnn_message(error)}; {LIKELY_CAUSES}"
+    return explain_known_error(error) or f"{extract_ttnn_message(error)}; {LIKELY_CAUSES}"

@@ -23,12 +23,12 @@ TILE = 32
 """Side of the square tiles that the device computes with."""
 
 
-def axes_of(config: DeviceConfig) -> Axes:
+def choose_axes(config: DeviceConfig) -> Axes:
     """Return the mesh axes of a job's parallel strategies."""
     return Axes(config.data_axis, config.tensor_axis, config.shard_parameters)
 
 
-def placements_of(parameter: Parameter, mesh: Mesh) -> Placements:
+def choose_placements(parameter: Parameter, mesh: Mesh) -> Placements:
     """Return how a parameter lies on a mesh, in dimensions of its shape there.
 
     Raises:
@@ -51,7 +51,7 @@ def to_mesh(parameter: Parameter, values: Array, mesh: Mesh) -> Array:
         return array
     if split.padded:
         widths = [(0, 0)] * array.ndim
-        widths[dim] = (0, padded_size(array.shape[dim], mesh.tensor_size) - array.shape[dim])
+        widths[dim] = (0, round_up_to_tiles(array.shape[dim], mesh.tensor_size) - array.shape[dim])
         array = np.pad(array, widths)
     if split.parts:
         parts = np.split(array, np.cumsum(split.parts)[:-1], axis=dim)
@@ -78,7 +78,7 @@ def from_mesh(parameter: Parameter, array: Array, mesh: Mesh) -> Array:
     return array.reshape(-1)
 
 
-def padded_size(size: int, devices: int) -> int:
+def round_up_to_tiles(size: int, devices: int) -> int:
     """Return `size` rounded up to whole tiles for each device; unchanged for one device, whose library pads."""
     return size if devices == 1 else -(-size // (TILE * devices)) * TILE * devices
 

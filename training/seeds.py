@@ -15,11 +15,11 @@ def _digest(parts: tuple[int | str, ...]) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
-def generator(*parts: int | str) -> np.random.Philox:
+def make_generator(*parts: int | str) -> np.random.Philox:
     """Return the counter-based bit generator for these names."""
     return np.random.Philox(key=int.from_bytes(_digest(parts), "little"))
 
 
-def seed32(*parts: int | str) -> int:
+def derive_seed32(*parts: int | str) -> int:
     """Return a seed in [0, 2^32) for these names; the device library takes no larger ones."""
     return int.from_bytes(_digest(parts)[:4], "little")

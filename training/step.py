@@ -27,15 +27,15 @@ from training.autograd.variable import Parameter, Tensor, Variable
 from training.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
 from training.models import (
     Model,
+    build_layout,
     build_model,
-    initial_value,
+    draw_initial_value,
     load_parameter,
-    model_layout,
     name_own_model_in_errors,
 )
 from training.models.pretrained import load_pretrained_weights
 from training.parameter_placement import from_mesh
-from training.seeds import seed32
+from training.seeds import derive_seed32
 from training.traced_pass import TracedPass
 
 Float32Array = npt.NDArray[np.float32]
@@ -91,7 +91,7 @@ class TrainingStep:
         vocabulary = _vocabulary(config, self._tokenizer)
         self._model: Model = build_model(config.model, vocabulary, mesh, allowed_models)
         self._parameters = tuple(self._model.parameters())
-        self.layout: Layout = model_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
+        self.layout: Layout = build_layout(self._model, decay_all=config.optimizer.weight_decay_on == "all")
         self._indices = {parameter: index for index, parameter in enumerate(self._parameters)}
         self._traced = TracedPass(mesh, self._forward_and_backward) if config.device.trace else None
         self._around_phase = around_phase
@@ -111,7 +111,7 @@ class TrainingStep:
         if self._config.pretrained is not None:
             return load_pretrained_weights(self._config, self.layout, self._data_dir)
         seed = self._config.seed
-        return np.concatenate([initial_value(parameter, seed) for parameter in self._parameters])
+        return np.concatenate([draw_initial_value(parameter, seed) for parameter in self._parameters])
 
     def expect(self, fetch: Callable[[int], None]) -> None:
         """Let passes wait for newer weights, parameter by parameter.
@@ -152,7 +152,9 @@ class TrainingStep:
                 self._fetch_all()  # a trace can't wait for weights in between
                 loss = self._traced.run(batch, gradients.take)
             else:
-                tape = Tape(mesh, dropout_seed=lambda site: seed32(config.seed, "dropout", step, index, site))
+                tape = Tape(
+                    mesh, dropout_seed=lambda site: derive_seed32(config.seed, "dropout", step, index, site)
+                )
                 loss = self._forward_and_backward(tape, batch, gradients.take)
             gradients.finish()
             if gradients.non_finite and self._on_non_finite is not None:

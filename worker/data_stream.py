@@ -138,7 +138,7 @@ class DataStream:
             if not headers:
                 await self._wake.wait()
                 continue
-            lease_sum = self._device.sum_of(headers[0].lease)
+            lease_sum = self._device.find_sum(headers[0].lease)
             if lease_sum is None:
                 continue  # the device thread has freed it; the core drops the lease next
             began = timeline.now()

@@ -94,9 +94,9 @@ class DeviceThread:
         """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
         self._leases.memory.sharing = sharing
 
-    def sum_of(self, lease: int) -> LeaseSum | None:
+    def find_sum(self, lease: int) -> LeaseSum | None:
         """Return the sum of a lease; None if the lease has been dropped."""
-        return self._leases.sum_of(lease)
+        return self._leases.find_sum(lease)
 
     def drop_leases(self) -> None:
         """End the lease under way after its micro-batch, or where it waits for weights, and all that wait for it."""
@@ -118,7 +118,7 @@ class DeviceThread:
             self._drop_job()
             config = JobConfig.from_json(effect.spec_json)
             try:
-                mesh = self._builder.open_mesh_of(config)
+                mesh = self._builder.open_job_mesh(config)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: unfit, trying again later: %s", effect.job, error)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mesh.device import Mesh, open_mesh
-from mesh.fingerprint import board_type
+from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
 from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import bytes_per_element
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 from training.step import PassPhase, TrainingStep
 from worker.core.events import Built
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
@@ -155,7 +155,7 @@ class JobBuilder:
     open_mesh: Callable[..., Mesh] = open_mesh
     clock: Callable[[], float] = time.perf_counter
 
-    def open_mesh_of(self, config: JobConfig) -> Mesh:
+    def open_job_mesh(self, config: JobConfig) -> Mesh:
         """Open the mesh that a job's device config describes.
 
         Raises:
@@ -166,7 +166,7 @@ class JobBuilder:
             device.mesh_shape,
             backend=device.backend,
             dtype=device.dtype,
-            axes=axes_of(device),
+            axes=choose_axes(device),
             trace=device.trace,
             threads=device.threads,
         )
@@ -194,7 +194,9 @@ class JobBuilder:
         Raises:
             Refused: data is missing, or the model can't be built.
         """
-        log.info("job %s: opened a mesh of %s, %s (%s)", job, list(mesh.shape), mesh.arch, board_type(mesh))
+        log.info(
+            "job %s: opened a mesh of %s, %s (%s)", job, list(mesh.shape), mesh.arch, find_board_type(mesh)
+        )
         first_iteration = FirstIteration(mesh)
         try:
             first_iteration.begin()

@@ -103,7 +103,7 @@ class LeaseRunner:
         self._dropped.update(self._accepted)
         self._inbox.wake()
 
-    def sum_of(self, lease: int) -> LeaseSum | None:
+    def find_sum(self, lease: int) -> LeaseSum | None:
         """Return the sum of a lease; None if the lease has been dropped."""
         return self._sums.get(lease)
 

@@ -158,7 +158,7 @@ class WorkerService:
             self._was_welcome = True
             self._aggregators.answered()
             log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
-            timeouts = timeouts_from(welcome)
+            timeouts = read_timeouts(welcome)
             backoff.set_max(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
             self._metrics.set_connected(True)
@@ -226,7 +226,7 @@ class WorkerService:
         self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
 
-def timeouts_from(welcome: pb.Welcome) -> Timeouts:
+def read_timeouts(welcome: pb.Welcome) -> Timeouts:
     """Return the timeouts that follow from the heartbeat in an aggregator's Welcome.
 
     Raises:

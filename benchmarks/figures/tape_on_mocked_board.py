@@ -21,8 +21,8 @@ from mesh.axes import Axes
 from mesh.device import open_mesh
 from services.config.models import GPT2Config
 from training.autograd.tape import Tape
-from training.models import build_model, initial_value, load_parameter
-from training.seeds import seed32
+from training.models import build_model, draw_initial_value, load_parameter
+from training.seeds import derive_seed32
 
 MODEL = GPT2Config(num_heads=6, embedding_dim=384, num_blocks=6, max_sequence_length=256, dropout_prob=0.0)
 VOCABULARY = 96
@@ -57,12 +57,12 @@ def main(devices: int, rounds: int) -> None:
     with open_mesh((1, devices), module=ttnn, axes=axes) as mesh:
         model = build_model(MODEL, VOCABULARY, mesh)
         for parameter in model.parameters():
-            load_parameter(mesh, parameter, initial_value(parameter, 1))
+            load_parameter(mesh, parameter, draw_initial_value(parameter, 1))
         shape = (devices * SEQUENCES_PER_DEVICE, MODEL.max_sequence_length)
         batch = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) % VOCABULARY
 
         def with_tape() -> None:
-            tape = Tape(mesh, dropout_seed=lambda site: seed32(1, "dropout", 0, 0, site))
+            tape = Tape(mesh, dropout_seed=lambda site: derive_seed32(1, "dropout", 0, 0, site))
             loss = model.loss(tape, batch, batch)
             tape.backward(loss, 1 / batch.size, lambda parameter, gradient: None)
 

@@ -11,7 +11,7 @@ from mesh.device import Mesh, open_mesh
 from services.config.job import JobConfig
 from services.config.load import load_job
 from services.config.models import GPT2Config, LlamaConfig
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "training_configs" / "nanogpt_shakespeare_char_cpu.yaml"
@@ -61,7 +61,7 @@ def mesh_of(config: JobConfig) -> Mesh:
         device.mesh_shape,
         backend="emulator",
         dtype=device.dtype,
-        axes=axes_of(device),
+        axes=choose_axes(device),
         threads=device.threads,
     )
 

@@ -21,7 +21,7 @@ def align(first: Array, second: Array) -> tuple[Array, Array]:
     return first.reshape(*first.shape[:2], *(1,) * -missing, *first.shape[2:]), second
 
 
-def per_chip(function: Callable[..., Sequence[Array]], *operands: Array | None) -> tuple[Array, ...]:
+def apply_per_chip(function: Callable[..., Sequence[Array]], *operands: Array | None) -> tuple[Array, ...]:
     """Apply `function` to each chip's operands; replicated work is done once.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.data_movement import axis_of
-from mesh.emulator.tensor import Tensor, check, result, view, wrap
+from mesh.emulator.data_movement import find_axis
+from mesh.emulator.tensor import Tensor, check, wrap, wrap_result, wrap_view
 from mesh.emulator.types import DataType, FabricConfig, Layout
 
 _TILE = 32
@@ -20,7 +20,7 @@ def all_reduce(input_tensor: Tensor, *, cluster_axis: int | None = None) -> Tens
     axes = _communicating_axes("all_reduce", input_tensor, cluster_axis)
     if input_tensor.dtype is DataType.UINT32:
         raise RuntimeError("all_reduce: UINT32 is not supported (ttnn sums such tensors of some shapes only)")
-    return result(input_tensor, _sum(input_tensor, axes))
+    return wrap_result(input_tensor, _sum(input_tensor, axes))
 
 
 def all_gather(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = None) -> Tensor:
@@ -33,7 +33,7 @@ def all_gather(input_tensor: Tensor, dim: int, *, cluster_axis: int | None = Non
     mesh = input_tensor.mesh
     if len(axes) > 1 and mesh is not None and mesh.fabric is not FabricConfig.FABRIC_2D:
         raise RuntimeError(f"{op}: 1D fabric on a 2D mesh_device requires cluster_axis to be set")
-    place = axis_of(op, input_tensor, dim)
+    place = find_axis(op, input_tensor, dim)
     array = input_tensor.array
     for axis in reversed(axes):
         chips = _chips(input_tensor, axis)
@@ -51,8 +51,8 @@ def reduce_scatter(input_tensor: Tensor, dim: int, *, cluster_axis: int | None =
     axes = _communicating_axes(op, input_tensor, cluster_axis)
     if input_tensor.array.ndim < 4:
         raise RuntimeError(f"{op}: currently supports rank 2 tensors at minimum, got {input_tensor.shape}")
-    place = axis_of(op, input_tensor, dim)
-    return result(input_tensor, _scatter(op, _sum(input_tensor, axes), input_tensor, place, axes))
+    place = find_axis(op, input_tensor, dim)
+    return wrap_result(input_tensor, _scatter(op, _sum(input_tensor, axes), input_tensor, place, axes))
 
 
 def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = None) -> Tensor:
@@ -65,11 +65,11 @@ def mesh_partition(input_tensor: Tensor, dim: int, cluster_axis: int | None = No
     mesh = input_tensor.mesh
     if cluster_axis not in (None, 0, 1):
         raise RuntimeError(f"{op}: Only support cluster axis of None, 0 or 1, got {cluster_axis}")
-    place = axis_of(op, input_tensor, dim)
+    place = find_axis(op, input_tensor, dim)
     requested = (0, 1) if cluster_axis is None else (cluster_axis,)
     axes = tuple(axis for axis in requested if mesh is not None and mesh.shape[axis] > 1)
     if not axes:
-        return view(input_tensor, input_tensor.array)
+        return wrap_view(input_tensor, input_tensor.array)
     array = input_tensor.array
     pieces = _scatter(op, array, input_tensor, place, axes)
     tiled = input_tensor.layout is Layout.TILE and place >= array.ndim - 2

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.elementwise import aligned_pair, joint_layout, scalar
-from mesh.emulator.tensor import Tensor, check, check_tiled, result
+from mesh.emulator.elementwise import align_pair, convert_scalar, join_layouts
+from mesh.emulator.tensor import Tensor, check, check_tiled, wrap_result
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 
 
@@ -34,11 +34,11 @@ def _compare(
     wanted = first.dtype if dtype is None else dtype
     layout = first.layout
     if isinstance(second, Tensor):
-        found = function(*aligned_pair(op, first, second))
-        layout = joint_layout(first, second)
+        found = function(*align_pair(op, first, second))
+        layout = join_layouts(first, second)
     else:
-        found = function(first.array, scalar(op, second, first))
-    return result(first, found.astype(NUMPY_TYPES[wanted]), wanted, layout)
+        found = function(first.array, convert_scalar(op, second, first))
+    return wrap_result(first, found.astype(NUMPY_TYPES[wanted]), wanted, layout)
 
 
 def where(predicate: Tensor, true_value: Tensor | float, false_value: Tensor | float) -> Tensor:
@@ -53,13 +53,15 @@ def where(predicate: Tensor, true_value: Tensor | float, false_value: Tensor | f
     tensors = [value for value in (true_value, false_value) if isinstance(value, Tensor)]
     if not tensors:
         dtype = predicate.dtype if predicate.dtype in FLOATING else DataType.FLOAT32
-        return result(predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
+        return wrap_result(
+            predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE
+        )
     dtype = tensors[0].dtype
     if len(tensors) == 1 and predicate.dtype in FLOATING and predicate.dtype is not dtype:
         raise RuntimeError(f"{op}: Mixed dtype is not supported: {predicate.dtype} and {dtype}")
     if len(tensors) == 2 and tensors[1].dtype is not dtype and not {t.dtype for t in tensors} <= FLOATING:
         raise RuntimeError(f"{op}: values of {dtype} and {tensors[1].dtype}, expected one dtype")
-    return result(predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
+    return wrap_result(predicate, _select(op, predicate, true_value, false_value, dtype), dtype, Layout.TILE)
 
 
 def _select(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check, view, wrap
+from mesh.emulator.tensor import Tensor, check, wrap, wrap_view
 from mesh.emulator.types import Layout, Shape
 
 
@@ -29,7 +29,7 @@ def reshape(input_tensor: Tensor, shape: Sequence[int] | Shape) -> Tensor:
         sizes[sizes.index(-1)] = volume // known
     if math.prod(sizes) != volume or any(size < 0 for size in sizes):
         raise RuntimeError(f"reshape: {input_tensor.shape} to {sizes}: new_volume != old_volume")
-    return view(input_tensor, array.reshape(*array.shape[:2], *sizes))
+    return wrap_view(input_tensor, array.reshape(*array.shape[:2], *sizes))
 
 
 def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
@@ -37,7 +37,7 @@ def transpose(input_tensor: Tensor, dim1: int, dim2: int) -> Tensor:
     check("transpose", input_tensor)
     if input_tensor.array.ndim < 4 and input_tensor.layout is Layout.TILE:
         raise RuntimeError(f"transpose: Can't convert shape rank of {input_tensor.shape}")
-    first, second = axis_of("transpose", input_tensor, dim1), axis_of("transpose", input_tensor, dim2)
+    first, second = find_axis("transpose", input_tensor, dim1), find_axis("transpose", input_tensor, dim2)
     return _wrap_moved(input_tensor, input_tensor.array.swapaxes(first, second))
 
 
@@ -45,7 +45,7 @@ def permute(input_tensor: Tensor, dims: Sequence[int]) -> Tensor:
     """Reorder all dimensions. Raises RuntimeError unless `dims` is a permutation."""
     check("permute", input_tensor)
     rank = input_tensor.array.ndim - 2
-    order = [axis_of("permute", input_tensor, dim) for dim in dims]
+    order = [find_axis("permute", input_tensor, dim) for dim in dims]
     if sorted(order) != list(range(2, rank + 2)):
         raise RuntimeError(
             f"permute: {list(dims)} is no permutation of the {rank} dimensions of {input_tensor.shape}"
@@ -63,8 +63,8 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         if tensor.dtype is not first.dtype or tensor.layout is not first.layout:
             raise RuntimeError("concat: all tensors must have the same dtype and layout")
     if len(tensors) == 1:
-        return view(first, first.array)
-    axis = axis_of("concat", first, dim)
+        return wrap_view(first, first.array)
+    axis = find_axis("concat", first, dim)
     arrays = [tensor.array for tensor in tensors]
     mesh = np.broadcast_shapes(*(array.shape[:2] for array in arrays))
     arrays = [
@@ -103,7 +103,7 @@ def slice(
         cuts.append(np.s_[start:end:step])
     cut = input_tensor.array[tuple(cuts)]
     if cut.shape == input_tensor.array.shape:
-        return view(input_tensor, cut)
+        return wrap_view(input_tensor, cut)
     return wrap(cut, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
 
 
@@ -111,11 +111,11 @@ def to_layout(tensor: Tensor, layout: Layout) -> Tensor:
     """Convert to another layout. A tensor of that layout is returned as a view."""
     check("to_layout", tensor, on_device=False)
     if layout is tensor.layout:
-        return view(tensor, tensor.array)
+        return wrap_view(tensor, tensor.array)
     return wrap(tensor.array, tensor.dtype, layout, tensor.mesh, on_host=tensor.on_host)
 
 
-def axis_of(op: str, tensor: Tensor, dim: int) -> int:
+def find_axis(op: str, tensor: Tensor, dim: int) -> int:
     """Return the array axis of a dimension of the tensor. Raises RuntimeError if it doesn't exist."""
     rank = tensor.array.ndim - 2
     if not -rank <= dim < rank:
@@ -128,5 +128,5 @@ def _wrap_moved(source: Tensor, array: Array) -> Tensor:
     if [size for size in array.shape if size != 1] == [size for size in source.array.shape if size != 1] and (
         array.strides == source.array.strides or array.flags.c_contiguous
     ):
-        return view(source, array)
+        return wrap_view(source, array)
     return wrap(array, source.dtype, source.layout, source.mesh)

@@ -108,4 +108,4 @@ def get_memory_view(device: MeshDevice, buffer_type: BufferType) -> MemoryView:
     device.check_open("get_memory_view")
     if buffer_type is not BufferType.DRAM:
         raise RuntimeError(f"get_memory_view: {buffer_type}, expected BufferType.DRAM only")
-    return device.memory.view()
+    return device.memory.describe()

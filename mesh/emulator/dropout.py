@@ -6,7 +6,7 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.float32_extensions import require_dtype
-from mesh.emulator.tensor import Tensor, check_tiled, result
+from mesh.emulator.tensor import Tensor, check_tiled, wrap_result
 
 _LEVELS = 1 << 16
 
@@ -38,7 +38,7 @@ def dropout(
             masks[row, col] = _mask(seed, row * chips[1] + col, volume, probability, scale).reshape(
                 array.shape[2:]
             )
-    return result(input_tensor, np.multiply(array, masks, out=np.empty(shape, np.float32)))
+    return wrap_result(input_tensor, np.multiply(array, masks, out=np.empty(shape, np.float32)))
 
 
 def _mask(seed: int, chip: int, volume: int, probability: float, scale: float) -> Array:

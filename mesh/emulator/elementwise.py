@@ -8,12 +8,12 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.data_movement import axis_of
-from mesh.emulator.tensor import Tensor, check, check_floating, result, wrap
+from mesh.emulator.data_movement import find_axis
+from mesh.emulator.tensor import Tensor, check, check_floating, wrap, wrap_result
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, Layout
 
 
-def scalar(op: str, value: object, tensor: Tensor) -> Array:
+def convert_scalar(op: str, value: object, tensor: Tensor) -> Array:
     """Return `value` as an element of the tensor's dtype.
 
     Raises TypeError if `value` isn't a number, RuntimeError if an integer tensor can't represent it.
@@ -32,7 +32,7 @@ def scalar(op: str, value: object, tensor: Tensor) -> Array:
     return np.asarray(value).astype(tensor.array.dtype)
 
 
-def aligned_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
+def align_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
     """Return both operands' arrays with equal rank. Raises RuntimeError for incompatible dtypes or shapes."""
     check(op, second)
     if first.dtype is not second.dtype and not (first.dtype in FLOATING and second.dtype in FLOATING):
@@ -44,7 +44,7 @@ def aligned_pair(op: str, first: Tensor, second: Tensor) -> tuple[Array, Array]:
     return one, other
 
 
-def joint_layout(first: Tensor, second: Tensor) -> Layout:
+def join_layouts(first: Tensor, second: Tensor) -> Layout:
     """Return the layout of a result of two operands: tiled if either is."""
     return Layout.TILE if Layout.TILE in (first.layout, second.layout) else Layout.ROW_MAJOR
 
@@ -61,16 +61,18 @@ def _arithmetic(
             f"{op}: {first.dtype} operands, dtype {wanted}: only float dtypes convert to each other"
         )
     if isinstance(second, Tensor):
-        pair = aligned_pair(op, first, second)
-        return result(
+        pair = align_pair(op, first, second)
+        return wrap_result(
             first,
-            parallel.elementwise(function, *pair, dtype=pair[0].dtype),
+            parallel.apply_elementwise(function, *pair, dtype=pair[0].dtype),
             wanted,
-            joint_layout(first, second),
+            join_layouts(first, second),
         )
     kind = first.array.dtype
-    return result(
-        first, parallel.elementwise(function, first.array, scalar(op, second, first), dtype=kind), wanted
+    return wrap_result(
+        first,
+        parallel.apply_elementwise(function, first.array, convert_scalar(op, second, first), dtype=kind),
+        wanted,
     )
 
 
@@ -114,7 +116,9 @@ def square(input_tensor: Tensor) -> Tensor:
 
 
 def _unary(function: Callable[..., Array], operand: Tensor) -> Tensor:
-    return result(operand, parallel.elementwise(function, operand.array, dtype=operand.array.dtype))
+    return wrap_result(
+        operand, parallel.apply_elementwise(function, operand.array, dtype=operand.array.dtype)
+    )
 
 
 def typecast(input_tensor: Tensor, dtype: DataType) -> Tensor:
@@ -124,7 +128,7 @@ def typecast(input_tensor: Tensor, dtype: DataType) -> Tensor:
         # The values stay the same. Arrays are never written to, so two buffers can share one.
         return wrap(input_tensor.array, dtype, input_tensor.layout, input_tensor.mesh)
     cast: Array = input_tensor.array.astype(NUMPY_TYPES[dtype])
-    return result(input_tensor, cast, dtype)
+    return wrap_result(input_tensor, cast, dtype)
 
 
 def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -145,7 +149,7 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
     values, places = input.array, index.array
     if values.ndim != places.ndim:
         raise RuntimeError(f"{op}: input {input.shape} and index {index.shape} differ in rank")
-    axis = axis_of(op, input, dim)
+    axis = find_axis(op, input, dim)
     if places.size and int(places.max()) >= values.shape[axis]:
         raise RuntimeError(f"{op}: index {int(places.max())} beyond dimension {dim} of {input.shape}")
     sizes = [
@@ -163,4 +167,4 @@ def gather(input: Tensor, dim: int, index: Tensor) -> Tensor:
         np.broadcast_to(places, (*mesh, *places.shape[2:])).astype(np.int64),
         axis,
     )
-    return result(input, found)
+    return wrap_result(input, found)

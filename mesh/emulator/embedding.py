@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.broadcast import Array, apply_per_chip
 from mesh.emulator.float32_extensions import require_dtype
-from mesh.emulator.tensor import Tensor, check, check_tiled, result, wrap
+from mesh.emulator.tensor import Tensor, check, check_tiled, wrap, wrap_result
 from mesh.emulator.types import DataType, Layout, Shape
 
 _TILE = 32
@@ -35,7 +35,7 @@ def embedding(input_tensor: Tensor, weight: Tensor, *, layout: Layout | None = N
     def rows(one: Array, of: Array) -> Sequence[Array]:
         return (np.take(of, one, axis=0, mode="clip"),)
 
-    (taken,) = per_chip(rows, ids, table)
+    (taken,) = apply_per_chip(rows, ids, table)
     return wrap(taken, weight.dtype, weight.layout if layout is None else layout, weight.mesh)
 
 
@@ -72,8 +72,8 @@ def embedding_bw(input_tensor: Tensor, weight_tensor: Tensor, output_gradient_te
     def table_gradient(one: Array, rows: Array) -> Sequence[Array]:
         return (_scatter_add(one.reshape(-1), rows[0, 0], vocabulary)[np.newaxis, np.newaxis],)
 
-    (summed,) = per_chip(table_gradient, ids, grad)
-    return result(output_gradient_tensor, summed)
+    (summed,) = apply_per_chip(table_gradient, ids, grad)
+    return wrap_result(output_gradient_tensor, summed)
 
 
 def _table(op: str, weight: Tensor) -> Array:

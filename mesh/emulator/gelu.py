@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.parallel import elementwise, over_rows
-from mesh.emulator.tensor import Tensor, check, result
+from mesh.emulator.parallel import apply_elementwise, run_over_rows
+from mesh.emulator.tensor import Tensor, check, wrap_result
 from mesh.emulator.types import FLOATING, GeluVariant
 
 _EXACT = tuple(
@@ -43,7 +43,7 @@ def gelu(input_tensor: Tensor, *, variant: GeluVariant = GeluVariant.Accurate) -
     x = input_tensor.array
     phi = _distribution(x, variant)
     input_tensor.derived = (variant, phi)
-    return result(input_tensor, elementwise(np.multiply, x, phi, dtype=np.float32))
+    return wrap_result(input_tensor, apply_elementwise(np.multiply, x, phi, dtype=np.float32))
 
 
 def gelu_bw(
@@ -65,7 +65,7 @@ def gelu_bw(
     if x.shape != dy.shape:
         mesh = np.broadcast_shapes(x.shape[:2], dy.shape[:2])
         x, phi, dy = (np.broadcast_to(array, (*mesh, *array.shape[2:])) for array in (x, phi, dy))
-    return [result(input_tensor, _gradient(dy, x, phi, variant))]
+    return [wrap_result(input_tensor, _gradient(dy, x, phi, variant))]
 
 
 def _check(op: str, tensor: Tensor) -> None:
@@ -92,7 +92,7 @@ def _distribution(x: Array, variant: GeluVariant) -> Array:
         q += np.float32(1)
         np.reciprocal(q, out=q)
 
-    over_rows(compute, flat.size, 1)
+    run_over_rows(compute, flat.size, 1)
     return out.reshape(x.shape)
 
 
@@ -118,5 +118,5 @@ def _gradient(dy: Array, x: Array, phi: Array, variant: GeluVariant) -> Array:
         slope += distribution[block]
         slope *= grad[block]
 
-    over_rows(compute, flat.size, 1)
+    run_over_rows(compute, flat.size, 1)
     return out.reshape(x.shape)

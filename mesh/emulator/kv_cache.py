@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator.broadcast import Array
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.emulator.tensor import Tensor, check_floating, check_tiled, is_sole_owner, view
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, is_sole_owner, wrap_view
 from mesh.emulator.types import DataType, Shape
 
 _TILE = 32
@@ -44,7 +44,7 @@ def fill_cache(cache_tensor: Tensor, input_tensor: Tensor, batch_idx: int, *, up
     sequence = _writable(op, cache_tensor, input_tensor)[:, :, batch_idx]
     sequence[:, :, :, update_idx:end] = input_tensor.array[:, :, 0]
     sequence[:, :, :, end : -(-end // _TILE) * _TILE] = 0
-    return view(cache_tensor, cache_tensor.array)
+    return wrap_view(cache_tensor, cache_tensor.array)
 
 
 def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def update_cache(cache: Tensor, input: Tensor, update_idx: int, *, batch_offset:
     if cache.dtype is DataType.BFLOAT16 and input.dtype is not cache.dtype:
         rows = round_to_bfloat16(rows.copy())
     _writable(op, cache, input)[:, :, :, :, update_idx] = rows.swapaxes(2, 3)
-    return view(cache, cache.array)
+    return wrap_view(cache, cache.array)
 
 
 def _check(op: str, cache: Tensor, tokens: Tensor) -> None:

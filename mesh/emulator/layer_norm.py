@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mesh.emulator.broadcast import Array, per_chip
+from mesh.emulator.broadcast import Array, apply_per_chip
 from mesh.emulator.float32_extensions import require_dtype
-from mesh.emulator.parallel import over_rows, row_blocks, run
-from mesh.emulator.tensor import Tensor, check_shape, check_tiled, fill, result
+from mesh.emulator.parallel import run, run_over_rows, split_rows
+from mesh.emulator.tensor import Tensor, check_shape, check_tiled, fill, wrap_result
 from mesh.emulator.types import WormholeComputeKernelConfig
 
 
@@ -43,9 +43,9 @@ def moreh_layer_norm(
     def rows(x: Array, scale: Array | None, offset: Array | None) -> Sequence[Array]:
         return _forward(x, scale, offset, eps)
 
-    y, means, rstds = per_chip(rows, input.array, _array(gamma), _array(beta))
+    y, means, rstds = apply_per_chip(rows, input.array, _array(gamma), _array(beta))
     return [
-        result(input, y),
+        wrap_result(input, y),
         None if mean is None else fill(mean, means, op),
         None if rstd is None else fill(rstd, rstds, op),
     ]
@@ -79,7 +79,7 @@ def moreh_layer_norm_backward(
         _check_scale(op, name, scale, input)
     if input_grad is None and gamma_grad is None and beta_grad is None:
         raise RuntimeError(f"{op}: no output is pre-allocated; ttnn would compute nothing")
-    dx, dgamma, dbeta = per_chip(
+    dx, dgamma, dbeta = apply_per_chip(
         _backward, output_grad.array, input.array, mean.array, rstd.array, _array(gamma)
     )
     outputs: list[Tensor | None] = []
@@ -137,7 +137,7 @@ def _forward(x: Array, gamma: Array | None, beta: Array | None, eps: float) -> t
         if beta is not None:
             out += beta.reshape(1, width)
 
-    over_rows(compute, rows, width)
+    run_over_rows(compute, rows, width)
     return y.reshape(x.shape), mean.reshape(x.shape[:-1]), rstd.reshape(x.shape[:-1])
 
 
@@ -153,7 +153,7 @@ def _backward(
     averaging = (scale * np.float32(1.0 / width)).reshape(width, 1)
     ones = np.ones(rows, np.float32)
     dx = np.empty((rows, width), np.float32)
-    blocks = row_blocks(rows, width)
+    blocks = split_rows(rows, width)
     dgamma = np.empty((len(blocks), width), np.float32)
     dbeta = np.empty((len(blocks), width), np.float32)
 

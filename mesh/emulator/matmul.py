@@ -8,7 +8,7 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.tensor import Tensor, check, check_tiled, result
+from mesh.emulator.tensor import Tensor, check, check_tiled, wrap_result
 from mesh.emulator.types import FLOATING, DataType, WormholeComputeKernelConfig
 
 
@@ -27,7 +27,7 @@ def matmul(
     Batch dimensions must be equal, or all 1 on one side. RuntimeError is raised for anything else.
     """
     product = _product("matmul", input_tensor_a, input_tensor_b, transpose_a, transpose_b)
-    return result(input_tensor_a, product, dtype)
+    return wrap_result(input_tensor_a, product, dtype)
 
 
 def linear(
@@ -52,8 +52,8 @@ def linear(
         product, offset = align(product, bias.array)
         whole = np.broadcast_shapes(product.shape, offset.shape) == product.shape
         out = product if whole else None
-        product = parallel.elementwise(np.add, product, offset, dtype=np.float32, out=out)
-    return result(input_tensor_a, product, dtype)
+        product = parallel.apply_elementwise(np.add, product, offset, dtype=np.float32, out=out)
+    return wrap_result(input_tensor_a, product, dtype)
 
 
 def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> Array:
@@ -76,7 +76,7 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
         )
     if math.prod(right.shape[:-2]) == 1:
         # All batches and chips multiply by one matrix, so one product computes them all.
-        product = parallel.product(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
+        product = parallel.multiply(left.reshape(-1, inner), right.reshape(right.shape[-2:]))
         shape = (*left.shape[:2], *(1,) * (rank - left.ndim), *left.shape[2:-1], right.shape[-1])
         return product.reshape(shape)
     left, right = align(left, right)
@@ -86,4 +86,4 @@ def _product(op: str, a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool
             f"{op}: batch dimensions {list(batch_left)} and {list(batch_right)} can't be combined; expected equal "
             "ones, or all 1"
         )
-    return parallel.batched_product(left, right)
+    return parallel.multiply_batches(left, right)

@@ -66,7 +66,7 @@ class Memory:
         """Restart the search for the peak at the current allocation."""
         self.peak_bank_bytes = self.bank_bytes
 
-    def view(self) -> MemoryView:
+    def describe(self) -> MemoryView:
         """Return the figures that ttnn's allocator reports, with the sizes of a Wormhole and no fragmentation."""
         free = _BANK_BYTES - self.bank_bytes
         return MemoryView(_BANKS, _BANK_BYTES, self.bank_bytes, free, free)
@@ -98,7 +98,7 @@ class Buffer:
 
 
 @lru_cache(maxsize=4096)
-def bank_bytes(shape: tuple[int, ...], element_bytes: int, tiled: bool) -> int:
+def count_bank_bytes(shape: tuple[int, ...], element_bytes: int, tiled: bool) -> int:
     """Return the bytes that a tensor takes in the bank with most of its pages.
 
     A page is a tile in tile layout, else a row. `shape` is the shape on a chip.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.reductions import axes_of, reduced_shape
-from mesh.emulator.tensor import Tensor, check, result
+from mesh.emulator.reductions import find_axes, reduce_shape
+from mesh.emulator.tensor import Tensor, check, wrap_result
 from mesh.emulator.types import FLOATING, DataType, Layout, WormholeComputeKernelConfig
 
 
@@ -38,9 +38,9 @@ def _extreme(
     op: str, function: np.ufunc, tensor: Tensor, dim: int | Sequence[int] | None, keepdim: bool
 ) -> Tensor:
     check(op, tensor)
-    axes = axes_of(op, tensor, dim)
+    axes = find_axes(op, tensor, dim)
     found: Array = function.reduce(tensor.array, axis=axes)
-    return result(tensor, found.reshape(reduced_shape(tensor, axes, keepdim)), layout=Layout.TILE)
+    return wrap_result(tensor, found.reshape(reduce_shape(tensor, axes, keepdim)), layout=Layout.TILE)
 
 
 def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
@@ -62,9 +62,9 @@ def argmax(input_tensor: Tensor, dim: int | None = None, keepdim: bool = False) 
         found = array.reshape(*array.shape[:2], -1).argmax(axis=-1)
         axes = tuple(range(2, rank + 2))
     else:
-        axes = axes_of(op, input_tensor, dim)
+        axes = find_axes(op, input_tensor, dim)
         if not floating and axes != (rank + 1,):
             raise RuntimeError(f"{op}: dim {dim} of {input_tensor.dtype}, expected the last dimension")
         found = array.argmax(axis=axes[0])
-    places = found.astype(np.uint32).reshape(reduced_shape(input_tensor, axes, keepdim))
-    return result(input_tensor, places, DataType.UINT32, Layout.ROW_MAJOR)
+    places = found.astype(np.uint32).reshape(reduce_shape(input_tensor, axes, keepdim))
+    return wrap_result(input_tensor, places, DataType.UINT32, Layout.ROW_MAJOR)

@@ -97,7 +97,7 @@ def run(function: Callable[[int], None], count: int) -> None:
         raise task.error
 
 
-def row_blocks(rows: int, width: int) -> list[slice]:
+def split_rows(rows: int, width: int) -> list[slice]:
     """Split rows of `width` elements into blocks: one, or an even number of about `BLOCK_ELEMENTS` each."""
     elements = rows * width
     count = 1 if elements <= BLOCK_ELEMENTS else 2 * -(-elements // (2 * BLOCK_ELEMENTS))
@@ -113,13 +113,13 @@ def cut(size: int, count: int, multiple: int = 1) -> list[slice]:
     return [slice(start, min(start + step, size)) for start in range(0, max(1, size), step)]
 
 
-def over_rows(function: Callable[[slice], None], rows: int, width: int) -> None:
-    """Call `function` with each block of `row_blocks`, on all threads."""
-    blocks = row_blocks(rows, width)
+def run_over_rows(function: Callable[[slice], None], rows: int, width: int) -> None:
+    """Call `function` with each block of `split_rows`, on all threads."""
+    blocks = split_rows(rows, width)
     run(lambda index: function(blocks[index]), len(blocks))
 
 
-def elementwise(
+def apply_elementwise(
     function: Callable[..., object], *operands: Array, dtype: DTypeLike, out: Array | None = None
 ) -> Array:
     """Apply a numpy function to operands that broadcast, block by block.
@@ -148,7 +148,7 @@ def elementwise(
     return out
 
 
-def product(left: Array, right: Array) -> Array:
+def multiply(left: Array, right: Array) -> Array:
     """Return the matrix product of [rows, inner] and [inner, columns]; the longer side is cut into blocks."""
     rows, columns = left.shape[0], right.shape[1]
     out: Array = np.empty((rows, columns), np.float32)
@@ -168,7 +168,7 @@ def product(left: Array, right: Array) -> Array:
     return out
 
 
-def batched_product(left: Array, right: Array) -> Array:
+def multiply_batches(left: Array, right: Array) -> Array:
     """Return `left @ right` for arrays of equal rank with broadcast batches; batches are cut into blocks."""
     leading = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     out: Array = np.empty((*leading, left.shape[-2], right.shape[-1]), np.float32)

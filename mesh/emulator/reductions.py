@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check, check_floating, result
+from mesh.emulator.tensor import Tensor, check, check_floating, wrap_result
 from mesh.emulator.types import FLOATING, Layout, WormholeComputeKernelConfig
 
 
@@ -25,7 +25,7 @@ def sum(
     """
     check("sum", input_tensor)
     total, axes = _total("sum", input_tensor, dim, keepdim)
-    return result(input_tensor, total, layout=_layout(input_tensor, axes))
+    return wrap_result(input_tensor, total, layout=_layout(input_tensor, axes))
 
 
 def mean(
@@ -39,10 +39,10 @@ def mean(
     check_floating("mean", input_tensor)
     total, axes = _total("mean", input_tensor, dim, keepdim)
     count = math.prod(input_tensor.array.shape[axis] for axis in axes)
-    return result(input_tensor, total * np.float32(1.0 / count), layout=_layout(input_tensor, axes))
+    return wrap_result(input_tensor, total * np.float32(1.0 / count), layout=_layout(input_tensor, axes))
 
 
-def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+def find_axes(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the sorted array axes of `dim`. None and an empty list mean all dimensions of the tensor.
 
     Raises RuntimeError for a dimension that doesn't exist or occurs twice.
@@ -58,7 +58,7 @@ def axes_of(op: str, tensor: Tensor, dim: int | Sequence[int] | None) -> tuple[i
     return axes
 
 
-def reduced_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
+def reduce_shape(tensor: Tensor, axes: tuple[int, ...], keepdim: bool) -> tuple[int, ...]:
     """Return the array's shape without `axes`, or with size 1 there if `keepdim`."""
     sizes = enumerate(tensor.array.shape)
     if keepdim:
@@ -76,7 +76,7 @@ def _total(
 ) -> tuple[Array, tuple[int, ...]]:
     """Return the sum, and the array axes of `dim`."""
     array = tensor.array
-    axes = axes_of(op, tensor, dim)
+    axes = find_axes(op, tensor, dim)
     count = math.prod(array.shape[axis] for axis in axes)
     leading = axes == tuple(range(2, len(axes) + 2)) and array.shape[:2] == (1, 1)
     if leading and axes:
@@ -84,4 +84,4 @@ def _total(
         total = np.matmul(np.ones(count, array.dtype), array.reshape(count, -1))
     else:
         total = np.add.reduce(array, axis=axes, dtype=array.dtype)
-    return total.reshape(reduced_shape(tensor, axes, keepdim)), axes
+    return total.reshape(reduce_shape(tensor, axes, keepdim)), axes

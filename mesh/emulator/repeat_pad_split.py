@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mesh.emulator.data_movement import axis_of
+from mesh.emulator.data_movement import find_axis
 from mesh.emulator.rounding import round_to_bfloat16
-from mesh.emulator.tensor import Tensor, check, view, wrap
+from mesh.emulator.tensor import Tensor, check, wrap, wrap_view
 from mesh.emulator.types import NUMPY_TYPES, DataType, Layout, Shape
 
 _TILE = 32
@@ -29,7 +29,7 @@ def repeat(input_tensor: Tensor, repeat_dims: Sequence[int] | Shape) -> Tensor:
     if len(times) > rank:
         array = array.reshape(*array.shape[:2], *(1,) * (len(times) - rank), *array.shape[2:])
     if math.prod(times) == 1:
-        return view(input_tensor, array)
+        return wrap_view(input_tensor, array)
     repeated = np.tile(array, (1, 1, *(1,) * (rank - len(times)), *times))
     return wrap(repeated, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
 
@@ -37,11 +37,11 @@ def repeat(input_tensor: Tensor, repeat_dims: Sequence[int] | Shape) -> Tensor:
 def repeat_interleave(input_tensor: Tensor, repeats: int, dim: int) -> Tensor:
     """Repeat each element `repeats` times along `dim`. Raises RuntimeError for `repeats` below 1."""
     check("repeat_interleave", input_tensor)
-    axis = axis_of("repeat_interleave", input_tensor, dim)
+    axis = find_axis("repeat_interleave", input_tensor, dim)
     if repeats < 1:
         raise RuntimeError(f"repeat_interleave: {repeats} repeats, expected a positive number")
     if repeats == 1:
-        return view(input_tensor, input_tensor.array)
+        return wrap_view(input_tensor, input_tensor.array)
     repeated = np.repeat(input_tensor.array, repeats, axis=axis)
     return wrap(repeated, input_tensor.dtype, input_tensor.layout, input_tensor.mesh)
 
@@ -65,7 +65,7 @@ def pad(input_tensor: Tensor, padding: Sequence[Sequence[int]], value: float) ->
     if input_tensor.layout is Layout.TILE and any(before for before, _ in pairs):
         raise RuntimeError("pad: on device tile padding does not support front padding")
     if not any(after or before for before, after in pairs):
-        return view(input_tensor, array)
+        return wrap_view(input_tensor, array)
     if array.ndim == 3 and input_tensor.layout is Layout.TILE:
         room = -(-array.shape[2] // _TILE) * _TILE
         if array.shape[2] + pairs[0][1] > room:
@@ -85,7 +85,7 @@ def split(input_tensor: Tensor, split_size: int | Sequence[int], dim: int = 0) -
     Raises RuntimeError unless the sizes are positive and add up to the dimension.
     """
     check("split", input_tensor)
-    axis = axis_of("split", input_tensor, dim)
+    axis = find_axis("split", input_tensor, dim)
     size = input_tensor.array.shape[axis]
     if isinstance(split_size, int):
         sizes = (
@@ -98,7 +98,7 @@ def split(input_tensor: Tensor, split_size: int | Sequence[int], dim: int = 0) -
             f"split: split_sizes {split_size} must sum exactly to {size}, the size of dimension {dim}"
         )
     if len(sizes) == 1:
-        return [view(input_tensor, input_tensor.array)]
+        return [wrap_view(input_tensor, input_tensor.array)]
     pieces = []
     start = 0
     for one in sizes:
@@ -113,5 +113,5 @@ def chunk(input_tensor: Tensor, chunks: int, dim: int) -> list[Tensor]:
     check("chunk", input_tensor)
     if chunks < 1:
         raise RuntimeError(f"chunk: {chunks} chunks, expected a positive number")
-    size = input_tensor.array.shape[axis_of("chunk", input_tensor, dim)]
+    size = input_tensor.array.shape[find_axis("chunk", input_tensor, dim)]
     return split(input_tensor, -(-size // chunks), dim)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.parallel import elementwise, over_rows
-from mesh.emulator.tensor import Tensor, check_floating, check_tiled, result
+from mesh.emulator.parallel import apply_elementwise, run_over_rows
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, wrap_result
 from mesh.emulator.types import Layout, WormholeComputeKernelConfig
 
 _TILE = 32
@@ -43,11 +43,11 @@ def rms_norm(
         np.reciprocal(scale, out=scale)
         np.multiply(rows[block], scale, out=out)
 
-    over_rows(compute, *rows.shape)
+    run_over_rows(compute, *rows.shape)
     out = normal.reshape(x.shape)
     if gain is None:
-        return result(input_tensor, out)
-    return result(input_tensor, elementwise(np.multiply, out, gain, dtype=np.float32))
+        return wrap_result(input_tensor, out)
+    return wrap_result(input_tensor, apply_elementwise(np.multiply, out, gain, dtype=np.float32))
 
 
 def _row(op: str, weight: Tensor, rank: int, width: int) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mesh.emulator import parallel
 from mesh.emulator.broadcast import Array
-from mesh.emulator.tensor import Tensor, check_floating, check_tiled, result
+from mesh.emulator.tensor import Tensor, check_floating, check_tiled, wrap_result
 from mesh.emulator.types import Shape, WormholeComputeKernelConfig
 
 _TILE = 32
@@ -74,10 +74,10 @@ def _rotate(op: str, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         raise RuntimeError(f"{op}: table of shape {cos.shape}, expected {Shape((1, 1, length, width))}")
     if rows < length:
         raise RuntimeError(f"{op}: Cos seq_len must be >= input seq_len: {rows} and {length}")
-    rotated = parallel.elementwise(
+    rotated = parallel.apply_elementwise(
         _rotate_elements, x, _table(cos, x, length), _table(sin, x, length), dtype=np.float32
     )
-    return result(heads, rotated)
+    return wrap_result(heads, rotated)
 
 
 def _table(table: Tensor, x: Array, length: int) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mesh.emulator.parallel import over_rows
+from mesh.emulator.parallel import run_over_rows
 
 _QUIET_NAN = np.uint32(0x00400000)
 
@@ -28,7 +28,7 @@ def round_to_bfloat16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         np.add(block, odd, out=block)
         np.bitwise_and(block, np.uint32(0xFFFF0000), out=block)
 
-    over_rows(compute, flat.size, 1)
+    run_over_rows(compute, flat.size, 1)
     return values
 
 

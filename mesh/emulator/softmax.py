@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from mesh.emulator.broadcast import Array
-from mesh.emulator.data_movement import axis_of
+from mesh.emulator.data_movement import find_axis
 from mesh.emulator.float32_extensions import require_dtype
-from mesh.emulator.parallel import over_rows
-from mesh.emulator.tensor import Tensor, check_shape, check_tiled, result
+from mesh.emulator.parallel import run_over_rows
+from mesh.emulator.tensor import Tensor, check_shape, check_tiled, wrap_result
 from mesh.emulator.types import FLOATING, WormholeComputeKernelConfig
 
 
@@ -38,8 +38,8 @@ def softmax(
             np.exp(x[rows], out=block)
         block *= np.reciprocal(np.matmul(block, ones))
 
-    over_rows(compute, *x.shape)
-    return result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
+    run_over_rows(compute, *x.shape)
+    return wrap_result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
 
 
 def moreh_softmax_backward(
@@ -66,8 +66,8 @@ def moreh_softmax_backward(
         np.subtract(dy[rows], weighted, out=block)
         block *= y[rows]
 
-    over_rows(compute, *y.shape)
-    return result(output_tensor, _restore_shape(out, shape, axis))
+    run_over_rows(compute, *y.shape)
+    return wrap_result(output_tensor, _restore_shape(out, shape, axis))
 
 
 def moreh_logsoftmax(
@@ -86,8 +86,8 @@ def moreh_logsoftmax(
         np.subtract(x[rows], x[rows].max(axis=1, keepdims=True), out=block)
         block -= np.log(np.matmul(np.exp(block), ones))
 
-    over_rows(compute, *x.shape)
-    return result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
+    run_over_rows(compute, *x.shape)
+    return wrap_result(input_tensor, _restore_shape(out, input_tensor.array.shape, axis))
 
 
 def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor, dim: int) -> Tensor:
@@ -103,8 +103,8 @@ def moreh_logsoftmax_backward(output_tensor: Tensor, output_grad_tensor: Tensor,
         block *= np.matmul(dy[rows], ones)
         np.subtract(dy[rows], block, out=block)
 
-    over_rows(compute, *y.shape)
-    return result(output_tensor, _restore_shape(out, shape, axis))
+    run_over_rows(compute, *y.shape)
+    return wrap_result(output_tensor, _restore_shape(out, shape, axis))
 
 
 def _operands(op: str, output: Tensor, grad: Tensor, dim: int) -> tuple[Array, Array, tuple[int, ...], int]:
@@ -132,7 +132,7 @@ def _axis(op: str, tensor: Tensor, dim: int) -> int:
     """Return the array axis of `dim`. Raises RuntimeError for integers and for a dimension that doesn't exist."""
     if tensor.dtype not in FLOATING:
         raise RuntimeError(f"{op}: {tensor.dtype} operand, expected bfloat16 or float32")
-    return axis_of(op, tensor, dim)
+    return find_axis(op, tensor, dim)
 
 
 def _rows(array: Array, axis: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.emulator.device import MeshDevice
-from mesh.emulator.memory import Buffer, bank_bytes
+from mesh.emulator.memory import Buffer, count_bank_bytes
 from mesh.emulator.mesh_mappers import MeshComposer, MeshMapper
 from mesh.emulator.rounding import round_to_bfloat16
 from mesh.emulator.types import FLOATING, NUMPY_TYPES, DataType, GeluVariant, Layout, Shape, StorageType
@@ -167,11 +167,13 @@ def _buffer(tensor: Tensor) -> Buffer:
         return Buffer()
     element_bytes = 2 if tensor.dtype is DataType.BFLOAT16 else 4
     return Buffer(
-        mesh.memory, bank_bytes(tensor.array.shape[2:], element_bytes, tensor.layout is Layout.TILE)
+        mesh.memory, count_bank_bytes(tensor.array.shape[2:], element_bytes, tensor.layout is Layout.TILE)
     )
 
 
-def result(like: Tensor, array: Array, dtype: DataType | None = None, layout: Layout | None = None) -> Tensor:
+def wrap_result(
+    like: Tensor, array: Array, dtype: DataType | None = None, layout: Layout | None = None
+) -> Tensor:
     """Return the result of an op as a tensor, rounded once if its dtype is bfloat16.
 
     Args:
@@ -186,7 +188,7 @@ def result(like: Tensor, array: Array, dtype: DataType | None = None, layout: La
     return wrap(array, dtype, like.layout if layout is None else layout, like.mesh)
 
 
-def view(base: Tensor, array: Array) -> Tensor:
+def wrap_view(base: Tensor, array: Array) -> Tensor:
     """Return a tensor that shares the buffer of `base`. As in ttnn, freeing one frees the other."""
     return wrap(array, base.dtype, base.layout, base.mesh, base.buffer)
 

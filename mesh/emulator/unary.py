@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mesh.emulator.broadcast import Array, align
-from mesh.emulator.parallel import over_rows
-from mesh.emulator.tensor import Tensor, check, check_floating, result
+from mesh.emulator.parallel import run_over_rows
+from mesh.emulator.tensor import Tensor, check, check_floating, wrap_result
 from mesh.emulator.types import Layout
 
 _ONE = np.float32(1)
@@ -31,7 +31,7 @@ def _by_blocks(function: Callable[..., object], *operands: Array) -> Array:
     def compute(block: slice) -> None:
         function(*(one[block] for one in flat), out=out[block])
 
-    over_rows(compute, out.size, 1)
+    run_over_rows(compute, out.size, 1)
     return out.reshape(shape)
 
 
@@ -53,7 +53,7 @@ def sigmoid(input_tensor: Tensor) -> Tensor:
 def relu(input_tensor: Tensor) -> Tensor:
     """Return `a` where it is positive, else 0, for all dtypes."""
     check("relu", input_tensor)
-    return result(input_tensor, np.maximum(input_tensor.array, input_tensor.array.dtype.type(0)))
+    return wrap_result(input_tensor, np.maximum(input_tensor.array, input_tensor.array.dtype.type(0)))
 
 
 def tanh(input_tensor: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def log(input_tensor: Tensor) -> Tensor:
 
 def _apply(op: str, function: Callable[..., object], tensor: Tensor) -> Tensor:
     check_floating(op, tensor)
-    return result(tensor, _by_blocks(function, tensor.array))
+    return wrap_result(tensor, _by_blocks(function, tensor.array))
 
 
 def silu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
@@ -99,7 +99,7 @@ def silu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     x, dy = _broadcast_pair("silu_bw", input_tensor, grad_tensor)
     if np.broadcast_shapes(x.shape[2:], dy.shape[2:]) != input_tensor.array.shape[2:]:
         raise RuntimeError(f"silu_bw: gradient of shape {grad_tensor.shape} for {input_tensor.shape}")
-    return [result(input_tensor, _by_blocks(_silu_gradient, dy, x))]
+    return [wrap_result(input_tensor, _by_blocks(_silu_gradient, dy, x))]
 
 
 def _silu_gradient(dy: Array, x: Array, out: Array) -> None:
@@ -122,13 +122,13 @@ def relu_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     x, dy = _broadcast_pair("relu_bw", input_tensor, grad_tensor)
     tiled = Layout.TILE in (grad_tensor.layout, input_tensor.layout)
     layout = Layout.TILE if tiled else Layout.ROW_MAJOR
-    return [result(input_tensor, np.multiply(dy, x > 0, dtype=np.float32), layout=layout)]
+    return [wrap_result(input_tensor, np.multiply(dy, x > 0, dtype=np.float32), layout=layout)]
 
 
 def sigmoid_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     """Return [dx] of `sigmoid`, in the operand's dtype. Shapes and layouts must be equal."""
     x, dy = _equal_pair("sigmoid_bw", grad_tensor, input_tensor)
-    return [result(input_tensor, _by_blocks(_sigmoid_gradient, dy, x))]
+    return [wrap_result(input_tensor, _by_blocks(_sigmoid_gradient, dy, x))]
 
 
 def _sigmoid_gradient(dy: Array, x: Array, out: Array) -> None:
@@ -142,7 +142,7 @@ def _sigmoid_gradient(dy: Array, x: Array, out: Array) -> None:
 def tanh_bw(grad_tensor: Tensor, input_tensor: Tensor) -> list[Tensor]:
     """Return [dx] of `tanh`, in the operand's dtype. Shapes and layouts must be equal."""
     x, dy = _equal_pair("tanh_bw", grad_tensor, input_tensor)
-    return [result(input_tensor, _by_blocks(_tanh_gradient, dy, x))]
+    return [wrap_result(input_tensor, _by_blocks(_tanh_gradient, dy, x))]
 
 
 def _tanh_gradient(dy: Array, x: Array, out: Array) -> None:

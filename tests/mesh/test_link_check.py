@@ -9,7 +9,7 @@ import pytest
 import mesh.link_check
 from mesh.axes import Axes
 from mesh.device import Mesh, detect_mesh_shape, open_mesh
-from mesh.link_check import check_axis, device_ids, draw_mesh, open_mesh_for_check
+from mesh.link_check import check_axis, draw_mesh, open_mesh_for_check, read_device_ids
 from mesh.memory import read_chip_memory
 
 
@@ -50,7 +50,7 @@ def test_the_drawing_shows_device_positions() -> None:
 
 def test_device_ids_are_listed_by_row() -> None:
     with open_mesh_for_check((2, 4), "emulator") as opened:
-        assert device_ids(opened) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert read_device_ids(opened) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_memory_of_a_chip() -> None:

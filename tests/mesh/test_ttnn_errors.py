@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.ttnn_errors import LIKELY_CAUSES, explain_known_error, explain_open_failure, ttnn_message
+from mesh.ttnn_errors import LIKELY_CAUSES, explain_known_error, explain_open_failure, extract_ttnn_message
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_causes_are_in_order_of_likelihood() -> None:
 
 
 def test_messages_of_ttnn_are_cut_to_one_line() -> None:
-    assert ttnn_message(RuntimeError("one\ntwo\nbacktrace:\n x")) == "one two"
-    assert len(ttnn_message(RuntimeError("word " * 200))) < 250
+    assert extract_ttnn_message(RuntimeError("one\ntwo\nbacktrace:\n x")) == "one two"
+    assert len(extract_ttnn_message(RuntimeError("word " * 200))) < 250

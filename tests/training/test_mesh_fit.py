@@ -17,7 +17,7 @@ from services.config.device import DeviceConfig
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
 from services.config.models import GPT2Config, LlamaConfig, MLPConfig
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
 TEXT = "".join(f"{number} and {number + 1}.\n" for number in range(60))
@@ -92,7 +92,7 @@ def test_a_job_that_is_accepted_trains(
         )
     except ValidationError:
         assume(False)
-    with open_mesh(device.mesh_shape, backend="emulator", axes=axes_of(device)) as mesh:
+    with open_mesh(device.mesh_shape, backend="emulator", axes=choose_axes(device)) as mesh:
         step = TrainingStep(job, mesh)
         weights = step.initial_weights()
         for index, entry in enumerate(step.layout.entries):

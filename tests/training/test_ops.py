@@ -17,7 +17,7 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
 from training.models import load_parameter
 from training.models.model import constant
-from training.models.positions import Rotations, frequencies
+from training.models.positions import Rotations, compute_frequencies
 
 Values = dict[str, npt.NDArray[np.float64]]
 Forward = Callable[[Tape, dict[str, Parameter]], Variable]
@@ -344,7 +344,7 @@ def test_rms_norm_of_another_width_is_an_error(mesh: Mesh):
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (4, 2), (3, 1)])
 def test_grouped_attention(mesh: Mesh, heads: int, groups: int, width: int):
     mask = constant(mesh, causal_mask(), mesh.dtype)
-    per_token = frequencies(width, 100.0, None)
+    per_token = compute_frequencies(width, 100.0, None)
     rotation = Rotations(mesh, TOKENS, per_token).of(0, TOKENS)
 
     def forward(tape: Tape, of: dict[str, Parameter]) -> Variable:
@@ -377,7 +377,7 @@ def test_grouped_attention(mesh: Mesh, heads: int, groups: int, width: int):
 def test_a_rotation_of_other_tokens_is_an_error(mesh: Mesh):
     """Check what the device library does not: it would read wrong rows, or memory after the table."""
     mask = constant(mesh, causal_mask(), mesh.dtype)
-    rotation = Rotations(mesh, 64, frequencies(WIDTH, 100.0, None)).of(0, 64)
+    rotation = Rotations(mesh, 64, compute_frequencies(WIDTH, 100.0, None)).of(0, 64)
     x = constant(mesh, normal(1, 1, TOKENS, WIDTH), mesh.dtype)
     with pytest.raises(ValueError, match=r"\[1, 1, 64, 32\].*expected \[1, 1, 32, 32\]"):
         ops.grouped_attention(Tape(mesh), x, x, x, rotation, mask, WIDTH)

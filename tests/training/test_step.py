@@ -18,7 +18,7 @@ from services.config.job import JobConfig
 from services.config.job_parts import DataConfig, OptimizerConfig
 from services.config.models import GPT2Config, LinearRegressionConfig
 from training.autograd.variable import Parameter, Tensor
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
 TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200))
@@ -122,7 +122,7 @@ def test_every_strategy_gives_the_same_step(
     single_step = loaded(config, open_emulator())
     single_loss, single = gradient(single_step)
     single_sums = [single_step.evaluate(index) for index in range(single_step.evaluation_batches)]
-    spread_step = loaded(config, open_emulator(device.mesh_shape, axes=axes_of(device)))
+    spread_step = loaded(config, open_emulator(device.mesh_shape, axes=choose_axes(device)))
     loss, spread = gradient(spread_step)
     assert loss == pytest.approx(single_loss, rel=1e-6)
     for entry in spread_step.layout.entries:

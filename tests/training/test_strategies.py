@@ -16,7 +16,7 @@ from services.config.models import GPT2Config, LlamaConfig
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import build_model, initial_value, load_parameter
+from training.models import build_model, draw_initial_value, load_parameter
 from training.parameter_placement import from_mesh
 
 VOCABULARY, TOKENS, SEQUENCES = 75, 32, 8
@@ -71,7 +71,7 @@ def step(
     """Return the loss of every row and the gradient of every parameter, by its name."""
     model = build_model(model_config, VOCABULARY, mesh)
     for parameter in model.parameters():
-        load_parameter(mesh, parameter, initial_value(parameter, 11))
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 11))
     tape = Tape(mesh, dropout_seed=dropout)
     inputs, targets = batch()
     loss = model.loss(tape, inputs, targets)
@@ -108,7 +108,7 @@ def test_tensor_parallel_devices_share_the_large_parameters(open_emulator: Calla
     mesh = open_emulator((2, 4), axes=Axes(data=0, tensor=1, shard_parameters=True))
     model = build_model(config(), VOCABULARY, mesh)
     for parameter in model.parameters():
-        load_parameter(mesh, parameter, initial_value(parameter, 11))
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 11))
     shapes = {parameter.name: list(parameter.value.shape) for parameter in model.parameters()}
     assert shapes["token_embedding.weight"] == [1, 1, 32, 64]  # 75 tokens in 4 tiles; 128 over 2
     assert shapes["blocks.0.attention.qkv.weight"] == [1, 1, 64, 96]

@@ -240,7 +240,7 @@ def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) ->
         check.checksums.append(index)
         device.give(ev.Perform(check))
         assert device.next() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "the micro-batch alone"
-        assert device.thread.sum_of(number) is None
+        assert device.thread.find_sum(number) is None
     micro_batches = device.metrics.registry.get_sample_value(
         "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}
     )

@@ -75,7 +75,7 @@ class Device:
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
         self.until(ev.InitialWeightsMade)
-        node_sum = self.thread.sum_of(1)
+        node_sum = self.thread.find_sum(1)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         self.initial = np.concatenate([part for part in parts if part is not None])
 
@@ -107,10 +107,10 @@ class Device:
         """Return when the device thread has nothing left to do and waits for weights."""
         self.inbox.waits.get(timeout=LIMIT_SECONDS)
 
-    def sum_of(self, lease: int) -> bytes:
+    def find_sum(self, lease: int) -> bytes:
         """Wait until a lease is computed, and return the bytes of its sum."""
         assert self.until(ev.LeaseComputed).lease == lease
-        node_sum = self.thread.sum_of(lease)
+        node_sum = self.thread.find_sum(lease)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         return b"".join(part.tobytes() for part in parts if part is not None)
 
@@ -167,7 +167,7 @@ def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
     device.give(1, *range(device.chunks))
     device.until(ev.Loaded)
     device.perform(2, 1)
-    expected = device.sum_of(2)
+    expected = device.find_sum(2)
     device.give(0, *range(device.chunks))  # other weights again
     device.until(ev.Loaded)
     device.give(1, 0)
@@ -175,7 +175,7 @@ def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
     for chunk in range(1, device.chunks):
         device.until_waiting()
         device.give(1, chunk)
-    assert device.sum_of(3) == expected
+    assert device.find_sum(3) == expected
 
 
 def test_the_forward_pass_runs_as_far_as_the_weights_that_have_arrived(
@@ -224,14 +224,14 @@ def test_chunks_may_arrive_in_any_order(make_device: Callable[..., Device]) -> N
     device = make_device()
     device.give(1, *range(device.chunks))
     device.perform(2, 1)
-    expected = device.sum_of(2)
+    expected = device.find_sum(2)
     device.give(0, *range(device.chunks))
     device.give(1, device.chunks - 1)
     device.perform(3, 1)
     for chunk in reversed(range(device.chunks - 1)):
         device.until_waiting()
         device.give(1, chunk)
-    assert device.sum_of(3) == expected
+    assert device.find_sum(3) == expected
 
 
 def test_the_lease_after_one_that_was_dropped_while_it_waited_is_right(
@@ -240,7 +240,7 @@ def test_the_lease_after_one_that_was_dropped_while_it_waited_is_right(
     device = make_device()
     device.give(2, *range(device.chunks))
     device.perform(2, 2)
-    expected = device.sum_of(2)
+    expected = device.find_sum(2)
     device.give(0, *range(device.chunks))
     device.give(1, 0, 1)
     device.perform(3, 1)
@@ -249,8 +249,8 @@ def test_the_lease_after_one_that_was_dropped_while_it_waited_is_right(
     device.give(2, 0)  # a newer version than the one it waited for
     device.perform(4, 2)
     device.give(2, *range(1, device.chunks))
-    assert device.sum_of(4) == expected
-    assert device.thread.sum_of(3) is None
+    assert device.find_sum(4) == expected
+    assert device.thread.find_sum(3) is None
 
 
 def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., Device]) -> None:

@@ -13,19 +13,19 @@ from services.runtime.metrics import WorkerMetrics
 from services.transport.links import LinkClosed
 from services.transport.security import Security
 from tests.support.damaging import DamagingPeer
-from worker.service import WorkerService, timeouts_from
+from worker.service import WorkerService, read_timeouts
 
 LIMIT_SECONDS = 30.0
 
 
 def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
-    assert timeouts_from(pb.Welcome(heartbeat_seconds=2.0)).silent == 5.0
+    assert read_timeouts(pb.Welcome(heartbeat_seconds=2.0)).silent == 5.0
 
 
 @pytest.mark.parametrize("heartbeat", [0.0, -5.0, float("nan")])
 def test_a_heartbeat_that_is_not_positive_ends_the_link(heartbeat: float) -> None:
     with pytest.raises(LinkClosed, match=r"Welcome.*heartbeat.*more than 0"):
-        timeouts_from(pb.Welcome(heartbeat_seconds=heartbeat))
+        read_timeouts(pb.Welcome(heartbeat_seconds=heartbeat))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training.data.dataset import Batch, Dataset
 from training.data.load import load_tokens
 from training.data.regression import RegressionDataset
-from training.data.tokenizer import Tokenizer, character_tokenizer, load_tokenizer
+from training.data.tokenizer import Tokenizer, build_character_tokenizer, load_tokenizer
 from training.data.tokens import TokenDataset
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "RegressionDataset",
     "TokenDataset",
     "Tokenizer",
-    "character_tokenizer",
+    "build_character_tokenizer",
     "load_tokenizer",
     "load_tokens",
 ]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from services.config.corpus import read_corpus, read_tokenizer
 from services.config.job_parts import DataConfig
-from training.data.tokenizer import Tokenizer, character_tokenizer, load_tokenizer
+from training.data.tokenizer import Tokenizer, build_character_tokenizer, load_tokenizer
 
 
 def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np.uint32], Tokenizer]:
@@ -24,7 +24,7 @@ def load_tokens(data: DataConfig, data_dir: Path | None) -> tuple[npt.NDArray[np
     """
     text = read_corpus(data, data_dir).replace("\r\n", "\n")
     if data.tokenizer_type == "char":
-        tokenizer = character_tokenizer(text)
+        tokenizer = build_character_tokenizer(text)
     else:
         tokenizer = load_tokenizer(read_tokenizer(data, data_dir), data.tokenizer_path or "")
     return tokenizer.encode(text), tokenizer

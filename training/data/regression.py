@@ -8,7 +8,7 @@ from services.config.models import RegressionConfig
 from services.errors import Refused
 from training.data.dataset import Batch
 from training.data.tokens import TRAINING_SHARE
-from training.seeds import generator
+from training.seeds import make_generator
 
 
 class RegressionDataset:
@@ -36,7 +36,7 @@ class RegressionDataset:
                 f"transformer_config.training_samples: {samples}, expected at least 10, since a tenth is held out; "
                 "raise it"
             )
-        random = np.random.Generator(generator(seed, "regression"))
+        random = np.random.Generator(make_generator(seed, "regression"))
         weight = 2 * random.random((features, targets), dtype=np.float32) - 1
         bias = 2 * random.random(targets, dtype=np.float32) - 1
         self._inputs = random.standard_normal((samples, features), dtype=np.float32)
@@ -56,7 +56,7 @@ class RegressionDataset:
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Return `batch_size` training samples, drawn with replacement."""
-        draws = generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
+        draws = make_generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
         rows = (draws % np.uint64(self._training_samples)).astype(np.int64)
         return Batch(self._inputs[rows], self._targets[rows], self._batch_size)
 

@@ -76,7 +76,7 @@ class Tokenizer:
         return str(self._tokenizer.to_str(pretty=True))
 
 
-def character_tokenizer(text: str) -> Tokenizer:
+def build_character_tokenizer(text: str) -> Tokenizer:
     """Return tt-train's character tokenizer: a token for each character of `text`, in order, and special tokens."""
     characters = sorted(set(text))
     vocabulary = {token: index for index, token in enumerate([PADDING, *characters, BEGIN, END])}

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from services.errors import Refused
 from training.data.dataset import Batch
-from training.seeds import generator
+from training.seeds import make_generator
 
 TRAINING_SHARE = 0.9
 """Share of the tokens, from the start, that is trained on; the rest is held out."""
@@ -53,7 +53,7 @@ class TokenDataset:
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Return `batch_size` windows of the training part that start anywhere, drawn with replacement."""
-        draws = generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
+        draws = make_generator(self._seed, "micro-batch", step, index).random_raw(self._batch_size)
         starts = (draws % np.uint64(self._training.size - self._tokens)).astype(np.int64)
         positions = starts[:, None] + np.arange(self._tokens)
         return Batch(self._training[positions], self._training[positions + 1], self.rows_per_micro_batch)

@@ -23,10 +23,10 @@ from services.tensors.layout import Layout
 from training.data import Tokenizer, load_tokenizer
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose
-from training.models import TextModel, build_model, load_parameter, model_layout
+from training.models import TextModel, build_layout, build_model, load_parameter
 from training.models.pretrained import open_model
 from training.parameter_placement import TILE
-from training.seeds import generator
+from training.seeds import make_generator
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """Character that a decoder returns for the first bytes of an incomplete character."""
@@ -99,7 +99,7 @@ def generate(
     ids = source.tokenizer.encode_prompt(prompt)
     if not ids:
         raise Refused("prompt: it has no tokens, expected at least one character to continue")
-    uniforms = np.random.Generator(generator(seed, "generate")).random(max_new_tokens)
+    uniforms = np.random.Generator(make_generator(seed, "generate")).random(max_new_tokens)
     text = Text(source.tokenizer, ids)
     with open_mesh((1, 1)) as mesh:
         decoder = Decoder(mesh, _loaded(source, mesh), _window(source.config, len(ids) + max_new_tokens))
@@ -154,7 +154,7 @@ def _checkpoint(folder: Path) -> _Source:
     tokenizer = load_tokenizer(checkpoint.files[TOKENIZER_FILE], str(folder / TOKENIZER_FILE))
 
     def weights(layout: Layout) -> npt.NDArray[np.float32]:
-        _hold_layout(checkpoint.layout, layout, folder)
+        _check_layout(checkpoint.layout, layout, folder)
         return checkpoint.weights
 
     return _Source(config, config.vocab_size or tokenizer.size, tokenizer, job.sampling, frozenset(), weights)
@@ -182,7 +182,7 @@ def _hugging_face(folder: Path) -> _Source:
     )
 
 
-def _hold_layout(stored: Layout, expected: Layout, folder: Path) -> None:
+def _check_layout(stored: Layout, expected: Layout, folder: Path) -> None:
     found = [(entry.name, entry.shape) for entry in stored.entries]
     wanted = [(entry.name, entry.shape) for entry in expected.entries]
     if found != wanted:
@@ -196,7 +196,7 @@ def _hold_layout(stored: Layout, expected: Layout, folder: Path) -> None:
 def _loaded(source: _Source, mesh: Mesh) -> TextModel:
     # GPT-2 and Llama are both text models.
     model = cast(TextModel, build_model(source.config, source.vocabulary, mesh))
-    layout = model_layout(model, decay_all=True)
+    layout = build_layout(model, decay_all=True)
     weights = source.weights(layout)
     for entry, parameter in zip(layout.entries, model.parameters(), strict=True):
         load_parameter(mesh, parameter, weights[entry.offset : entry.stop])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from training.models.build import build_model, load_parameter
 from training.models.custom import name_own_model_in_errors
 from training.models.gpt2 import GPT2
-from training.models.initialise import initial_value, model_layout
+from training.models.initialise import build_layout, draw_initial_value
 from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
@@ -22,9 +22,9 @@ __all__ = [
     "Llama",
     "Model",
     "TextModel",
+    "build_layout",
     "build_model",
-    "initial_value",
+    "draw_initial_value",
     "load_parameter",
-    "model_layout",
     "name_own_model_in_errors",
 ]

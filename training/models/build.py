@@ -17,7 +17,7 @@ from training.models.linear_regression import LinearRegression
 from training.models.llama import Llama
 from training.models.mlp import MLP
 from training.models.model import Model
-from training.parameter_placement import placements_of, to_mesh
+from training.parameter_placement import choose_placements, to_mesh
 
 
 def build_model(
@@ -38,7 +38,7 @@ def build_model(
     """
     model = _build(config, vocabulary, mesh, allowed_models)
     for parameter in model.parameters():
-        parameter.placements = placements_of(parameter, mesh)
+        parameter.placements = choose_placements(parameter, mesh)
     return model
 
 

@@ -87,7 +87,7 @@ class GPT2(LanguageModel):
         """Embeddings of the positions, [1, 1, tokens, width]."""
         if self.position_embedding is not None:
             return self.position_embedding
-        table = sinusoids(self._config.max_sequence_length, self._config.embedding_dim)
+        table = compute_sinusoids(self._config.max_sequence_length, self._config.embedding_dim)
         return constant(self._mesh, table[None, None], self._mesh.dtype)
 
     def hugging_face_config(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class GPT2(LanguageModel):
         width = config.embedding_dim
         exports: dict[str, npt.NDArray[np.float32]] = {}
         if config.positional_embedding_type == "fixed":
-            exports["transformer.wpe.weight"] = sinusoids(config.max_sequence_length, width)
+            exports["transformer.wpe.weight"] = compute_sinusoids(config.max_sequence_length, width)
         if not config.bias:
             widths = {
                 "ln_1": width,
@@ -138,7 +138,7 @@ class GPT2(LanguageModel):
         return exports
 
 
-def sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
+def compute_sinusoids(tokens: int, width: int) -> npt.NDArray[np.float32]:
     """Return fixed positions [tokens, width]: sines in the even columns, cosines in the odd ones."""
     columns = np.arange(width)
     angles = np.arange(tokens)[:, None] / 10000.0 ** ((columns - columns % 2) / width)

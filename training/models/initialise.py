@@ -8,10 +8,10 @@ import numpy.typing as npt
 from services.tensors.layout import Layout
 from training.autograd.variable import Parameter
 from training.models.model import Model
-from training.seeds import generator
+from training.seeds import make_generator
 
 
-def model_layout(model: Model, *, decay_all: bool) -> Layout:
+def build_layout(model: Model, *, decay_all: bool) -> Layout:
     """Return the layout of a model's parameters.
 
     Args:
@@ -25,13 +25,13 @@ def model_layout(model: Model, *, decay_all: bool) -> Layout:
     )
 
 
-def initial_value(parameter: Parameter, seed: int) -> npt.NDArray[np.float32]:
+def draw_initial_value(parameter: Parameter, seed: int) -> npt.NDArray[np.float32]:
     """Return a parameter's initial values, flat; they follow from the job's seed and its name alone."""
     size = int(np.prod(parameter.shape))
     mean = np.float32(parameter.initial_mean)
     if parameter.initial_deviation == 0:
         return np.full(size, mean, np.float32)
-    random = np.random.Generator(generator(seed, "initial", parameter.name))
+    random = np.random.Generator(make_generator(seed, "initial", parameter.name))
     values = random.standard_normal(size, dtype=np.float32)
     values *= np.float32(parameter.initial_deviation)
     values += mean

@@ -12,7 +12,7 @@ from services.config.models import LinearRegressionConfig
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
 from training.models.model import Array
-from training.models.regression import regression_loss
+from training.models.regression import compute_regression_loss
 from training.modules import Linear
 
 
@@ -41,8 +41,8 @@ class LinearRegression:
         return self._layer.parameters()
 
     def loss(self, tape: Tape, inputs: Array, targets: Array) -> Variable:
-        """Return the squared error of each sample, see `regression_loss`."""
-        return regression_loss(tape, lambda x: self._layer(tape, x), inputs, targets)
+        """Return the squared error of each sample, see `compute_regression_loss`."""
+        return compute_regression_loss(tape, lambda x: self._layer(tape, x), inputs, targets)
 
     def hugging_face_config(self) -> dict[str, Any]:
         """Return the sizes; no other program has a format for this model."""

@@ -16,7 +16,7 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
 from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array
-from training.models.positions import Rotations, frequencies
+from training.models.positions import Rotations, compute_frequencies
 from training.models.tokens import Tokens
 from training.modules import LlamaBlock, RMSNorm
 from training.modules.linear import INITIAL_DEVIATION
@@ -55,7 +55,7 @@ class Llama(LanguageModel):
             LlamaBlock(f"blocks.{index}", config, f"model.layers.{index}.")
             for index in range(config.num_blocks)
         ]
-        per_token = frequencies(config.head_width, config.theta, config.rope_scaling)
+        per_token = compute_frequencies(config.head_width, config.theta, config.rope_scaling)
         self._rotations = Rotations(mesh, tokens, per_token)
 
     def _inner_parameters(self) -> Iterator[Parameter]:

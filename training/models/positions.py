@@ -14,7 +14,9 @@ from training import ops
 from training.models.model import constant
 
 
-def frequencies(head_width: int, theta: float, scaling: RopeScaling | None) -> npt.NDArray[np.float64]:
+def compute_frequencies(
+    head_width: int, theta: float, scaling: RopeScaling | None
+) -> npt.NDArray[np.float64]:
     """Return radians per token, [head width / 2], from 1 down to almost 1 / theta.
 
     With `scaling`, low frequencies are slowed down as in Llama 3.1.
@@ -36,7 +38,7 @@ class Rotations:
     Args:
         mesh: the mesh to put them on.
         window: number of tokens of a training sequence.
-        per_token: the result of `frequencies`.
+        per_token: the result of `compute_frequencies`.
     """
 
     def __init__(self, mesh: Mesh, window: int, per_token: npt.NDArray[np.float64]) -> None:

@@ -10,7 +10,7 @@ from training.autograd.variable import Variable
 from training.models.model import Array, batched
 
 
-def regression_loss(
+def compute_regression_loss(
     tape: Tape, predict: Callable[[Variable], Variable], inputs: Array, targets: Array
 ) -> Variable:
     """Return the squared error of each sample, averaged over the targets.

@@ -8,7 +8,7 @@ from services.config.models import GPT2Config
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
-from training.modules.linear import INITIAL_DEVIATION, Linear, residual_deviation
+from training.modules.linear import INITIAL_DEVIATION, Linear, compute_residual_deviation
 
 
 class CausalSelfAttention:
@@ -40,7 +40,7 @@ class CausalSelfAttention:
             width,
             width,
             bias=config.bias,
-            deviation=residual_deviation(config.num_blocks),
+            deviation=compute_residual_deviation(config.num_blocks),
             export_prefix=f"{export_prefix}c_proj.",
             split="inputs",
         )

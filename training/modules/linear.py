@@ -71,7 +71,7 @@ class Linear:
         return ops.linear(tape, x, self.weight, self.bias, transpose_weight=self._transposed)
 
 
-def residual_deviation(blocks: int) -> float:
+def compute_residual_deviation(blocks: int) -> float:
     """Return the initial deviation of weights whose product adds to the residual stream.
 
     Each block adds two such summands; this keeps the variance of their sum independent of the number of blocks.

@@ -14,7 +14,7 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Tensor, Variable
 from training.ops.losses import cross_entropy
 from training.ops.precision import accurate
-from training.parameter_placement import padded_size
+from training.parameter_placement import round_up_to_tiles
 
 _NOT_A_TOKEN = -1e30
 """Added to the logits of padding classes."""
@@ -36,7 +36,7 @@ class Vocabulary:
     def on(cls, mesh: Mesh, tokens: int) -> Vocabulary:
         """Make a vocabulary on a mesh, padded as a `Split` pads the table that the logits come from."""
         tt = mesh.tt
-        size = padded_size(tokens, mesh.tensor_size)
+        size = round_up_to_tiles(tokens, mesh.tensor_size)
         placements = over_tensor(3) if mesh.tensor_size > 1 else WHOLE
         classes = np.arange(size, dtype=np.uint32).reshape(1, 1, 1, size)
 

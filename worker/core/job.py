@@ -64,7 +64,7 @@ class JoinedJob:
             or header.index >= self.chunks
         ):
             return False
-        return self.receiving is None or version_of(header) >= self.receiving
+        return self.receiving is None or read_version(header) >= self.receiving
 
     def start_receiving(self, version: Version) -> None:
         """Forget what arrived of older weights: the mesh is about to be overwritten."""
@@ -72,6 +72,6 @@ class JoinedJob:
         self.received.clear()
 
 
-def version_of(message: ChunkHeader) -> Version:
+def read_version(message: ChunkHeader) -> Version:
     """Return the weight version that a chunk belongs to."""
     return Version(message.generation, message.step)

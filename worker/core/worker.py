@@ -36,7 +36,7 @@ from worker.core.events import (
     ToAggregator,
     WeightsArrived,
 )
-from worker.core.job import JoinedJob, version_of
+from worker.core.job import JoinedJob, read_version
 from worker.core.leases import MOST_LEASES, HeldLease, SendWindows
 
 
@@ -316,7 +316,7 @@ class WorkerCore:
         job = self.job
         if job is None or header.epoch != self.epoch or not job.accepts(header):
             return
-        version = version_of(header)
+        version = read_version(header)
         if version != job.receiving:
             job.start_receiving(version)
             self._drop_leases_before(version)

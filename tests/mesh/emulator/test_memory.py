@@ -5,7 +5,7 @@ import pytest
 
 import mesh.emulator as tt
 from mesh.device import Mesh
-from mesh.emulator.memory import bank_bytes
+from mesh.emulator.memory import count_bank_bytes
 from mesh.transfer import download
 from tests.support.emulated import tensor
 
@@ -30,7 +30,7 @@ def allocated_bytes(mesh: Mesh) -> int:
 def test_bytes_are_those_of_a_wormhole_chip(
     shape: tuple[int, ...], element_bytes: int, tiled: bool, expected: int
 ) -> None:
-    assert bank_bytes(shape, element_bytes, tiled) == expected
+    assert count_bank_bytes(shape, element_bytes, tiled) == expected
 
 
 def test_live_tensors_are_counted(loudbox: Mesh) -> None:

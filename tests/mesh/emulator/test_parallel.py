@@ -106,7 +106,7 @@ def test_products_are_those_of_numpy(shape: tuple[int, int, int], numbers: np.ra
     rows, inner, columns = shape
     left = numbers.standard_normal((inner, rows), dtype=np.float32).T
     right = numbers.standard_normal((inner, columns), dtype=np.float32)
-    product = parallel.product(left, right)
+    product = parallel.multiply(left, right)
     expected = left.astype(np.float64) @ right
     assert np.abs(product - expected).max() <= 1e-5 * np.abs(expected).max()
 
@@ -126,7 +126,7 @@ def test_batched_products_are_those_of_numpy(
         numbers.standard_normal(left, dtype=np.float32),
         numbers.standard_normal(right, dtype=np.float32),
     )
-    assert (parallel.batched_product(one, other) == np.matmul(one, other)).all()
+    assert (parallel.multiply_batches(one, other) == np.matmul(one, other)).all()
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ def test_elementwise_equals_numpy(
     one: tuple[int, ...], other: tuple[int, ...], numbers: np.random.Generator, threads: int
 ):
     left, right = (np.asarray(numbers.standard_normal(shape), np.float32) for shape in (one, other))
-    added = parallel.elementwise(np.add, left, right, dtype=np.float32)
+    added = parallel.apply_elementwise(np.add, left, right, dtype=np.float32)
     assert added.dtype == np.float32
     assert (added == left + right).all()
-    equal = parallel.elementwise(np.equal, left, right, dtype=np.uint32)
+    equal = parallel.apply_elementwise(np.equal, left, right, dtype=np.uint32)
     assert equal.dtype == np.uint32
     assert (equal == (left == right)).all()
     if added.size == left.size:
-        assert parallel.elementwise(np.add, left, right, dtype=np.float32, out=left) is left
+        assert parallel.apply_elementwise(np.add, left, right, dtype=np.float32, out=left) is left
         assert (left == added).all()

@@ -9,7 +9,7 @@ import numpy as np
 from mesh.device import open_mesh
 from services.config.models import GPT2Config, LlamaConfig
 from training.generation.decoding import Decoder
-from training.models import TextModel, build_model, initial_value, load_parameter
+from training.models import TextModel, build_model, draw_initial_value, load_parameter
 
 WINDOW = 64
 _SIZES: dict[str, Any] = {"num_blocks": 1, "max_sequence_length": WINDOW}
@@ -31,7 +31,7 @@ def decode(model: str, module: Any, dtype: str = "bfloat16") -> None:
     with open_mesh((1, 1), module=module, dtype=dtype) as mesh:
         built = build_model(MODELS[model], 75, mesh)
         for parameter in built.parameters():
-            load_parameter(mesh, parameter, initial_value(parameter, 1))
+            load_parameter(mesh, parameter, draw_initial_value(parameter, 1))
         decoder = Decoder(mesh, cast(TextModel, built), WINDOW)
         ids = list(range(WINDOW - 3))
         for _ in range(6):

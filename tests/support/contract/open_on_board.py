@@ -8,7 +8,7 @@ import sys
 
 from mesh.descriptors.choose import PATH_VARIABLE
 from mesh.device import open_mesh
-from mesh.fingerprint import board_type
+from mesh.fingerprint import find_board_type
 from services.errors import TiermeshError
 
 
@@ -18,7 +18,7 @@ def main() -> None:
         rows, columns = map(int, argument.split("x"))
         try:
             with open_mesh((rows, columns), backend="ttnn") as mesh:
-                outcome = {"devices": list(mesh.handle.get_device_ids()), "board": board_type(mesh)}
+                outcome = {"devices": list(mesh.handle.get_device_ids()), "board": find_board_type(mesh)}
         except TiermeshError as error:
             outcome = {"error": str(error)}
         print(json.dumps({**outcome, "descriptor": os.environ.get(PATH_VARIABLE)}), flush=True)

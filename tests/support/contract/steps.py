@@ -28,9 +28,9 @@ from services.config.models import (
     RopeScaling,
 )
 from training.generation.decoding import Decoder
-from training.models import build_model, initial_value, load_parameter
+from training.models import build_model, draw_initial_value, load_parameter
 from training.models.model import TextModel
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
 _GPT2 = GPT2Config(
@@ -130,7 +130,7 @@ def device_config(strategy: str, mesh_shape: tuple[int, int]) -> DeviceConfig:
 @contextmanager
 def open_configured_mesh(module: Any, device: DeviceConfig, dtype: str = "bfloat16") -> Iterator[Mesh]:
     """Open a mesh as `device` configures it, on a device module."""
-    with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=axes_of(device)) as mesh:
+    with open_mesh(device.mesh_shape, module=module, dtype=dtype, axes=choose_axes(device)) as mesh:
         yield mesh
 
 
@@ -179,7 +179,7 @@ def run_generation(model: str, mesh: Mesh) -> np.ndarray[Any, Any]:
     vocabulary, window = 40, 32
     built = cast(TextModel, build_model(MODELS[model], vocabulary, mesh))
     for parameter in built.parameters():
-        load_parameter(mesh, parameter, initial_value(parameter, 7))
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 7))
     decoder = Decoder(mesh, built, window)
     text = [token % vocabulary for token in range(window + 2)]
     return np.stack([decoder.logits(text[:length]) for length in range(window - 2, window + 3)])

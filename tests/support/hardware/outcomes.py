@@ -11,7 +11,7 @@ import numpy as np
 from mesh.device import open_mesh
 from services.config.models import CustomConfig
 from tests.support.contract.steps import MODELS, STRATEGIES, device_config, make_job
-from training.parameter_placement import axes_of
+from training.parameter_placement import choose_axes
 from training.step import TrainingStep
 
 Shape = tuple[int, int]
@@ -51,7 +51,7 @@ def run_step(model: str, strategy: str, shape: Shape, *, backend: str, dtype: st
     if hasattr(config.model, "dropout_prob"):
         changed = config.model.model_copy(update={"dropout_prob": 0.0})
         config = config.model_copy(update={"model": changed})
-    with open_mesh(shape, backend=backend, dtype=dtype, axes=axes_of(device)) as mesh:
+    with open_mesh(shape, backend=backend, dtype=dtype, axes=choose_axes(device)) as mesh:
         step = TrainingStep(config, mesh)
         weights = step.initial_weights()
         for index, entry in enumerate(step.layout.entries):

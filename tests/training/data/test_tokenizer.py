@@ -10,20 +10,20 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from services.errors import Refused
-from training.data import character_tokenizer, load_tokenizer
+from training.data import build_character_tokenizer, load_tokenizer
 
 TEXT = "To be,\n\tor not — to be?\n"
 
 
 def test_characters_are_sorted_between_the_special_tokens():
-    tokenizer = character_tokenizer(TEXT)
+    tokenizer = build_character_tokenizer(TEXT)
     vocabulary = json.loads(tokenizer.to_json())["model"]["vocab"]
     assert sorted(vocabulary, key=vocabulary.get) == ["<PAD>", *sorted(set(TEXT)), "<BEG>", "<END>"]
     assert tokenizer.size == len(set(TEXT)) + 3
 
 
 def test_text_survives_encoding_and_saving():
-    tokenizer = character_tokenizer(TEXT)
+    tokenizer = build_character_tokenizer(TEXT)
     ids = tokenizer.encode(TEXT)
     assert ids.dtype == np.uint32
     assert tokenizer.decode(ids.tolist()) == TEXT
@@ -33,19 +33,19 @@ def test_text_survives_encoding_and_saving():
 
 
 def test_the_fast_path_gives_the_library_s_ids():
-    tokenizer = character_tokenizer(TEXT)
+    tokenizer = build_character_tokenizer(TEXT)
     by_library = HuggingFaceTokenizer.from_str(tokenizer.to_json()).encode(TEXT).ids
     assert tokenizer.encode(TEXT).tolist() == by_library
 
 
 def test_special_tokens_are_not_text():
-    assert character_tokenizer("ab").decode([0, 1, 2, 3, 4]) == "ab"
+    assert build_character_tokenizer("ab").decode([0, 1, 2, 3, 4]) == "ab"
 
 
 @pytest.mark.parametrize("character", ["z", "é", "\U0001f600"])
 def test_an_unknown_character_is_refused_by_name(character: str):
     with pytest.raises(Refused, match=f"{character}.*position 2"):
-        character_tokenizer("ab").encode("ab" + character)
+        build_character_tokenizer("ab").encode("ab" + character)
 
 
 def test_byte_pairs_from_a_file():

@@ -15,8 +15,8 @@ from services.config.models import GPT2Config
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import GPT2, initial_value, load_parameter, model_layout
-from training.models.gpt2 import sinusoids
+from training.models import GPT2, build_layout, draw_initial_value, load_parameter
+from training.models.gpt2 import compute_sinusoids
 
 TOKENS, VOCABULARY, SEQUENCES = 32, 37, 2
 SMALL: dict[str, Any] = {
@@ -126,7 +126,7 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
 
 
 def test_the_layout_follows_the_forward_pass(mesh: Mesh):
-    layout = model_layout(GPT2(GPT2Config(**{**SMALL, "num_blocks": 1}), VOCABULARY, mesh), decay_all=False)
+    layout = build_layout(GPT2(GPT2Config(**{**SMALL, "num_blocks": 1}), VOCABULARY, mesh), decay_all=False)
     found = [(entry.name, entry.shape, entry.export_name) for entry in layout.entries]
     h, b = "transformer.h.0", "blocks.0"
     assert found == [
@@ -154,7 +154,7 @@ def test_the_layout_follows_the_forward_pass(mesh: Mesh):
 
 
 def test_weight_decay_on_all_parameters(mesh: Mesh):
-    layout = model_layout(GPT2(GPT2Config(**SMALL), VOCABULARY, mesh), decay_all=True)
+    layout = build_layout(GPT2(GPT2Config(**SMALL), VOCABULARY, mesh), decay_all=True)
     assert all(entry.decays for entry in layout.entries)
 
 
@@ -173,7 +173,7 @@ def test_exports_have_every_tensor_that_transformers_expects(mesh: Mesh):
 def test_initial_weights_are_gpt2_s(mesh: Mesh):
     config = GPT2Config(num_heads=2, embedding_dim=128, num_blocks=8, max_sequence_length=32)
     for parameter in GPT2(config, 200, mesh).parameters():
-        value = initial_value(parameter, 1)
+        value = draw_initial_value(parameter, 1)
         assert value.dtype == np.float32 and value.shape == (math.prod(parameter.shape),)
         if not parameter.is_matrix:
             assert (value == (1.0 if parameter.name.endswith("norm.weight") else 0.0)).all()
@@ -181,12 +181,12 @@ def test_initial_weights_are_gpt2_s(mesh: Mesh):
         deviation = 0.02 / 4 if ".projection." in parameter.name else 0.02
         assert value.std() == pytest.approx(deviation, rel=0.05)
         assert abs(value.mean()) < 0.1 * deviation
-        np.testing.assert_array_equal(value, initial_value(parameter, 1))
-        assert not np.array_equal(value, initial_value(parameter, 2))
+        np.testing.assert_array_equal(value, draw_initial_value(parameter, 1))
+        assert not np.array_equal(value, draw_initial_value(parameter, 2))
 
 
 def test_fixed_positions_are_sines_and_cosines():
-    table = sinusoids(64, 8)
+    table = compute_sinusoids(64, 8)
     assert table.shape == (64, 8) and table.dtype == np.float32
     assert table[3, 0] == pytest.approx(math.sin(3)) and table[3, 1] == pytest.approx(math.cos(3))
     assert table[3, 4] == pytest.approx(math.sin(3 / 100)) and table[3, 5] == pytest.approx(math.cos(3 / 100))
@@ -195,7 +195,7 @@ def test_fixed_positions_are_sines_and_cosines():
 def test_logits_of_a_position_see_only_what_is_before(mesh: Mesh):
     model = GPT2(GPT2Config(**SMALL), VOCABULARY, mesh)
     for parameter in model.parameters():
-        load_parameter(mesh, parameter, initial_value(parameter, 4))
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
     ids = batch()[0][:1]
     first = download(mesh, model.logits(Tape(mesh, recording=False), ids, 5).value)
     assert first.shape == (1, 1, 1, VOCABULARY)
@@ -220,7 +220,7 @@ def test_bfloat16_stays_close_to_float32(open_emulator: Callable[..., Mesh]):
         mesh = open_emulator(dtype=dtype)
         model = GPT2(GPT2Config(**SMALL), VOCABULARY, mesh)
         for parameter in model.parameters():
-            load_parameter(mesh, parameter, initial_value(parameter, 4))
+            load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
         losses[dtype] = download(mesh, model.loss(Tape(mesh, recording=False), inputs, targets).value).copy()
     assert losses["bfloat16"].dtype == np.float32
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.01)

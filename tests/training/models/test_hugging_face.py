@@ -23,8 +23,8 @@ from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from services.tensors.layout import Layout
 from tests.support.published_models import logits
-from training.data.tokenizer import character_tokenizer
-from training.models import build_model, model_layout
+from training.data.tokenizer import build_character_tokenizer
+from training.models import build_layout, build_model
 from training.models.pretrained import load_pretrained_weights, open_model
 from training.step import TrainingStep
 
@@ -180,7 +180,7 @@ def test_a_checkpoint_starts_a_job_with_its_weights_tokenizer_and_sizes(
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tensors_that_a_checkpoint_needs_are_the_model_s(name: str, mesh: Mesh) -> None:
     config = MODELS[name].model_copy(update={"vocab_size": 50})
-    layout: Layout = model_layout(build_model(config, 50, mesh), decay_all=True)
+    layout: Layout = build_layout(build_model(config, 50, mesh), decay_all=True)
     held = {entry.export_name: entry.shape for entry in layout.entries}
     assert expected_tensors(config) == held
 
@@ -304,7 +304,7 @@ def test_a_stored_model_opens_with_its_tokenizer(checkpoint: tuple[Path, Any, An
     folder, weights, _ = checkpoint
     stored = open_model(folder)
     assert stored.tokenizer_json() == (folder / "tokenizer.json").read_bytes()
-    layout = model_layout(build_model(stored.config, stored.config.vocab_size or 0, mesh), decay_all=True)
+    layout = build_layout(build_model(stored.config, stored.config.vocab_size or 0, mesh), decay_all=True)
     assert np.array_equal(stored.weights(layout), weights)
 
 
@@ -337,7 +337,7 @@ with torch.no_grad():
 def test_a_model_that_transformers_saved_starts_a_job_with_its_loss(
     kind: str, peer: str, tmp_path: Path, corpus: Path, job_of: Callable[..., Any], mesh: Mesh
 ) -> None:
-    tokenizer = character_tokenizer(TEXT)
+    tokenizer = build_character_tokenizer(TEXT)
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json())
     held_out = tokenizer.encode(TEXT)[int(0.9 * len(tokenizer.encode(TEXT))) :][:65].tolist()
     folder, loss = tmp_path / "saved", tmp_path / "loss.npy"

@@ -16,8 +16,8 @@ from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import Llama, build_model, initial_value, load_parameter, model_layout
-from training.models.positions import frequencies
+from training.models import Llama, build_layout, build_model, draw_initial_value, load_parameter
+from training.models.positions import compute_frequencies
 
 TOKENS, VOCABULARY, SEQUENCES = 32, 37, 2
 SMALL: dict[str, Any] = {
@@ -166,7 +166,7 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
 
 
 def test_the_layout_follows_the_forward_pass_in_hugging_face_s_shapes(mesh: Mesh):
-    layout = model_layout(build(mesh, num_blocks=1), decay_all=False)
+    layout = build_layout(build(mesh, num_blocks=1), decay_all=False)
     found = [(entry.name, entry.shape, entry.export_name) for entry in layout.entries]
     h, b = "model.layers.0", "blocks.0"
     assert found == [
@@ -191,7 +191,7 @@ def test_the_layout_follows_the_forward_pass_in_hugging_face_s_shapes(mesh: Mesh
 
 def test_initial_weights_are_llama_s(mesh: Mesh):
     for parameter in build(mesh).parameters():
-        value = initial_value(parameter, 1)
+        value = draw_initial_value(parameter, 1)
         if parameter.is_matrix:
             assert value.std() == pytest.approx(0.02, rel=0.05)
         else:
@@ -235,7 +235,7 @@ def test_layouts_of_large_models_need_no_weights(
     monkeypatch.setattr(mesh.tt, "Tensor", refuse)
     model = build_model(config, vocabulary, mesh)
     assert sum(math.prod(parameter.shape) for parameter in model.parameters()) == parameters
-    assert model_layout(model, decay_all=True).elements == parameters
+    assert build_layout(model, decay_all=True).elements == parameters
 
 
 @pytest.mark.parametrize("scaling", [None, SCALING])
@@ -249,9 +249,9 @@ def test_frequencies_are_llama_s(scaling: RopeScaling | None):
             "original_max_position_embeddings": scaling.original_context_length,
         }
     config = {"head_dim": 32, "rope_theta": 10000.0, "rope_scaling": stated}
-    found = frequencies(32, 10000.0, scaling)
+    found = compute_frequencies(32, 10000.0, scaling)
     np.testing.assert_allclose(found, [one_frequency(config, pair) for pair in range(16)], rtol=1e-12)
-    plain = frequencies(32, 10000.0, None)
+    plain = compute_frequencies(32, 10000.0, None)
     blended = (found != plain) & ~np.isclose(found, plain / 8)
     # All three cases are there.
     assert scaling is None or (
@@ -268,7 +268,7 @@ def test_a_row_of_no_whole_heads_is_an_error(open_emulator: Callable[..., Mesh])
     mesh = open_emulator((1, 4), axes=Axes(tensor=1))
     model = build(mesh)
     for parameter in model.parameters():
-        load_parameter(mesh, parameter, initial_value(parameter, 4))
+        load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
     with pytest.raises(ValueError, match=r"16 elements.*multiple.*32"):
         model.loss(Tape(mesh), *batch())
 
@@ -280,7 +280,7 @@ def test_bfloat16_stays_close_to_float32(open_emulator: Callable[..., Mesh]):
         mesh = open_emulator(dtype=dtype)
         model = build(mesh)
         for parameter in model.parameters():
-            load_parameter(mesh, parameter, initial_value(parameter, 4))
+            load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
         tape = Tape(mesh)
         loss = model.loss(tape, inputs, targets)
         gradients = {}
