@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from aggregator.core.events import DropAll, Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
 from aggregator.core.leasing.evaluation import Evaluation
-from aggregator.core.leasing.failures import LeasedWork, LeaseFailures
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
+from aggregator.core.leasing.results import LeaseResults
 from aggregator.core.membership.admission import Admission
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
@@ -89,9 +89,9 @@ class RunningJob:
         self.lease_book = LeaseBook(
             timeouts, members, self._orders, self.report, out, checked=bool(plan.verify_fraction)
         )
-        self._failures = LeaseFailures()
         self._exclusions = Exclusions(job)
         self.job_members = JobMembers(members, self._admission, self._exclusions, self._orders, self.report)
+        self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         self.elements = 0
         self.chunks = 0
@@ -327,31 +327,15 @@ class RunningJob:
 
     def failed(self, member: Member, failure: pb.Failure, now: float) -> None:
         """Release a failed lease; refuse its worker, or end the job, if the failures repeat."""
-        step_sum = self.lease_book.step_sum
-        if step_sum is not None and self.lease_book.checks.record_failure(
-            step_sum, member, failure.lease, failure.reason
-        ):
-            return
-        indices = self.lease_book.release_failed(member.session, failure.lease, now)
-        if indices is None:
-            return
-        fault_of_job = self._failures.add(member.name, self._work(indices), failure.reason)
-        if fault_of_job is not None:
-            self.end(FAILED, fault_of_job)
-            return
-        refusal = self.job_members.count_failure(member, failure.reason)
-        if refusal is not None:
-            self.refuse(member, refusal, now)
-
-    def _work(self, indices: range) -> LeasedWork:
-        return LeasedWork(JobPhase(self.job.phase), self.version, indices)
+        blame = self._lease_results.record_failure(member, failure, self.version, now)
+        if blame.job is not None:
+            self.end(FAILED, blame.job)
+        elif blame.worker is not None:
+            self.refuse(member, blame.worker, now)
 
     def weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
         """Record the version whose complete weights are on a worker's mesh."""
-        member.loaded_version, member.stalled = Version(loaded.generation, loaded.step), False
-        step_sum = self.lease_book.step_sum
-        if step_sum is not None and member.loaded_version == step_sum.version:
-            step_sum.restart_clock(member.session, now)
+        self._lease_results.record_weights_loaded(member, loaded, now)
         self.dispatch(now)
 
     def description(self, member: Member, description: pb.Description) -> None:
@@ -365,35 +349,16 @@ class RunningJob:
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
         """Record that a worker has computed a lease, whose chunks are on the way, or a check."""
-        step_sum = self.lease_book.step_sum
-        if step_sum is None:
-            return
-        checks = self.lease_book.checks
-        assignment = self.lease_book.find_assignment(member.session, computed.lease)
-        if assignment is None:
-            if checks.record_answer(step_sum, member, computed.lease, computed.checksums):
-                member.failures = 0
-                self.dispatch(now)
-            return
-        assignment.computed, member.stalled, member.failures = True, False, 0
-        self._failures.clear(self._work(assignment.node.micro_batches))
-        member.record_lease(assignment.node.count, computed.seconds)
-        checks.record_checksums(step_sum, member.name, assignment, computed.checksums, now)
-        self.dispatch(now)
+        if self._lease_results.record_computed(member, computed, now):
+            self.dispatch(now)
 
     def evaluated(self, member: Member, evaluated: pb.Evaluated, now: float) -> None:
         """Record a worker's losses of a lease, and the validation loss if they are the last ones."""
-        version = Version(evaluated.generation, evaluated.step)
-        evaluation = self.lease_book.evaluation
-        if evaluation is None or version != self.version:
+        evaluation = self._lease_results.record_losses(member, evaluated, self.version)
+        if evaluation is None or self.version is None:
             return
-        batches = evaluation.finish(evaluated.lease, evaluated.losses)
-        if batches is None:
-            return
-        self._failures.clear(self._work(batches))
-        member.stalled, member.failures = False, 0
         if evaluation.complete:
-            self.report.record_evaluation(version, evaluation.loss)
+            self.report.record_evaluation(self.version, evaluation.loss)
             self._next_phase(now)
         if not self.ended:
             self.dispatch(now)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from aggregator.core.running_job import RunningJob
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.protocol.phases import JobPhase
-
-if TYPE_CHECKING:
-    from aggregator.core.running_job import RunningJob
 
 
 class OptimizerWait:
@@ -70,8 +66,3 @@ def describe_optimizer_debt(run: RunningJob) -> str | None:
     if run.version is not None and run.router.weights.prefix < run.chunks:
         return "the weights"
     return "the update" if step_sum is not None and step_sum.coverage.complete else None
-
-
-def describe_range(unit: str, first: int, count: int) -> str:
-    """Return a range of micro-batches or batches as text, such as "batches 2-3"."""
-    return f"{unit} {first}" if count == 1 else f"{unit}es {first}-{first + count - 1}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aggregator.core.waits import describe_range
+from aggregator.core.leasing.planning import describe_range
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 

@@ -9,11 +9,11 @@ from aggregator.core.events import Drop, Outbox
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.orders import WorkerOrders
+from aggregator.core.leasing.planning import describe_range
 from aggregator.core.leasing.stalls import Stalls
 from aggregator.core.membership.members import Member, speeds
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from aggregator.core.verification.checks import JobChecks
-from aggregator.core.waits import describe_range
 from protos.jobs_pb2 import Wait
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.errors import Refusal

@@ -61,3 +61,8 @@ def plan(
             best_seconds, best = seconds, owners
         finer = split_largest(finer)
     return best
+
+
+def describe_range(unit: str, first: int, count: int) -> str:
+    """Return a range of micro-batches or batches as text, such as "batches 2-3"."""
+    return f"{unit} {first}" if count == 1 else f"{unit}es {first}-{first + count - 1}"

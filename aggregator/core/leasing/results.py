@@ -1,0 +1,102 @@
+"""Results of leases: what workers report of the leases they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aggregator.core.leasing.evaluation import Evaluation
+from aggregator.core.leasing.failures import LeasedWork, LeaseFailures
+from aggregator.core.leasing.lease_book import LeaseBook
+from aggregator.core.membership.job_members import JobMembers
+from aggregator.core.membership.members import Member
+from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Job
+from services.errors import Refusal
+from services.protocol.phases import JobPhase
+from services.protocol.versions import Version
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The party at fault for a failed lease.
+
+    Attributes:
+        job: Why the job must end; None if it may go on.
+        worker: Why the worker must be refused; None if it may go on.
+    """
+
+    job: str | None = None
+    worker: Refusal | None = None
+
+
+class LeaseResults:
+    """Records what workers report of their leases in one job.
+
+    Args:
+        job: The job's record.
+        lease_book: The job's leases.
+        job_members: The job's workers.
+    """
+
+    def __init__(self, job: Job, lease_book: LeaseBook, job_members: JobMembers) -> None:
+        self._job = job
+        self._lease_book = lease_book
+        self._job_members = job_members
+        self._failures = LeaseFailures()
+
+    def record_weights_loaded(self, member: Member, loaded: pb.WeightsLoaded, now: float) -> None:
+        """Record the version whose complete weights are on a worker's mesh."""
+        member.loaded_version, member.stalled = Version(loaded.generation, loaded.step), False
+        step_sum = self._lease_book.step_sum
+        if step_sum is not None and member.loaded_version == step_sum.version:
+            step_sum.restart_clock(member.session, now)
+
+    def record_computed(self, member: Member, computed: pb.Computed, now: float) -> bool:
+        """Record that a worker has computed a lease or a check; return False if the report is stale."""
+        step_sum = self._lease_book.step_sum
+        if step_sum is None:
+            return False
+        checks = self._lease_book.checks
+        assignment = self._lease_book.find_assignment(member.session, computed.lease)
+        if assignment is None:
+            if not checks.record_answer(step_sum, member, computed.lease, computed.checksums):
+                return False
+            member.failures = 0
+            return True
+        assignment.computed, member.stalled, member.failures = True, False, 0
+        self._failures.clear(self._work(step_sum.version, assignment.node.micro_batches))
+        member.record_lease(assignment.node.count, computed.seconds)
+        checks.record_checksums(step_sum, member.name, assignment, computed.checksums, now)
+        return True
+
+    def record_losses(
+        self, member: Member, evaluated: pb.Evaluated, version: Version | None
+    ) -> Evaluation | None:
+        """Record a worker's losses of a lease; return the evaluation, None if the report is stale."""
+        evaluation = self._lease_book.evaluation
+        if evaluation is None or version != Version(evaluated.generation, evaluated.step):
+            return None
+        batches = evaluation.finish(evaluated.lease, evaluated.losses)
+        if batches is None:
+            return None
+        self._failures.clear(self._work(version, batches))
+        member.stalled, member.failures = False, 0
+        return evaluation
+
+    def record_failure(
+        self, member: Member, failure: pb.Failure, version: Version | None, now: float
+    ) -> Blame:
+        """Release a failed lease; return who is at fault."""
+        step_sum, checks = self._lease_book.step_sum, self._lease_book.checks
+        if step_sum is not None and checks.record_failure(step_sum, member, failure.lease, failure.reason):
+            return Blame()
+        indices = self._lease_book.release_failed(member.session, failure.lease, now)
+        if indices is None:
+            return Blame()
+        fault_of_job = self._failures.add(member.name, self._work(version, indices), failure.reason)
+        if fault_of_job is not None:
+            return Blame(job=fault_of_job)
+        return Blame(worker=self._job_members.count_failure(member, failure.reason))
+
+    def _work(self, version: Version | None, indices: range) -> LeasedWork:
+        return LeasedWork(JobPhase(self._job.phase), version, indices)
