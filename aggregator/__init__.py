@@ -6,6 +6,6 @@ Read it in this order:
 2. service.py: carries out what the core decides. jobs_service.py serves users, worker_control.py the workers.
 3. data_plane/: the payloads' path through this process; shards/ is the path through several processes.
 4. optimizer_links/: how the optimizer is reached.
-5. storage/ and standby.py: what survives a crash, and which aggregator leads.
+5. storage/, leader.py and standby.py: what survives a crash, and which aggregator leads.
 6. daemon.py: the command's options.
 """

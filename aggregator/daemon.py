@@ -55,6 +55,7 @@ def run(options: AggregatorOptions) -> int:
         _check_roles(options)
         if options.shard:
             return _build_shard(options)
+        from aggregator.leader import LeaderService
         from aggregator.service import AggregatorService
         from aggregator.standby import StandbyService
 
@@ -64,7 +65,7 @@ def run(options: AggregatorOptions) -> int:
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
-        def make(queue: JobQueue | None, tensor_port: int = 0) -> AggregatorService:
+        def make(queue: JobQueue, tensor_port: int) -> AggregatorService:
             return AggregatorService(
                 name=options.name,
                 state_dir=options.state_dir,
@@ -80,11 +81,8 @@ def run(options: AggregatorOptions) -> int:
                 tensor_port=tensor_port,
             )
 
-        if not options.standby:
-            return make(None), metrics.registry
-        service = StandbyService(
-            name=options.name, state_dir=options.state_dir, timeouts=timeouts, metrics=metrics, make=make
-        )
+        service_class = StandbyService if options.standby else LeaderService
+        service = service_class(name=options.name, state_dir=options.state_dir, timeouts=timeouts, make=make)
         return service, metrics.registry
 
     return run_role("aggregator", options, build)

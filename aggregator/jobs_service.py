@@ -5,31 +5,55 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import grpc
 
 from aggregator.core.events import CancelRequested, Submitted
+from aggregator.core.job_report import Record
+from aggregator.storage.journal import Journal
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.transport.request_handlers import service_handler
 
-if TYPE_CHECKING:
-    from aggregator.service import AggregatorService
-
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
 
 
-class JobsServicer:
-    """Serves `tiermesh.Jobs`."""
+class JobsBackend(Protocol):
+    """The part of an aggregator that the job service needs."""
 
-    def __init__(self, service: AggregatorService) -> None:
-        self._service = service
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """All jobs by id, oldest first."""
+
+    @property
+    def journal(self) -> Journal:
+        """The logs and live events of all jobs."""
+
+    def feed(self, event: Submitted | CancelRequested) -> None:
+        """Queue or cancel a job; the change is on disk afterwards."""
+
+    def status(self) -> jobs.ClusterStatus:
+        """Return the cluster's current status."""
+
+    def read_checkpoint(self, request: ReadCheckpointRequest) -> AsyncIterator[FilePart | None]:
+        """Read the files of a checkpoint; a part is None if it was damaged on the way."""
+
+
+class JobsServicer:
+    """Serves `tiermesh.Jobs`.
+
+    Args:
+        backend: The aggregator that runs the jobs.
+    """
+
+    def __init__(self, backend: JobsBackend) -> None:
+        self._backend = backend
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handlers."""
@@ -50,12 +74,12 @@ class JobsServicer:
             name=request.name or config.name,
             submitted_seconds=time.time(),
         )
-        self._service.feed(Submitted(job, config.to_json(), config.plan()))
-        return self._service.core.records[job.id].job
+        self._backend.feed(Submitted(job, config.to_json(), config.plan()))
+        return self._backend.records[job.id].job
 
     async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:
         """Return all jobs, oldest first."""
-        records = self._service.core.records.values()
+        records = self._backend.records.values()
         return jobs.ListReply(jobs=[record.job for record in records])
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
@@ -69,13 +93,13 @@ class JobsServicer:
             state = jobs.JobState.Name(job.state).lower()
             text = f"job {job.id} is {state} already; only queued and running jobs can be cancelled"
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-        self._service.feed(CancelRequested(job.id))
+        self._backend.feed(CancelRequested(job.id))
         return await self._job(request.job, context)
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
         """Stream a job's current state, then each event until the job ends."""
         job = await self._job(request.job, context)
-        with self._service.journal.subscription(job.id) as events:
+        with self._backend.journal.subscription(job.id) as events:
             # A copy, since the record may change while this waits for its reader.
             event = jobs.JobEvent(job=job, seconds=time.time(), kind="state", text=job.detail)
             yield event
@@ -86,8 +110,8 @@ class JobsServicer:
     async def Logs(self, request: jobs.LogsRequest, context: Context) -> AsyncIterator[jobs.LogLine]:
         """Stream a job's log so far, and with `follow` until the job ends."""
         job = await self._job(request.job, context)
-        with self._service.journal.subscription(job.id) as events:
-            for line in self._service.journal.read(job.id):
+        with self._backend.journal.subscription(job.id) as events:
+            for line in self._backend.journal.read(job.id):
                 yield line
             while request.follow and (job.state not in ENDED_STATES or not events.empty()):
                 event = await _next(events, context)
@@ -99,7 +123,7 @@ class JobsServicer:
         job = await self._job(request.job, context)
         ask = ReadCheckpointRequest(job=job.id, step=request.step, newest=request.newest)
         try:
-            async for part in self._service.link.read_checkpoint(ask):
+            async for part in self._backend.read_checkpoint(ask):
                 if part is None:  # gRPC could not decode the message
                     raise Failed("the optimizer's answer to ReadCheckpoint was damaged; try again")
                 yield part
@@ -112,18 +136,12 @@ class JobsServicer:
 
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
-        status = self._service.core.status(time.monotonic())
-        if self._service.shards is not None:
-            status.shards.extend(self._service.shards.status())
-        status.leader = self._service.name
-        for name, seconds in self._service.standbys().items():
-            status.standbys.add(name=name, seconds_since_heard=seconds)
-        return status
+        return self._backend.status()
 
     async def _job(self, job: str, context: Context) -> jobs.Job:
-        record = self._service.core.records.get(job)
+        record = self._backend.records.get(job)
         if record is None:
-            known = ", ".join(list(self._service.core.records)[-5:]) or "none"
+            known = ", ".join(list(self._backend.records)[-5:]) or "none"
             await _abort(context, grpc.StatusCode.NOT_FOUND, f"no job {job!r}; the newest are: {known}")
         return record.job
 

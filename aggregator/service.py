@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from aggregator.shards.client.data_plane import ShardedDataPlane
 from aggregator.shards.client.group import ShardGroup
 from aggregator.shards.client.optimizer_link import ShardedOptimizerLink
 from aggregator.shards.client.tensor_store import ShardedTensorStore
-from aggregator.storage.job_queue import JobQueue, open_queue
+from aggregator.storage.job_queue import JobQueue
 from aggregator.storage.journal import Journal
 from aggregator.storage.leadership import Leadership
 from aggregator.worker_control import WorkerControl
@@ -36,7 +36,7 @@ from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
 from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED
+from protos.jobs_pb2 import QUEUED, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
 from services.errors import TiermeshError
@@ -56,7 +56,7 @@ log = logging.getLogger("tiermesh.aggregator")
 
 
 class AggregatorService:
-    """An aggregator that leads.
+    """An aggregator that leads. It is constructed on the event loop.
 
     Args:
         name: The aggregator's name.
@@ -69,15 +69,12 @@ class AggregatorService:
         timeout_overrides: Timeouts set by hand, in seconds.
         shared_memory: Whether tensors may go through memory shared with a peer.
         shards: `HOST:PORT` of each shard; empty if payloads and tensors are in this process.
-        queue: The state folder's queue, whose epoch was raised; None to open it at the start.
+        queue: The state folder's queue, whose epoch was raised for this aggregator.
         tensor_port: The port of data streams; 0 for none.
 
     Attributes:
-        tensor_port: The port of data streams, which a daemon may still set before `start`.
-        core: The aggregator's core, from `start` on.
-        journal: The jobs' logs, from `start` on.
-        link: The link to the optimizer, from `start` on.
-        shards: The shards; None if there are none.
+        core: The aggregator's core.
+        journal: The logs of all jobs.
     """
 
     service_names = ("tiermesh.Cluster", "tiermesh.Jobs")
@@ -87,99 +84,70 @@ class AggregatorService:
         *,
         name: str,
         state_dir: Path,
+        queue: JobQueue,
         optimizer: str | None,
         security: Security,
         metrics: AggregatorMetrics,
+        tensor_port: int = 0,
         record: Path | None = None,
         heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
         timeout_overrides: Mapping[str, float] | None = None,
         shared_memory: bool = True,
         shards: Sequence[str] = (),
-        queue: JobQueue | None = None,
-        tensor_port: int = 0,
     ) -> None:
-        self.name = name
-        self.metrics = metrics
-        self.tensor_port = tensor_port
+        epoch = queue.epoch
+        self._name = name
         self._state_dir = state_dir
-        self._optimizer = optimizer
-        self._shard_addresses = tuple(shards)
+        self._queue = queue
+        self._metrics = metrics
+        self._tensor_port = tensor_port
         self._security = security
         self._record = record
         self._heartbeat_seconds = heartbeat_seconds
-        self._timeout_overrides = dict(timeout_overrides or {})
         self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds, timeout_overrides)
         self._shared_memory = shared_memory
         self._incarnation = uuid.uuid4().hex
-        self._engine: OptimizerEngine | None = None
-        self._failed: asyncio.Future[None]
-        self.core: AggregatorCore
-        self.journal: Journal
-        self._events: EventPublisher
-        self.link: OptimizerLink
-        self._given_queue = queue
-        self._queue: JobQueue
-        self._leadership: Leadership
-        self._sessions: WorkerSessions
-        self._newest: NewestWeights
-        self._plane: DataPlane
-        self.shards: ShardGroup | None = None
-        self._wait_reporter = WaitReporter(metrics, self._timeouts)
-
-    # ---- life ----
-
-    async def start(self) -> None:
-        """Open the state folder under a new epoch, and build the core and its surroundings.
-
-        Raises:
-            Refused: The state folder can't be used.
-        """
         self._loop = asyncio.get_running_loop()
-        self._failed = self._loop.create_future()
-        if self._given_queue is None:
-            self._queue = open_queue(self._state_dir, self._timeouts)
-            self._queue.raise_epoch(self.name, self._timeouts.takeover)
-        else:
-            self._queue = self._given_queue
-        epoch = self._queue.epoch
-        self._leadership = Leadership(self._queue, self._timeouts)
-        records = [
-            Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
-            for job, spec_json, fingerprint in self._queue.jobs()
-        ]
-        self.journal = Journal(self._state_dir / "logs")
-        self._events = EventPublisher(self.journal, self.metrics)
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._leadership = Leadership(queue, self._timeouts)
+        self.journal = Journal(state_dir / "logs")
+        self._events = EventPublisher(self.journal, metrics)
+        self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
             AggregatorCore,
-            self._record,
-            name=self.name,
+            record,
+            name=name,
             epoch=epoch,
-            records=records,
-            heartbeat_seconds=self._heartbeat_seconds,
-            timeout_overrides=self._timeout_overrides,
-            tiers=3 if self._optimizer else 2,
-            shards=max(1, len(self._shard_addresses)),
+            records=[
+                Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
+                for job, spec_json, fingerprint in queue.jobs()
+            ],
+            heartbeat_seconds=heartbeat_seconds,
+            timeout_overrides=dict(timeout_overrides or {}),
+            tiers=3 if optimizer else 2,
+            shards=max(1, len(shards)),
         )
         self._sessions = WorkerSessions(epoch)
-        if self._shard_addresses:
-            self._use_shards(epoch)
-        else:
-            link = self._make_link(epoch)
-            self.link = link
-            self._plane = LocalDataPlane(
-                core=self.core,
-                newest=self._newest,
-                sessions=self._sessions,
-                metrics=self.metrics,
-                feed=self.feed,
-                link=link,
-                on_failure=self._fail_later,
-                shared_memory=self._shared_memory,
+        self._engine: OptimizerEngine | None = None
+        self._shards: ShardGroup | None = None
+        self._link: OptimizerLink
+        self._plane: DataPlane
+        if shards:
+            self._shards = ShardGroup(
+                tuple(shards),
+                security,
+                name=name,
+                incarnation=self._incarnation,
+                epoch=epoch,
+                timeouts=self._timeouts,
             )
+            self._link, self._plane = self._use_shards(self._shards, epoch)
+        else:
+            self._link, self._plane = self._use_this_process(optimizer, epoch)
         self._worker_control = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
-        self.metrics.set_epoch(epoch)
-        self.metrics.set_leading(True)
-        log.info("aggregator %s, epoch %d, %d tiers", self.name, epoch, self.core.tiers)
+        metrics.set_epoch(epoch)
+        metrics.set_leading(True)
+        log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
 
     def _optimizer_connected(self, name: str) -> None:
         self.feed(ev.OptimizerConnected(name))
@@ -187,31 +155,38 @@ class AggregatorService:
     def _optimizer_lost(self, reason: str) -> None:
         self.feed(ev.OptimizerLost(reason))
 
-    def _use_shards(self, epoch: int) -> None:
-        """Keep payloads and the optimizer's tensors in other processes."""
-        shards = self.shards = ShardGroup(
-            self._shard_addresses,
-            self._security,
-            name=self.name,
-            incarnation=self._incarnation,
-            epoch=epoch,
-            timeouts=self._timeouts,
-        )
-        metrics = self.metrics.optimizer
+    def _use_shards(self, shards: ShardGroup, epoch: int) -> tuple[OptimizerLink, DataPlane]:
+        """Return a link and a data plane that keep payloads and the optimizer's tensors in other processes."""
+        metrics = self._metrics.optimizer
         link = ShardedOptimizerLink(
             self._make_engine(metrics, lambda callbacks: ShardedTensorStore(callbacks, shards, metrics)),
             shards,
-            name=self.name,
+            name=self._name,
             epoch=epoch,
             connected=self._optimizer_connected,
             lost=self._optimizer_lost,
             message=self._optimizer_message,
             weights=lambda header: self.feed(ev.WeightsArrived(header)),
         )
-        self.link = link
-        self._plane = ShardedDataPlane(
+        plane = ShardedDataPlane(
             shards, core=self.core, sessions=self._sessions, feed=self.feed, on_sum_finished=link.sum_finished
         )
+        return link, plane
+
+    def _use_this_process(self, optimizer: str | None, epoch: int) -> tuple[OptimizerLink, DataPlane]:
+        """Return a link and a data plane through which all payloads go in this process."""
+        link, newest = self._make_link(optimizer, epoch)
+        plane = LocalDataPlane(
+            core=self.core,
+            newest=newest,
+            sessions=self._sessions,
+            metrics=self._metrics,
+            feed=self.feed,
+            link=link,
+            on_failure=self._fail_later,
+            shared_memory=self._shared_memory,
+        )
+        return link, plane
 
     def _make_engine(
         self,
@@ -219,7 +194,7 @@ class AggregatorService:
         make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
     ) -> OptimizerEngine:
         self._engine = OptimizerEngine(
-            name=self.name,
+            name=self._name,
             incarnation=self._incarnation,
             state_dir=self._state_dir,
             metrics=metrics,
@@ -229,34 +204,34 @@ class AggregatorService:
         )
         return self._engine
 
-    def _make_link(self, epoch: int) -> GradientLink:
+    def _make_link(self, optimizer: str | None, epoch: int) -> tuple[GradientLink, NewestWeights]:
         callbacks = OptimizerLinkCallbacks(
             connected=self._optimizer_connected,
             lost=self._optimizer_lost,
             message=self._optimizer_message,
             weights=self._weights_arrived,
         )
-        if self._optimizer:
-            self._newest = NewestWeights()
-            return RemoteOptimizerLink(
-                self._optimizer,
+        if optimizer:
+            remote = RemoteOptimizerLink(
+                optimizer,
                 self._security,
-                name=self.name,
+                name=self._name,
                 incarnation=self._incarnation,
                 epoch=epoch,
                 callbacks=callbacks,
                 heartbeat_seconds=self._heartbeat_seconds,
                 shared_memory=self._shared_memory,
-                count=self.metrics.change_shared_memory_links,
+                count=self._metrics.change_shared_memory_links,
             )
-        engine = self._make_engine(self.metrics.optimizer)
-        self._newest = engine.newest  # workers are sent the chunks that the engine updates
-        return LocalOptimizerLink(engine, name=self.name, epoch=epoch, callbacks=callbacks)
+            return remote, NewestWeights()
+        engine = self._make_engine(self._metrics.optimizer)
+        link = LocalOptimizerLink(engine, name=self._name, epoch=epoch, callbacks=callbacks)
+        return link, engine.newest  # workers are sent the chunks that the engine updates
 
     async def run(self) -> None:
         """Serve until cancelled, or until the core, the disk or the leadership fails."""
         await run_until_first_ends(
-            self.link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
+            self._link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
         )
 
     async def stop(self) -> None:
@@ -268,7 +243,7 @@ class AggregatorService:
             await self._loop.run_in_executor(None, self._engine.close)
         await self._loop.run_in_executor(None, self._leadership.close)
         self._queue.close()
-        self.metrics.set_leading(False)
+        self._metrics.set_leading(False)
 
     async def _until_failed(self) -> None:
         await self._failed
@@ -284,21 +259,20 @@ class AggregatorService:
         while True:
             await asyncio.sleep(self._timeouts.tick)
             self.feed(ev.Ticked())
-            self.metrics.set_workers(len(self.core.members))
+            self._metrics.set_workers(len(self.core.members))
             self._wait_reporter.report(self.core.waits(time.monotonic()))
-            if self.shards is not None:
-                self.metrics.set_shards(sum(link.is_up for link in self.shards.links))
+            if self._shards is not None:
+                self._metrics.set_shards(sum(link.is_up for link in self._shards.links))
             queued = sum(record.job.state == QUEUED for record in self.core.records.values())
-            self.metrics.set_queue_length(queued)
-            self.metrics.set_standbys(len(self.standbys()))
+            self._metrics.set_queue_length(queued)
+            self._metrics.set_standbys(len(self._silent_seconds_of_standbys()))
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._timeouts.beat)
             self._sessions.send_order_to_all(pb.Heartbeat())
 
-    def standbys(self) -> dict[str, float]:
-        """Return for each standby how many seconds ago it was heard."""
+    def _silent_seconds_of_standbys(self) -> dict[str, float]:
         return self._leadership.standbys.silent_seconds(time.monotonic())
 
     def _fail_later(self, error: Exception) -> None:
@@ -347,15 +321,15 @@ class AggregatorService:
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     if isinstance(effect.body, pb.Welcome):
-                        effect.body.tensor_port = self.tensor_port
+                        effect.body.tensor_port = self._tensor_port
                         self._plane.fill_welcome(effect.session, effect.body)
                     session.send_order(effect.body)
             case ev.ToOptimizer():
-                self.link.send_order(effect.body)
+                self._link.send_order(effect.body)
             case ev.Note():
                 self._events.publish(effect, clock)
             case ev.CheckClosed():
-                self.metrics.count_verification(effect.job, effect.outcome)
+                self._metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.spec_json, effect.fingerprint)
             case ev.CloseWorker():
@@ -366,7 +340,7 @@ class AggregatorService:
     def _optimizer_message(self, body: OptimizerBody) -> None:
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
-            self.metrics.count_commit(body.job, applied=body.applied)
+            self._metrics.count_commit(body.job, applied=body.applied)
 
     def _weights_arrived(
         self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
@@ -378,6 +352,28 @@ class AggregatorService:
             check_chunk(chunk, elements, self.core.wire_type(WEIGHTS))
         timeline.mark("from optimizer", "weights", header.step, chunk=header.index)
         self.feed(ev.WeightsArrived(header), chunk, message)
+
+    # ---- users ----
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """All jobs by id, oldest first."""
+        return self.core.records
+
+    def status(self) -> ClusterStatus:
+        """Return the cluster's current status."""
+        status = self.core.status(time.monotonic())
+        if self._shards is not None:
+            status.shards.extend(self._shards.status())
+        status.leader = self._name
+        for name, seconds in self._silent_seconds_of_standbys().items():
+            status.standbys.add(name=name, seconds_since_heard=seconds)
+        return status
+
+    def read_checkpoint(self, request: pb.ReadCheckpointRequest) -> AsyncIterator[pb.FilePart | None]:
+        """Read the files of a checkpoint; a part is None if it was damaged on the way."""
+        parts: AsyncIterator[pb.FilePart | None] = self._link.read_checkpoint(request)
+        return parts
 
     # ---- workers ----
 

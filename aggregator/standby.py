@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-
-import grpc
 
 from aggregator.core.succession import Deposed, LeaderSighting, Succession
+from aggregator.leader import LeaderHandlers
 from aggregator.service import AggregatorService
 from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
-from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
-from services.transport.http2.server import Handler
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -30,11 +26,7 @@ class StandbyService:
         name: The aggregator's name.
         state_dir: The state folder, on storage shared with the other aggregators.
         timeouts: How often to look for the leader (`tick`), and after how long to take over (`takeover`).
-        metrics: The aggregator's metrics.
         make: Makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
-
-    Attributes:
-        tensor_port: The port of data streams, which the daemon sets before `start`; 0 for none.
     """
 
     service_names = AggregatorService.service_names
@@ -45,44 +37,46 @@ class StandbyService:
         name: str,
         state_dir: Path,
         timeouts: Timeouts,
-        metrics: AggregatorMetrics,
         make: Callable[[JobQueue, int], AggregatorService],
     ) -> None:
-        self.name = name
-        self.tensor_port = 0
+        self._name = name
+        self._tensor_port = 0
         self._state_dir = state_dir
         self._timeouts = timeouts
-        self._metrics = metrics
         self._make = make
-        self._leading: AggregatorService | None = None
-        self._refusing: list[grpc.GenericRpcHandler] = [_RefusingHandler(self.service_names, self._refusal)]
-        self._handlers: Sequence[grpc.GenericRpcHandler] = self._refusing
+        self._handlers = LeaderHandlers(self._refusal)
+        self.handlers = self._handlers.handlers
+        self.tensor_methods = self._handlers.tensor_methods
         self._sighting: LeaderSighting | None = None
         self._last_warning = ""
 
     # ---- life ----
 
-    async def start(self) -> None:
+    async def start(self, tensor_port: int = 0) -> None:
         """Check that the state folder can be used.
+
+        Args:
+            tensor_port: The port of data streams; 0 for none.
 
         Raises:
             Refused: It can't.
         """
+        self._tensor_port = tensor_port
         (await asyncio.to_thread(open_queue, self._state_dir, self._timeouts)).close()
 
     async def run(self) -> None:
         """Stand by and lead in turn, until cancelled or until leading fails."""
         while True:
             queue = await self._stand_by()
-            service = self._make(queue, self.tensor_port)
-            await service.start()
-            self._leading, self._handlers = service, service.handlers()
+            service = self._make(queue, self._tensor_port)
+            self._handlers.set_leading(service)
             try:
                 await service.run()
             except Deposed as deposed:
                 log.warning("%s; it stands by from now on", deposed)
             finally:
-                self._leading, self._handlers, self._sighting = None, self._refusing, None
+                self._handlers.set_leading(None)
+                self._sighting = None
                 await service.stop()
 
     async def stop(self) -> None:
@@ -98,7 +92,7 @@ class StandbyService:
                 await asyncio.sleep(self._timeouts.tick)
         except BaseException:
             with suppress(TiermeshError):
-                queue.leave(self.name)
+                queue.leave(self._name)
             queue.close()
             raise
         return queue
@@ -113,14 +107,14 @@ class StandbyService:
     async def _takes_over(self, queue: JobQueue, succession: Succession) -> bool:
         """Look for the leader; if there is none, raise the epoch and return True."""
         try:
-            sighting = await asyncio.to_thread(queue.look, self.name)
+            sighting = await asyncio.to_thread(queue.look, self._name)
             if self._sighting is None or sighting.epoch != self._sighting.epoch:
                 log.info("standby of %s", _describe_leader(sighting))
             self._sighting = sighting
             now = time.monotonic()
             if not succession.is_due(sighting, now):
                 return False
-            epoch = await asyncio.to_thread(queue.take_over, sighting, self.name, self._timeouts.takeover)
+            epoch = await asyncio.to_thread(queue.take_over, sighting, self._name, self._timeouts.takeover)
         except TiermeshError as error:
             self._warn(error)
             return False
@@ -138,51 +132,6 @@ class StandbyService:
 
     def _refusal(self) -> str:
         return f"standby of {_describe_leader(self._sighting)}"
-
-    # ---- what is served ----
-
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """Return the gRPC handlers."""
-        return [_CurrentHandlers(lambda: self._handlers)]
-
-    def tensor_methods(self) -> dict[str, Handler]:
-        """Return the handlers of the tensor port, by method."""
-        return {"/tiermesh.Cluster/Exchange": self._exchange}
-
-    async def _exchange(self, stream: Any) -> None:
-        if self._leading is None:
-            await stream.abort(grpc.StatusCode.UNAVAILABLE, self._refusal())
-        else:
-            await self._leading.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
-
-
-class _CurrentHandlers:
-    """A `grpc.GenericRpcHandler` that uses the handlers of the moment a call comes."""
-
-    def __init__(self, current: Callable[[], Sequence[grpc.GenericRpcHandler]]) -> None:
-        self._current = current
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call; None if it belongs to another service."""
-        found = (handler.service(details) for handler in self._current())
-        return next((each for each in found if each is not None), None)
-
-
-class _RefusingHandler:
-    """A `grpc.GenericRpcHandler` that ends every call of some services with UNAVAILABLE and a reason."""
-
-    def __init__(self, names: Sequence[str], reason: Callable[[], str]) -> None:
-        self._names = names
-        self._reason = reason
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Return the handler of a call; None if it belongs to another service."""
-        if details.method.split("/")[1] in self._names:
-            return grpc.stream_stream_rpc_method_handler(self._refuse)
-        return None
-
-    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, self._reason())
 
 
 def _describe_leader(sighting: LeaderSighting | None) -> str:

@@ -93,7 +93,6 @@ class OptimizerService:
         shared_memory: whether tensors may go through memory shared with an aggregator on the same host.
 
     Attributes:
-        tensor_port: port of data streams, 0 if they use the port of the gRPC server; set by the daemon.
         engine: optimizer that is served; exists from `start` on.
     """
 
@@ -109,7 +108,7 @@ class OptimizerService:
         shared_memory: bool = True,
     ) -> None:
         self.name = name
-        self.tensor_port = 0
+        self._tensor_port = 0
         self._shared_memory = shared_memory
         self._state_dir = state_dir
         self._metrics = metrics
@@ -118,12 +117,16 @@ class OptimizerService:
         self._session: AggregatorSession | None = None
         self.engine: OptimizerEngine
 
-    async def start(self) -> None:
+    async def start(self, tensor_port: int = 0) -> None:
         """Lock the state folder until the process ends, and build the engine.
+
+        Args:
+            tensor_port: port of data streams; 0 if they use the port of the gRPC server.
 
         Raises:
             Refused: another optimizer uses the state folder.
         """
+        self._tensor_port = tensor_port
         self._lock = (self._state_dir / "optimizer.lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +200,7 @@ class OptimizerService:
             name=self.name,
             incarnation=self._incarnation,
             shard_count=1,
-            tensor_port=self.tensor_port,
+            tensor_port=self._tensor_port,
         )
         session.send(answer)
         self._session = session

@@ -102,8 +102,8 @@ class WorkerService:
         """Return no handlers: a worker serves only health and reflection."""
         return []
 
-    async def start(self) -> None:
-        """Start the device thread."""
+    async def start(self, tensor_port: int = 0) -> None:
+        """Start the device thread; a worker has no tensor port."""
         self._loop = asyncio.get_running_loop()
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
 

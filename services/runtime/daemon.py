@@ -65,8 +65,12 @@ class Service(Protocol):
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers of these gRPC services."""
 
-    async def start(self) -> None:
-        """Load what is on disk. Calls are answered from then on."""
+    async def start(self, tensor_port: int = 0) -> None:
+        """Load what is on disk. Calls are answered from then on.
+
+        Args:
+            tensor_port: port of the data streams, which the service sends to its peers; 0 for none.
+        """
 
     async def run(self) -> None:
         """Work until there is a reason to end; raise an error if that is the reason."""
@@ -77,13 +81,7 @@ class Service(Protocol):
 
 @runtime_checkable
 class TensorService(Protocol):
-    """Service whose data streams have a port of their own.
-
-    Attributes:
-        tensor_port: number of that port, which the service sends to its peers. It is set before `start` is called.
-    """
-
-    tensor_port: int
+    """Service whose data streams have a port of their own."""
 
     def tensor_methods(self) -> Mapping[str, Handler]:
         """Return the handlers of that port, by method."""
@@ -126,7 +124,7 @@ def run_role(
             if isinstance(service, TensorService):
                 tensors = await _start_tensors(options, service)
             metrics_port = start_metrics(options.metrics_listen, registry, options.security)
-            await service.start()
+            await service.start(tensors.port if tensors else 0)
             try:
                 server.set_serving(True)
                 log.info(
@@ -163,6 +161,4 @@ def run_role(
 async def _start_tensors(options: DaemonOptions, service: TensorService) -> StreamServer:
     host, _ = split_address("listen address", options.listen)
     address = join_address(host, options.tensor_port)
-    tensors = await StreamServer.start(address, options.security, service.tensor_methods())
-    service.tensor_port = tensors.port
-    return tensors
+    return await StreamServer.start(address, options.security, service.tensor_methods())

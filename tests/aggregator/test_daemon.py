@@ -24,28 +24,30 @@ from tests.support.cluster.harness import tiermesh
         (("--shards", "a:1,b"), "--shards 'b'"),
     ],
 )
-def test_shards_that_make_no_sense(tmp_path: Path, arguments: tuple[Any, ...], line: str) -> None:
+def test_contradicting_role_options_are_refused(
+    tmp_path: Path, arguments: tuple[Any, ...], line: str
+) -> None:
     done = tiermesh("aggregator", "--state-dir", tmp_path, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 2
     assert line in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "facts"),
     [
-        (("--timeout", "stall"), "--timeout stall: expected NAME=SECONDS, for example stall=900"),
-        (("--timeout", "stall=long"), "--timeout stall=long: expected NAME=SECONDS"),
-        (("--timeout", "stal=900"), "timeout stal: no such timeout; expected one of tick, beat"),
-        (("--timeout", "kill=50"), "--timeout kill"),
-        (
-            ("--timeout", "lock=1", "--timeout", "silent=90"),
-            "timeout lock: 1 s, expected more than retry (3.75 s)",
-        ),
-        (("--timeout", "silent=90"), "timeout lapse: 15 s, expected more than silent (90 s)"),
-        (("--heartbeat-seconds", "0"), "--heartbeat-seconds 0.0: expected 0.1 to 600"),
+        (("--timeout", "stall"), ("--timeout stall:", "NAME=SECONDS")),
+        (("--timeout", "stall=long"), ("--timeout stall=long:", "NAME=SECONDS")),
+        (("--timeout", "stal=900"), ("timeout stal:", "tick, beat")),
+        (("--timeout", "kill=50"), ("--timeout kill:", "stall")),
+        (("--timeout", "lock=1", "--timeout", "silent=90"), ("timeout lock: 1 s", "retry (3.75 s)")),
+        (("--timeout", "silent=90"), ("timeout lapse: 15 s", "silent (90 s)")),
+        (("--heartbeat-seconds", "0"), ("--heartbeat-seconds 0.0:", "0.1 to 600")),
     ],
 )
-def test_timeouts_that_make_no_sense(tmp_path: Path, arguments: tuple[str, ...], line: str) -> None:
+def test_impossible_timeouts_are_refused(
+    tmp_path: Path, arguments: tuple[str, ...], facts: tuple[str, ...]
+) -> None:
     done = tiermesh("aggregator", "--state-dir", tmp_path, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 2
-    assert line in done.stderr.splitlines()[-1]
+    line = done.stderr.splitlines()[-1]
+    assert all(fact in line for fact in facts), line

@@ -16,7 +16,6 @@ from aggregator.standby import StandbyService
 from aggregator.storage.job_queue import JobQueue, open_queue
 from protos import jobs_pb2 as jobs
 from protos.jobs_pb2_grpc import JobsStub
-from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
 from services.transport.request_handlers import service_handler
 from services.transport.security import Security
@@ -25,6 +24,7 @@ from tests.support.fake_aggregator import FakeAggregator
 
 TIMEOUTS = Timeouts.from_heartbeat(0.4)
 LIMIT_SECONDS = 30.0
+TENSOR_PORT = 4711
 
 
 class Leader:
@@ -44,9 +44,6 @@ class Leader:
 
     async def _exchange(self, stream: Any) -> None:
         self.exchanged.append(stream)
-
-    async def start(self) -> None:
-        """Do nothing."""
 
     async def run(self) -> None:
         await self.deposed.wait()
@@ -71,9 +68,7 @@ class Standby:
 
     def __init__(self, state_dir: Path) -> None:
         self.leaders: list[Leader] = []
-        self.service = StandbyService(
-            name="b", state_dir=state_dir, timeouts=TIMEOUTS, metrics=AggregatorMetrics(), make=self._make
-        )
+        self.service = StandbyService(name="b", state_dir=state_dir, timeouts=TIMEOUTS, make=self._make)
 
     def _make(self, queue: JobQueue, tensor_port: int) -> Any:
         self.leaders.append(Leader(queue, tensor_port))
@@ -92,7 +87,7 @@ class Standby:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        await self.service.start()
+        await self.service.start(TENSOR_PORT)
         running = asyncio.ensure_future(self.service.run())
         try:
             yield
@@ -160,6 +155,7 @@ def test_a_leader_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) 
             stream: Any = TensorStream()
             await standby.service.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
             assert led.exchanged == [stream]
+            assert led.tensor_port == TENSOR_PORT
             assert leader.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS) == 3
             led.deposed.set()
             await until(channel, "standby of a (epoch 3)")

@@ -38,16 +38,13 @@ class ShardService:
         name: name of this shard.
         metrics: metrics of this process.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
-
-    Attributes:
-        tensor_port: port of data streams, 0 if they use the port of the gRPC server; set by the daemon.
     """
 
     service_names = ("tiermesh.Shard", "tiermesh.Cluster")
 
     def __init__(self, *, name: str, metrics: AggregatorMetrics, shared_memory: bool = True) -> None:
         self.name = name
-        self.tensor_port = 0
+        self._tensor_port = 0
         self._metrics = metrics
         self._optimizer_metrics = OptimizerMetrics(metrics.registry)
         self._shared_memory = shared_memory
@@ -57,8 +54,13 @@ class ShardService:
 
     # ---- life ----
 
-    async def start(self) -> None:
-        """Load the update rules' kernels."""
+    async def start(self, tensor_port: int = 0) -> None:
+        """Load the update rules' kernels.
+
+        Args:
+            tensor_port: port of data streams; 0 if they use the port of the gRPC server.
+        """
+        self._tensor_port = tensor_port
         update_rules.prepare()
 
     async def run(self) -> None:
@@ -127,7 +129,7 @@ class ShardService:
                     incarnation=self._incarnation,
                     shard_index=hello.shard_index,
                     shard_count=hello.shard_count,
-                    tensor_port=self.tensor_port,
+                    tensor_port=self._tensor_port,
                 )
             )
         )

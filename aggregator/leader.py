@@ -1,0 +1,130 @@
+"""The aggregator that leads a process at the moment, and the service of a process that leads from its start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from aggregator.service import AggregatorService
+from aggregator.storage.job_queue import JobQueue, open_queue
+from services.timeouts import Timeouts
+from services.transport.http2.server import Handler
+
+EXCHANGE = "/tiermesh.Cluster/Exchange"
+
+
+class LeaderHandlers:
+    """The handlers of the aggregator that leads in this process. Without one, they refuse every call.
+
+    Args:
+        describe_refusal: Returns the reason that refused callers get.
+
+    Attributes:
+        leading: The aggregator that leads; None while there is none.
+    """
+
+    def __init__(self, describe_refusal: Callable[[], str]) -> None:
+        self.leading: AggregatorService | None = None
+        self._describe_refusal = describe_refusal
+        self._refusing = [_RefusingHandler(AggregatorService.service_names, describe_refusal)]
+        self._handlers: Sequence[grpc.GenericRpcHandler] = self._refusing
+
+    def set_leading(self, leading: AggregatorService | None) -> None:
+        """Pass calls to this aggregator from now on; None to refuse them."""
+        self.leading = leading
+        self._handlers = self._refusing if leading is None else leading.handlers()
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Return the gRPC handlers."""
+        return [_CurrentHandlers(lambda: self._handlers)]
+
+    def tensor_methods(self) -> dict[str, Handler]:
+        """Return the handlers of the tensor port, by method."""
+        return {EXCHANGE: self._exchange}
+
+    async def _exchange(self, stream: Any) -> None:
+        if self.leading is None:
+            await stream.abort(grpc.StatusCode.UNAVAILABLE, self._describe_refusal())
+        else:
+            await self.leading.tensor_methods()[EXCHANGE](stream)
+
+
+class LeaderService:
+    """The service of an aggregator that leads from its start to its end.
+
+    Args:
+        name: The aggregator's name.
+        state_dir: The state folder.
+        timeouts: The cluster's timeouts.
+        make: Makes an aggregator that leads, from the queue, whose epoch was raised, and the tensor port.
+    """
+
+    service_names = AggregatorService.service_names
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        state_dir: Path,
+        timeouts: Timeouts,
+        make: Callable[[JobQueue, int], AggregatorService],
+    ) -> None:
+        self._name = name
+        self._state_dir = state_dir
+        self._timeouts = timeouts
+        self._make = make
+        self._handlers = LeaderHandlers(lambda: f"aggregator {name} does not lead yet, or no longer")
+        self.handlers = self._handlers.handlers
+        self.tensor_methods = self._handlers.tensor_methods
+
+    async def start(self, tensor_port: int = 0) -> None:
+        """Open the state folder under a new epoch, and lead.
+
+        Raises:
+            Refused: The state folder can't be used.
+        """
+        queue = open_queue(self._state_dir, self._timeouts)
+        queue.raise_epoch(self._name, self._timeouts.takeover)
+        self._handlers.set_leading(self._make(queue, tensor_port))
+
+    async def run(self) -> None:
+        """Serve until cancelled, or until the core, the disk or the leadership fails."""
+        assert self._handlers.leading is not None, "start has returned"
+        await self._handlers.leading.run()
+
+    async def stop(self) -> None:
+        """End all streams and threads, after finishing a checkpoint that is being written."""
+        if self._handlers.leading is not None:
+            await self._handlers.leading.stop()
+
+
+class _CurrentHandlers:
+    """A `grpc.GenericRpcHandler` that uses the handlers of the moment a call comes."""
+
+    def __init__(self, current: Callable[[], Sequence[grpc.GenericRpcHandler]]) -> None:
+        self._current = current
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return the handler of a call; None if it belongs to another service."""
+        found = (handler.service(details) for handler in self._current())
+        return next((each for each in found if each is not None), None)
+
+
+class _RefusingHandler:
+    """A `grpc.GenericRpcHandler` that ends every call of some services with UNAVAILABLE and a reason."""
+
+    def __init__(self, names: Sequence[str], reason: Callable[[], str]) -> None:
+        self._names = names
+        self._reason = reason
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        """Return the handler of a call; None if it belongs to another service."""
+        if details.method.split("/")[1] in self._names:
+            return grpc.stream_stream_rpc_method_handler(self._refuse)
+        return None
+
+    async def _refuse(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, self._reason())
