@@ -74,7 +74,7 @@ def test_wrong_options_are_refused(
 
 
 @pytest.mark.parametrize("text", ["1x8", "1,8", "[1, 8]", " 1 x 8 "])
-def test_ways_to_write_a_shape(text: str) -> None:
+def test_spellings_of_a_shape(text: str) -> None:
     assert parse_shape(text) == (1, 8)
     with pytest.raises(Refused):
         parse_shape(f"{text}x2")

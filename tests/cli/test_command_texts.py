@@ -10,7 +10,7 @@ from tests.cli.command_texts import GOLDEN
 from tests.support.cluster.fork_server import ROOT
 
 
-def test_texts_are_those_of_the_list() -> None:
+def test_texts_match_the_list() -> None:
     # A process of its own: daemons set up logging and numpy's threads.
     done = subprocess.run(
         [sys.executable, "-m", "tests.cli.command_texts", "--print"],

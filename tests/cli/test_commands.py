@@ -233,7 +233,7 @@ def test_an_unreachable_aggregator_is_one_line(capsys: pytest.CaptureFixture[str
     assert "--aggregator HOST:PORT" in line
 
 
-def test_of_several_addresses_the_one_that_answers_is_called(
+def test_the_address_that_answers_is_called(
     aggregator: FakeAggregator, job_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Check four addresses: one dead, one frozen, one standby, one leader."""

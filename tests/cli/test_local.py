@@ -212,9 +212,7 @@ transformer_config: {model_type: "mixer:Mixer", max_sequence_length: 32, width: 
 """
 
 
-def test_a_model_of_one_s_own_trains_where_it_is_allowed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_custom_model_trains_if_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Train the model of docs/own-model.md from a folder on PYTHONPATH."""
     for page, name in (("new-op.md", "mixing.py"), ("own-model.md", "mixer.py")):
         code = (ROOT / "docs" / page).read_text().split("```python\n")[1].split("```")[0]

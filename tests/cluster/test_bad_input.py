@@ -86,7 +86,7 @@ def test_the_first_message_must_be_hello(rogue: StockWorker, first: str) -> None
 
 
 @pytest.mark.slow
-def test_who_says_nothing_is_not_waited_for(rogue: StockWorker) -> None:
+def test_a_silent_peer_is_disconnected(rogue: StockWorker) -> None:
     assert "Hello, within 10 s" in refusal(rogue.attend(), INVALID)
 
 
@@ -100,7 +100,7 @@ def test_who_says_nothing_is_not_waited_for(rogue: StockWorker) -> None:
         ({"name": "worker-1"}, "a worker named worker-1 is connected already"),
     ],
 )
-def test_a_hello_that_does_not_fit(rogue: StockWorker, changed: dict[str, Any], line: str) -> None:
+def test_a_wrong_hello_is_refused(rogue: StockWorker, changed: dict[str, Any], line: str) -> None:
     assert line in refusal(rogue.attend(rogue.hello(**changed)), PRECONDITION)
 
 

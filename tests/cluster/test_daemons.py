@@ -54,7 +54,7 @@ def test_an_unusable_state_dir_is_refused(tmp_path: Path, role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ["worker", "aggregator", "optimizer"])
-def test_beyond_loopback_needs_tls_or_insecure(tmp_path: Path, role: str) -> None:
+def test_listening_beyond_loopback_needs_tls_or_insecure(tmp_path: Path, role: str) -> None:
     state = [] if role == "worker" else ["--state-dir", tmp_path / "state"]
     done = tiermesh(role, "--listen", "0.0.0.0:0", *state)
     assert done.returncode == 2
@@ -152,7 +152,7 @@ def test_sigterm_mid_step_closes_the_mesh(tmp_path: Path, long_spec: str) -> Non
         assert opened < stopping < log.index("the mesh of [1, 1] is closed"), log
 
 
-def test_a_stopped_cluster_goes_on_where_it_was(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
+def test_a_stopped_cluster_resumes(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
         cluster.wait_step(job, 2)
@@ -213,7 +213,7 @@ def test_an_older_aggregator_does_not_regain_the_optimizer(tmp_path: Path, long_
         assert cluster.wait_step(job, cluster.job(job).step + 2).generation == 1
 
 
-def test_a_restarted_optimizer_remembers_the_epoch_it_obeyed(tmp_path: Path) -> None:
+def test_a_restarted_optimizer_remembers_its_epoch(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3) as cluster:
         assert cluster.optimizer is not None
         cluster.aggregator.kill()

@@ -115,7 +115,7 @@ def test_training_converges_with_bfloat16_in_both_directions(
 @pytest.mark.slow
 @pytest.mark.parametrize("tiers", [2, 3])
 @pytest.mark.parametrize("seed", range(5, 25))
-def test_any_arrivals_give_the_same_bits(
+def test_any_order_of_arrivals_gives_the_same_bits(
     tmp_path: Path, tiers: int, seed: int, gpt_spec: str, undisturbed: Bits
 ) -> None:
     with Cluster(tmp_path, tiers=tiers, options=OVER_THE_NETWORK) as cluster:

@@ -84,7 +84,7 @@ def test_the_job_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("rpc", ["Jobs/Download", "Optimizer/ReadCheckpoint"])
 @pytest.mark.parametrize("kind", [pytest.param("midway", marks=pytest.mark.long), "truncated"])
-def test_a_download_that_breaks_leaves_nothing_and_the_next_one_is_whole(
+def test_a_broken_download_leaves_nothing_and_a_retry_succeeds(
     cluster: ProxiedCluster, spec: str, undamaged: Bits, rpc: str, kind: str, tmp_path: Path
 ) -> None:
     job = cluster.finish(cluster.submit(spec)).id

@@ -48,7 +48,7 @@ def test_any_number_of_shards_gives_the_same_bits(
 
 
 @pytest.mark.long
-def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> None:
+def test_shards_of_several_chunks(tmp_path: Path, corpus: Path) -> None:
     config = gpt_config(corpus, project_name="wide", max_steps=CHECKPOINT_EVERY)
     config["transformer_config"].update(embedding_dim=256, num_heads=8, num_blocks=3)
     spec = spec_of(tmp_path, config)
@@ -60,7 +60,7 @@ def test_shards_that_hold_several_chunks_each(tmp_path: Path, corpus: Path) -> N
 
 
 @pytest.mark.long
-def test_any_arrivals_over_the_network_give_the_same_bits(
+def test_any_order_of_arrivals_over_the_network_gives_the_same_bits(
     tmp_path: Path, gpt_spec: str, undisturbed: Bits
 ) -> None:
     """Put each shard behind a slow relay of its own, which shuffles arrivals."""
@@ -69,7 +69,7 @@ def test_any_arrivals_over_the_network_give_the_same_bits(
         assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
 
 
-def test_wire_types_with_shards_give_the_bits_without(tmp_path: Path, corpus: Path) -> None:
+def test_wire_types_give_the_same_bits_with_and_without_shards(tmp_path: Path, corpus: Path) -> None:
     """Use one worker, so that gradients are rounded in one way only."""
     config = gpt_config(corpus, project_name="rounded", max_steps=CHECKPOINT_EVERY, wire_dtype="bf16")
     spec = spec_of(tmp_path, config)

@@ -80,6 +80,6 @@ FACTS = {
 
 
 @pytest.mark.parametrize("page", FACTS)
-def test_numbers_are_those_of_the_code(page: str) -> None:
+def test_numbers_match_the_code(page: str) -> None:
     text = " ".join((ROOT / page).read_text().split())
     assert [fact for fact in FACTS[page] if fact not in text] == []

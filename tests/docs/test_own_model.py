@@ -126,7 +126,7 @@ def test_the_example_trains_under_every_strategy(folder: Path, shape: tuple[int,
         assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max(), entry.name
 
 
-def test_the_operation_has_the_gradient_of_its_value(folder: Path, mesh: Mesh):
+def test_the_operation_has_the_right_gradient(folder: Path, mesh: Mesh):
     causal_mix = import_module("mixing").causal_mix
     tokens, width = 32, 40
     random = np.random.default_rng(4)
@@ -159,7 +159,7 @@ def test_the_operation_has_the_gradient_of_its_value(folder: Path, mesh: Mesh):
         assert (gradients[name] * direction).sum() == pytest.approx((above - below) / 2e-6, rel=1e-3), name
 
 
-def test_the_page_s_job_config_is_accepted(folder: Path):
+def test_the_job_config_of_the_page_is_accepted(folder: Path):
     model = yaml.safe_load(blocks("own-model.md", "yaml")[0])
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump({**model, "training_config": {"data_path": "text.txt"}}))

@@ -55,7 +55,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
         if "://" in target:
             continue
@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_are_there(page: str) -> None:
+def test_named_files_exist(page: str) -> None:
     for text in quoted(page):
         if re.fullmatch(rf"({FOLDERS})/[\w./*{{}},-]+", text):
             start, _, rest = text.partition("{")
@@ -76,7 +76,7 @@ def test_files_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page)]])
-def test_commands_are_taken(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands(page):
         with click.Context(tiermesh) as context:
@@ -84,7 +84,7 @@ def test_commands_are_taken(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_in_a_sentence_have_the_flags_that_it_names(page: str) -> None:
+def test_commands_have_the_flags_named_in_their_sentence(page: str) -> None:
     flags = {
         name: {flag for each in command.params for flag in each.opts}
         for name, command in tiermesh.commands.items()
@@ -124,7 +124,7 @@ def figures() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_targets_of_make_and_figures_are_there(page: str) -> None:
+def test_make_targets_and_figures_exist(page: str) -> None:
     text = text_of(page)
     targets = re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE)
     asked = re.findall(r"(?:^    |`)make (?:-C \S+ )?([a-z-]+)", text, re.MULTILINE)
@@ -141,7 +141,7 @@ def test_every_figure_is_in_the_table_of_benchmarks() -> None:
     assert listed == figures()
 
 
-def test_failpoints_are_there() -> None:
+def test_failpoints_exist() -> None:
     (plan,) = re.findall(rf"{failpoints.VARIABLE}=(\S+)", text_of("docs/recovery.md"))
     assert failpoints.parse(plan) == {
         "checkpoint.mid-file": ("kill", 1),
@@ -149,7 +149,7 @@ def test_failpoints_are_there() -> None:
     }
 
 
-def test_threads_are_in_the_table_of_who_touches_what() -> None:
+def test_threads_are_in_the_table() -> None:
     rows = re.findall(r"^\|[^|]+\|([^|]+)\|", text_of("docs/threads.md"), re.MULTILINE)
     listed = {name for row in rows for name in re.findall("`([a-z]+)`", row)}
     sources = [path for role in ("worker", "aggregator", "optimizer") for path in (ROOT / role).rglob("*.py")]

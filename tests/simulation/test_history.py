@@ -25,7 +25,7 @@ def step(generation: int, number: int) -> list[Event]:
     return [*covered, Committed("job", generation, number), Reported("job", generation, number + 1)]
 
 
-def test_a_history_that_goes_back_once_is_right() -> None:
+def test_a_history_with_one_rollback_is_accepted() -> None:
     events = [PLANNED, *step(1, 0), *step(1, 1), *step(2, 1), FaultsEnded(5, 10), *step(2, 2), Ticked(15)]
     assert check(events) == 4
 

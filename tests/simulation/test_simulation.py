@@ -81,7 +81,7 @@ def test_a_failing_seed_prints_the_command_that_replays_it(
     assert seeds.run_seed(seed)[2] == problem, "a seed does the same each time"
 
 
-def test_leases_are_begun_and_dropped_before_all_their_weights_are_there(
+def test_leases_are_begun_and_dropped_before_all_weights_have_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited = []
@@ -123,12 +123,12 @@ def run_takeovers(seed: int) -> None:
     assert cluster.disk.epoch >= TAKEOVERS
 
 
-def test_of_two_aggregators_one_acts() -> None:
+def test_only_one_of_two_aggregators_acts() -> None:
     for seed in range(TAKEOVER_SEEDS):
         run_takeovers(seed)
 
 
-def test_without_the_fence_both_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_aggregators_act_without_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedOptimizer, "fenced", False)
     with pytest.raises(InvalidHistory, match="comes after"):
         for seed in range(TAKEOVER_SEEDS):

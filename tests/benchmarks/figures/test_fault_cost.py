@@ -14,7 +14,7 @@ def test_the_geometric_mean_of_ratios_and_of_their_inverses_agree() -> None:
     assert fault_cost.geometric_mean([0.5, 2.0, 8.0]) == pytest.approx(2.0)
 
 
-def test_the_interval_has_the_true_ratio_about_as_often_as_it_says() -> None:
+def test_the_interval_contains_the_true_ratio_at_its_confidence() -> None:
     draw = random.Random(1)
     samples = [[1.01 * draw.lognormvariate(0.0, 0.02) for _ in range(30)] for _ in range(20)]
     found = [fault_cost.interval([[ratio] for ratio in sample]) for sample in samples]
@@ -22,7 +22,7 @@ def test_the_interval_has_the_true_ratio_about_as_often_as_it_says() -> None:
     assert max(high - low for low, high in found) < 0.02
 
 
-def test_what_all_pairs_of_a_round_share_makes_the_interval_wider() -> None:
+def test_correlation_within_a_round_widens_the_interval() -> None:
     pairs = [0.97, 1.0, 1.03, 0.99, 1.02, 1.04]
     alike = fault_cost.interval([[ratio] * 4 for ratio in pairs])
     apart = fault_cost.interval([pairs[at:] + pairs[:at] for at in range(6)])

@@ -17,7 +17,7 @@ def log(*seconds: float) -> list[Event]:
     )
 
 
-def test_what_is_committed_is_what_was_told_of_last() -> None:
+def test_the_committed_step_is_the_last_reported_one() -> None:
     assert committed([]) == 0
     assert committed(log(1.0, 2.0, 3.0)) == 3
     assert committed([*log(1.0, 2.0, 3.0), Event(4.0, "step", "Step: 1, Loss: 1.0")]) == 1, "it went back"
@@ -37,7 +37,7 @@ def test_the_last_micro_batch_is_counted_whole() -> None:
         lease_seconds([Begun(3, 0, 10.0)])
 
 
-def test_the_cost_is_of_the_step_without_the_detection() -> None:
+def test_the_cost_excludes_the_detection() -> None:
     death = recovery.Death(
         detected_seconds=2.5,
         step_seconds=4.0,

@@ -8,12 +8,12 @@ from benchmarks.figures import soak
 from services.errors import Failed
 
 
-def test_growth_is_the_most_of_each_half() -> None:
+def test_growth_is_the_maximum_of_each_half() -> None:
     samples = {"a": [(0.0, 5), (1.0, 9), (2.0, 7), (4.0, 8)], "b": [(0.0, 1), (3.9, 4)]}
     assert soak.grown(samples) == {"a": (9, 8), "b": (1, 4)}
 
 
-def test_a_role_that_was_away_for_a_half_is_named() -> None:
+def test_a_role_that_is_absent_for_half_of_the_run_is_named() -> None:
     with pytest.raises(Failed, match=r"b: .*second half"):
         soak.grown({"a": [(0.0, 1), (4.0, 1)], "b": [(1.0, 1)]})
 

@@ -19,7 +19,7 @@ PARTS = Parts(
 )
 
 
-def test_a_pass_is_as_late_as_the_parameter_that_holds_it_up_most() -> None:
+def test_a_pass_is_delayed_by_its_latest_parameter() -> None:
     # Weights arrive after 1, 2 and 3 s and are used 0, 1 and 1.5 s into the pass. The third delays it by 1.5 s.
     # Its gradients have left after 1.5 + 6 + 1 s: the last chunk waits only for the pass.
     assert critical_path(PARTS) == CriticalPath(
@@ -37,12 +37,12 @@ def test_gradients_that_are_ready_late_wait_for_the_pass() -> None:
     assert critical_path(last_first).step_seconds == max(1.5 + 6.0, 1.5 + 1.0 + 3)
 
 
-def test_without_a_link_a_step_is_its_pass() -> None:
+def test_a_step_without_transfers_takes_as_long_as_its_pass() -> None:
     free = critical_path(replace(PARTS, link_seconds=0.0))
     assert free == CriticalPath(weights_end=0.0, pass_delay=0.0, pass_end=6.0, step_seconds=6.0)
 
 
-def test_without_a_pass_a_step_is_its_transfers() -> None:
+def test_a_step_without_a_pass_takes_as_long_as_its_transfers() -> None:
     idle = replace(
         PARTS, pass_seconds=0.0, uses=tuple((stop, 0.0) for stop, _ in PARTS.uses), ready=((0, 0.0),)
     )

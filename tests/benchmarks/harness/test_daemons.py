@@ -46,7 +46,7 @@ def daemons(tmp_path: Path) -> Iterator[Processes]:
         kill_all(processes.processes.values())
 
 
-def test_what_is_there_is_returned(daemons: Processes) -> None:
+def test_a_wait_returns_what_it_finds(daemons: Processes) -> None:
     looks = iter([None, None, "found"])
     assert daemons.until(lambda: next(looks), "it", LONG_SECONDS) == "found"
 
@@ -56,7 +56,7 @@ def test_a_wait_has_a_limit(daemons: Processes) -> None:
         daemons.until(lambda: None, "it", 0.05)
 
 
-def test_a_daemon_that_ends_ends_each_wait(daemons: Processes, tmp_path: Path) -> None:
+def test_each_wait_fails_when_a_daemon_ends(daemons: Processes, tmp_path: Path) -> None:
     daemons.end("b")
     with pytest.raises(Failed, match=r"b ended during the wait for it; see .*b\.log"):
         daemons.until(lambda: None, "it", LONG_SECONDS)
@@ -66,7 +66,7 @@ def test_a_daemon_that_ends_ends_each_wait(daemons: Processes, tmp_path: Path) -
         daemons.until_moment(time.time() + LONG_SECONDS, "noon")
 
 
-def test_what_a_daemon_left_as_it_ended_is_found(daemons: Processes) -> None:
+def test_the_last_result_of_an_ended_daemon_is_found(daemons: Processes) -> None:
     def look() -> str | None:
         daemons.end("a")
         return "found" if daemons.processes["a"].process.poll() is not None else None
@@ -74,7 +74,7 @@ def test_what_a_daemon_left_as_it_ended_is_found(daemons: Processes) -> None:
     assert daemons.until(look, "it", LONG_SECONDS) == "found"
 
 
-def test_one_that_was_killed_is_not_missed(daemons: Processes) -> None:
+def test_a_daemon_that_the_benchmark_killed_is_ignored(daemons: Processes) -> None:
     daemons.kill("a")
     began = time.time()
     daemons.until_moment(began + 0.05, "a moment")

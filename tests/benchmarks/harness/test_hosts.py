@@ -32,12 +32,12 @@ def namespaces() -> str:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
 
 
-def test_tcp_is_that_of_linux_whatever_this_machine_has(network: Hosts) -> None:
+def test_tcp_has_the_defaults_of_linux_on_any_machine(network: Hosts) -> None:
     shown = network.by_name["a"].command(["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])
     assert subprocess.run(shown, capture_output=True, text=True, check=True).stdout == "cubic\n"
 
 
-def test_a_command_runs_where_its_host_is() -> None:
+def test_a_command_runs_on_its_host() -> None:
     assert LOOPBACK.command(PROGRAM) == list(PROGRAM)
     assert LOOPBACK.flags == ()
     host = Host("10.0.0.1", first_process=7)
@@ -46,20 +46,20 @@ def test_a_command_runs_where_its_host_is() -> None:
     assert host.flags == ("--insecure",)
 
 
-def test_a_process_is_known_by_its_start() -> None:
+def test_an_ended_process_has_no_start_time() -> None:
     assert started_ticks(os.getpid()) > 0
     child = subprocess.Popen(["true"])
     child.wait()
     assert started_ticks(child.pid) == 0
 
 
-def test_without_root_it_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_skipped_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Skipped, match="need root"), Hosts(["a"], hosts.GIGABIT):
         pass
 
 
-def test_without_its_tools_it_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_skipped_without_their_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
     with pytest.raises(Skipped, match="no tc on the PATH"), Hosts(["a"], hosts.GIGABIT):
@@ -81,7 +81,7 @@ def cat_on(host: Host) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def test_hosts_have_links_to_each_other_and_processes_of_their_own(network: Hosts) -> None:
+def test_hosts_have_links_and_separate_processes(network: Hosts) -> None:
     first, second = network.by_name.values()
     assert "dev eth0" in output_of(first, "ip", "route", "get", second.address)
     with cat_on(second) as process:
@@ -93,14 +93,14 @@ def test_hosts_have_links_to_each_other_and_processes_of_their_own(network: Host
         assert process.wait() != 0
 
 
-def test_links_can_be_shaped_anew(network: Hosts) -> None:
+def test_links_can_be_reshaped(network: Hosts) -> None:
     first, _ = network.by_name.values()
     assert network.dropped_packets() == 0
     network.shape(1e8)
     assert "rate 100Mbit" in output_of(first, "tc", "qdisc", "show", "dev", "eth0")
 
 
-def test_hosts_leave_nothing(network: Hosts) -> None:
+def test_closed_hosts_leave_nothing_behind(network: Hosts) -> None:
     first, _ = network.by_name.values()
     assert f"-{os.getpid()}-" in namespaces()
     with cat_on(first) as process:
@@ -110,7 +110,7 @@ def test_hosts_leave_nothing(network: Hosts) -> None:
     assert not Path(f"/proc/{first.first_process}").exists()
 
 
-def test_what_a_killed_run_has_left_is_removed(network: Hosts) -> None:
+def test_leftovers_of_a_killed_run_are_removed(network: Hosts) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     left = f"tiermesh-bench-{child.pid}-1-worker"

@@ -13,7 +13,7 @@ NET_DEV = """Inter-|   Receive                           |  Transmit
 """
 
 
-def test_counters_are_without_headers() -> None:
+def test_counters_exclude_headers() -> None:
     counters = parse(1.5, NET_DEV, "eth0")
     assert (counters.seconds, counters.received, counters.sent) == (
         1.5,
@@ -22,12 +22,12 @@ def test_counters_are_without_headers() -> None:
     )
 
 
-def test_a_device_that_is_not_there_is_told_of() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(ValueError, match="no device 'eth1'"):
         parse(0.0, NET_DEV, "eth1")
 
 
-def test_a_phase_leaves_out_what_is_before_its_first_bytes_and_after_its_last() -> None:
+def test_a_phase_lasts_from_its_first_payload_to_its_last() -> None:
     base, size = 5_000, 10 * FIRST_BYTES
     moments = [
         (0.0, base),
@@ -41,6 +41,6 @@ def test_a_phase_leaves_out_what_is_before_its_first_bytes_and_after_its_last() 
     assert phase_of(moments, size).seconds == 3.0
 
 
-def test_a_phase_that_does_not_end_is_told_of() -> None:
+def test_a_phase_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="fewer than 100 bytes"):
         phase_of([(0.0, 0), (1.0, 99)], 100)

@@ -50,7 +50,7 @@ def gate(tmp_path: Path) -> Iterator[StepController]:
         yield opened
 
 
-def test_the_first_step_may_be_one_worker_s_alone(gate: StepController, tmp_path: Path) -> None:
+def test_the_first_step_may_have_a_single_worker(gate: StepController, tmp_path: Path) -> None:
     first = Worker(tmp_path / "gate", [{"step": 0, "ends": []}, {"step": 2, "ends": [1.0, 2.0, 3.0]}])
     second = Worker(tmp_path / "gate", [{"step": 1, "ends": []}, {"step": 2, "ends": [3.0]}])
     gate.warm_up(2)
@@ -61,9 +61,7 @@ def test_the_first_step_may_be_one_worker_s_alone(gate: StepController, tmp_path
         assert worker.orders == [{"until": 2}]
 
 
-def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
-    gate: StepController, tmp_path: Path
-) -> None:
+def test_a_step_ends_with_its_last_worker(gate: StepController, tmp_path: Path) -> None:
     answers = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0, 8.0], [2.0, 5.0, 7.0])
     ]
@@ -76,7 +74,7 @@ def test_a_step_is_from_the_last_worker_s_end_to_the_last_worker_s_end(
         assert worker.orders == [{"until": 4}]
 
 
-def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, tmp_path: Path) -> None:
+def test_a_worker_that_computed_too_much_is_reported(gate: StepController, tmp_path: Path) -> None:
     answers = [
         [{"step": 1, "ends": []}, {"step": 4, "ends": ends}] for ends in ([1.0, 4.0], [2.0, 3.0, 5.0, 7.0])
     ]
@@ -89,7 +87,7 @@ def test_a_worker_that_computed_another_s_part_is_told_of(gate: StepController, 
         worker.join()
 
 
-def test_lone_passes_are_those_of_every_worker(gate: StepController, tmp_path: Path) -> None:
+def test_lone_passes_are_measured_on_every_worker(gate: StepController, tmp_path: Path) -> None:
     answers = [{"step": 1, "ends": []}, {"step": 1, "ends": [], "passes": [PASS]}]
     workers = [Worker(tmp_path / "gate", answers) for _ in range(2)]
     gate.warm_up(1)
@@ -101,6 +99,6 @@ def test_lone_passes_are_those_of_every_worker(gate: StepController, tmp_path: P
         assert worker.orders == [{"passes": 1}]
 
 
-def test_the_median_pass_is_one_moment_by_moment() -> None:
+def test_the_median_pass_has_the_median_of_each_moment() -> None:
     passes = [ComputePass(seconds, ((4, seconds / 4),), ((0, seconds),)) for seconds in (4.0, 1.0, 2.0)]
     assert median_pass(passes) == ComputePass(2.0, ((4, 0.5),), ((0, 2.0),))

@@ -27,7 +27,7 @@ def write(path: Path, text: str) -> Path:
      "${TT_METAL_HOME}/tt-train/configs/model_configs/tiny.yaml",
      "$TT_METAL_RUNTIME_ROOT/tt-train/configs/model_configs/tiny.yaml"],
 )  # fmt: skip
-def test_model_files_of_tt_train_s_tree(
+def test_model_files_are_found_in_tt_train(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     write(tmp_path / "metal/tt-train/configs/model_configs/tiny.yaml", MODEL)
@@ -36,7 +36,7 @@ def test_model_files_of_tt_train_s_tree(
 
 
 @pytest.mark.parametrize("named", ["tiny.yaml", "model_configs/tiny.yaml", "configs/model_configs/tiny.yaml"])
-def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str) -> None:
+def test_model_files_are_found_in_the_tree_of_the_job(tmp_path: Path, named: str) -> None:
     """Load a copy of tt-train's configs/ in any folder, without environment variables."""
     write(tmp_path / "copy/configs/model_configs/tiny.yaml", MODEL)
     write(tmp_path / "copy/data/corpus.txt", "abc " * 1000)
@@ -45,7 +45,7 @@ def test_model_files_of_the_tree_that_the_job_lies_in(tmp_path: Path, named: str
     assert load_job(path)[0].model.embedding_dim == 8
 
 
-def test_shipped_model_files_stand_in_for_tt_train_s(load: Load) -> None:
+def test_shipped_model_files_replace_those_of_tt_train(load: Load) -> None:
     """Load a job of tt-train without tt-metal on the machine."""
     for named in (
         "model_configs/nanogpt_char.yaml",
@@ -94,9 +94,7 @@ def test_impossible_paths_are_refused(refused: Refuse, named: str) -> None:
     assert "training_config.model_config: no file" in refused(training_config={"model_config": named})
 
 
-def test_data_is_looked_for_in_tiermesh_data(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_is_found_in_tiermesh_data(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "lake/poems.txt", "abc " * 1000)
     monkeypatch.setenv("TIERMESH_DATA", str(tmp_path / "lake"))
     job, _ = load(training_config={"data_path": "data/poems.txt"})
@@ -121,7 +119,7 @@ def test_multihost_config_may_be_inline_or_a_path_and_nested_or_not(
     assert load(**sections)[0].num_workers == 3
 
 
-def test_the_job_s_multihost_config_has_precedence(load: Load, folder: Path) -> None:
+def test_the_multihost_config_of_the_job_has_precedence(load: Load, folder: Path) -> None:
     write(folder / "tiny.yaml", MODEL + "multihost_config: {enabled: true, num_workers: 2}\n")
     training = {"model_config": "tiny.yaml"}
     assert load(training_config=training)[0].num_workers == 2

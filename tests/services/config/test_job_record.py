@@ -45,7 +45,7 @@ def test_json_round_trip(job: JobConfig) -> None:
     assert JobConfig.from_json(job.to_json().encode()) == job
 
 
-def test_equal_jobs_give_equal_text_whatever_the_order_of_keys() -> None:
+def test_equal_jobs_give_equal_text_for_any_order_of_keys() -> None:
     shuffled = json.dumps(dict(reversed(json.loads(JOB.to_json()).items())), indent=2)
     assert JobConfig.from_json(shuffled).to_json() == JOB.to_json()
 

@@ -16,7 +16,7 @@ Load = Callable[..., Any]
 Refuse = Callable[..., str]
 
 
-def test_a_llama_has_tt_train_s_keys(load: Load) -> None:
+def test_llama_keys_match_tt_train(load: Load) -> None:
     job, notices = load(
         transformer_config={
             "model_type": "llama", "num_heads": 8, "num_groups": 2, "embedding_dim": 512, "intermediate_dim": 1536,
@@ -35,7 +35,7 @@ def test_a_llama_has_tt_train_s_keys(load: Load) -> None:
     )  # fmt: skip
 
 
-def test_a_llama_s_defaults_are_tt_train_s(load: Load) -> None:
+def test_llama_defaults_match_tt_train(load: Load) -> None:
     model = load(transformer_config={"model_type": "llama"})[0].model
     assert model == LlamaConfig()
     assert (model.num_heads, model.num_groups, model.embedding_dim, model.theta) == (6, 3, 384, 10000.0)
@@ -73,7 +73,7 @@ def test_a_gpt2_can_be_memory_efficient(load: Load) -> None:
     )
 
 
-def test_an_mlp_has_tt_train_s_keys(load: Load) -> None:
+def test_mlp_keys_match_tt_train(load: Load) -> None:
     job, _ = load(
         training_config={"model_type": "mlp"},
         mlp_config={

@@ -102,7 +102,7 @@ def test_another_tokenizer_may_be_named(llama: Path, load: Load, folder: Path) -
     assert data.tokenizer_path == str(folder / "own.json")
 
 
-def test_a_gpt2_checkpoint_has_hugging_face_s_defaults(make: Make, load: Load) -> None:
+def test_gpt2_checkpoint_defaults_match_hugging_face(make: Make, load: Load) -> None:
     make(GPT2, GPT2_MODEL)
     assert load(transformer_config={"model_path": "stored"})[0].model == GPT2_MODEL
 
@@ -268,7 +268,7 @@ def test_a_file_cut_short_is_refused(llama: Path, refused: Refuse) -> None:
 @pytest.mark.parametrize(
     "weight_map", [{"a": "../model.safetensors"}, {"a": 3}, [], {"a": ".hidden"}, {"a": "gone.safetensors"}]
 )
-def test_an_index_names_files_beside_it(llama: Path, refused: Refuse, weight_map: Any) -> None:
+def test_an_index_names_files_in_its_folder(llama: Path, refused: Refuse, weight_map: Any) -> None:
     (llama / "model.safetensors").unlink()
     (llama / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     line = refused(transformer_config={"model_path": "stored"})

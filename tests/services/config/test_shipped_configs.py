@@ -53,7 +53,7 @@ def test_model_configs_can_be_included_by_any_job(path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("shakespeare")
-def test_the_nanogpt_setting_is_nanogpt_s() -> None:
+def test_the_nanogpt_config_matches_nanogpt() -> None:
     job, _ = load_job(CONFIGS / "training_configs" / "nanogpt_shakespeare_char_cpu.yaml")
     model, optimizer, schedule = job.model, job.optimizer, job.schedule
     assert (model.num_blocks, model.num_heads, model.embedding_dim, model.max_sequence_length) == (
@@ -76,7 +76,7 @@ def test_the_nanogpt_setting_is_nanogpt_s() -> None:
 
 
 @pytest.mark.usefixtures("shakespeare")
-def test_a_short_trial_of_it_follows_the_same_learning_rates() -> None:
+def test_the_short_nanogpt_config_has_the_same_learning_rates() -> None:
     path = CONFIGS / "training_configs" / "nanogpt_shakespeare_char_cpu.yaml"
     assert load_job(path, ["max_steps=50"])[0].schedule == load_job(path)[0].schedule
 

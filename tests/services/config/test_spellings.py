@@ -16,7 +16,7 @@ from services.config.models import GPT2Config, LinearRegressionConfig
 from services.protocol.plan import WireTypes
 
 
-def test_defaults_are_those_of_tt_train(load: Callable) -> None:
+def test_defaults_match_tt_train(load: Callable) -> None:
     job, notices = load()
     assert notices == []
     assert (job.name, job.seed, job.steps, job.batch_size) == ("tt_train_nano_gpt", 5489, 1000, 4)
@@ -31,7 +31,7 @@ def test_defaults_are_those_of_tt_train(load: Callable) -> None:
 
 
 @pytest.mark.parametrize(("long", "short"), [("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")])
-def test_wire_types_have_two_spellings_and_one_may_stand_for_both_directions(
+def test_wire_types_have_two_spellings_and_one_may_set_both_directions(
     load: Callable, long: str, short: str
 ) -> None:
     both = WireConfig(gradients=long, weights=long)
@@ -57,7 +57,7 @@ def test_old_and_new_spelling_of_the_optimizer_give_the_same_job(load: Callable)
     assert old.optimizer.lr == 0.02
 
 
-def test_an_optimizer_block_has_defaults_of_its_own(load: Callable) -> None:
+def test_the_optimizer_block_has_separate_defaults(load: Callable) -> None:
     assert load(training_config={"optimizer": {}})[0].optimizer.lr == 1e-3
     sgd = load(training_config={"optimizer": {"type": "SGD", "momentum": 0.9, "nesterov": True}})[0].optimizer
     assert (sgd.type, sgd.lr, sgd.weight_decay, sgd.momentum, sgd.nesterov) == ("sgd", 1e-3, 0.0, 0.9, True)
@@ -145,7 +145,7 @@ def test_linear_regression_has_no_corpus(load: Callable) -> None:
     assert job.model == LinearRegressionConfig(num_features=5)
 
 
-def test_the_job_has_the_corpus_s_absolute_path_and_sha256(load: Callable, folder: Path) -> None:
+def test_the_job_has_absolute_path_and_sha256_of_the_corpus(load: Callable, folder: Path) -> None:
     data = load()[0].data
     assert data.path == str(folder / "corpus.txt")
     assert data.sha256 == hashlib.sha256((folder / "corpus.txt").read_bytes()).hexdigest()

@@ -27,7 +27,7 @@ def test_line_names_a_few_micro_batches_and_counts_the_others() -> None:
     assert "3 more" in text
 
 
-def test_overflow_of_a_sum_is_told_apart_from_that_of_float16() -> None:
+def test_overflows_of_a_sum_and_of_float16_are_distinguished() -> None:
     assert describe_non_finite([], FLOAT32) == describe_non_finite([], BFLOAT16)
     assert "sum overflowed" in describe_non_finite([], FLOAT32)
     assert "65504" in describe_non_finite([], FLOAT16)

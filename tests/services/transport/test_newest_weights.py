@@ -125,7 +125,7 @@ def test_chunks_of_two_versions_go_in_two_messages() -> None:
     assert [chunk.intact for chunk in old] == [False, True, True], "the first was overwritten"
 
 
-def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
+def test_received_chunks_are_kept_unchanged_and_shared() -> None:
     source = NewestWeights()
     remote = Peer(source, on_host=False)
     put(source, 3, 1)
@@ -139,7 +139,7 @@ def test_what_another_role_sent_is_kept_as_it_came_and_shared() -> None:
     assert other.messages[0] is message
 
 
-def test_a_shard_s_array_has_room_for_its_stripe_only() -> None:
+def test_the_array_of_a_shard_has_places_of_its_stripe_only() -> None:
     stripe = Stripe(1, 2)
     newest = NewestWeights(stripe)
     local = Peer(newest, on_host=True)
@@ -151,7 +151,7 @@ def test_a_shard_s_array_has_room_for_its_stripe_only() -> None:
     assert not NewestWeights().is_last(1, ELEMENTS)
 
 
-def test_which_version_is_here() -> None:
+def test_has_version_compares_all_fields() -> None:
     newest = NewestWeights()
     put(newest, 3, 1)
     header = version(3)
@@ -166,7 +166,7 @@ def test_which_version_is_here() -> None:
     assert not newest.has_version(header)
 
 
-def test_a_message_is_let_go_of_once_it_is_sent_on() -> None:
+def test_a_dropped_message_is_not_sent() -> None:
     newest = NewestWeights()
     remote = Peer(newest, on_host=False)
     put(newest, 3, 0)
@@ -174,7 +174,7 @@ def test_a_message_is_let_go_of_once_it_is_sent_on() -> None:
     assert remote.receive(0) == []
 
 
-def test_what_float16_cannot_hold_is_the_jobs_failure() -> None:
+def test_weights_beyond_float16_fail_the_job() -> None:
     newest = NewestWeights()
     with pytest.raises(Failed, match="weights: chunk 0: 1 of 5 elements are infinite in float16"):
         newest.put(version(1, FLOAT16), 0, np.array([1, 2, 70000, 4, 5], np.float32), 5)

@@ -58,7 +58,7 @@ def test_mutual_tls_accepts_only_peers_of_the_authority(files: Path) -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_without_an_authority_the_server_accepts_any_client(files: Path) -> None:
+def test_a_server_without_an_authority_accepts_any_client(files: Path) -> None:
     server = Security(cert=files / "ours-role.pem", key=files / "ours-role.key")
     client = Security(ca=files / "ours.pem")
     assert asyncio.run(check_health(server, client)) == health_pb2.HealthCheckResponse.SERVING

@@ -229,7 +229,7 @@ def test_sharing_can_be_switched_off(links: list[TensorLink], switched_off: str)
 
 
 @pytest.mark.parametrize("answer", [(), ((SHARED_MEMORY_KEY, "no"),), (("another-key", "x"),)])
-def test_without_the_server_s_consent_nothing_is_shared(links: list[TensorLink], answer: Metadata) -> None:
+def test_nothing_is_shared_without_consent_of_the_server(links: list[TensorLink], answer: Metadata) -> None:
     caller = offered(links)
     confirm(caller, answer)
     assert not caller.shares

@@ -65,9 +65,7 @@ class Over(Exception):
 class RpcProxy:
     """Proxy for `target`, with the interface of a `Relay`."""
 
-    _loop: asyncio.AbstractEventLoop | None = (
-        None  # shared by all proxies, because grpc.aio needs a single loop
-    )
+    _loop: asyncio.AbstractEventLoop | None = None  # one for all proxies, as grpc.aio needs
 
     def __init__(self, target: ProxyTarget) -> None:
         self.host = f"127.0.0.{2 + next(_numbers) % (LOOPBACK_HOSTS - 1)}"
@@ -75,9 +73,7 @@ class RpcProxy:
         self.struck = threading.Event()
         self._fault: Fault | None = None
         self._refusing = ""  # method whose next call is refused
-        self._calls: list[
-            tuple[str, asyncio.Future[None]]
-        ] = []  # method of each call, and the future that breaks it
+        self._calls: list[tuple[str, asyncio.Future[None]]] = []  # method, and future that breaks the call
         self.port = self._do(self._start(target.address))
 
     @classmethod

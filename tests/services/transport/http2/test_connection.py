@@ -72,7 +72,7 @@ async def _received(peer: RawPeer, wanted_bytes: int, largest: int) -> int:
     return came
 
 
-def test_a_peer_s_windows_and_frame_size_are_respected() -> None:
+def test_windows_and_frame_size_of_the_peer_are_respected() -> None:
     async def run() -> None:
         content = bytes(range(256)) * 1000
         sent = asyncio.Event()

@@ -31,7 +31,7 @@ def test_blocks_are_read_with_and_without_huffman_and_from_the_table(huffman: bo
         assert codec.decode(encoder.encode(headers, huffman)) == headers
 
 
-def test_the_peer_s_table_size_is_respected() -> None:
+def test_the_table_size_of_the_peer_is_respected() -> None:
     ours, theirs = HeaderCodec(), HeaderCodec()
     for size in (4096, 0, 1 << 30):
         ours.limit_table(size)
