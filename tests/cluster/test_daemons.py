@@ -41,7 +41,9 @@ def test_a_port_in_use(tmp_path: Path, role: str, option: str) -> None:
         done = tiermesh(role, option, taken, *listen, *state)
         assert done.returncode == 2
         assert f"address {taken}: address already in use; choose another" in last_line(done.stderr)
-        assert not (tmp_path / "state" / "queue.sqlite").exists(), "what can't serve leaves the state alone"
+        assert not (tmp_path / "state" / "queue.sqlite").exists(), (
+            "a refused aggregator leaves the state alone"
+        )
 
 
 @pytest.mark.parametrize("role", ["aggregator", "optimizer"])

@@ -87,4 +87,4 @@ def test_a_worker_cut_off_while_its_lease_waits(cluster: Cluster, gpt_spec: str,
         job, slow, _ = waiting_for_weights(cluster, gpt_spec)
         slow.cut()
         slow.open_gate()
-        assert bits(cluster.finish(job)) == undisturbed, "it alone had weights"
+        assert bits(cluster.finish(job)) == undisturbed, "only this worker had weights"

@@ -48,7 +48,7 @@ def run_with(cluster: Cluster, workers: int, spec: str, seed: int, steps: int = 
     shares = [worker.metric(MICRO_BATCHES_METRIC, job=job) for worker in started]
     assert all(shares), f"a worker computed nothing: {shares}"
     assert sum(shares) == steps * MICRO_BATCHES, "no process died, so every micro-batch was computed once"
-    assert workers == 1 or MICRO_BATCHES % workers, "so that no step's leases can be even"
+    assert workers == 1 or MICRO_BATCHES % workers, "the leases of a step must be uneven"
     for worker in started:
         worker.process.terminate()
     assert [worker.ended() for worker in started] == [0] * workers

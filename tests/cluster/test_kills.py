@@ -99,7 +99,7 @@ def test_the_optimizer_killed_goes_back_to_its_checkpoint(
         reported = reported_steps(cluster, job)
         (back,) = [at for at in range(1, len(reported)) if reported[at] <= reported[at - 1]]
         assert reported[back - 1] >= CHECKPOINT_EVERY + 2
-        assert reported[back] % CHECKPOINT_EVERY == 1, "it goes on after a checkpoint"
+        assert reported[back] % CHECKPOINT_EVERY == 1, "it continues after a checkpoint"
         cluster.aggregator.wait_log("the optimizer went back to step")
 
 

@@ -62,7 +62,7 @@ def test_the_step_is_skipped_and_the_micro_batch_named(
         same_bits = wire == "float32" or workers == 1  # Rounding depends on who computed which node.
         for name, values in before.items() if same_bits else ():
             np.testing.assert_array_equal(after[name], values, "that step changed nothing")
-            assert (last[name] != values).any(), "the next ones did"
+            assert (last[name] != values).any(), "the next steps change the weights"
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
@@ -72,6 +72,6 @@ def test_the_job_fails_and_the_micro_batch_is_named(tmp_path: Path, tiers: int) 
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED
         assert re.search(rf": step {FAULTY_STEP + 1}: {NAMED}", ended.detail), ended.detail
-        assert ended.step == FAULTY_STEP, "what was before it is kept"
+        assert ended.step == FAULTY_STEP, "earlier steps are kept"
         after = cluster.submit(spec_of(tmp_path, config(project_name="after", max_steps=2)))
-        assert cluster.finish(after).step == 2, "the cluster goes on to the next job"
+        assert cluster.finish(after).step == 2, "the cluster runs the next job"

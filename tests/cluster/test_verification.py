@@ -124,7 +124,7 @@ def test_a_single_inconsistent_worker_fails_the_job_before_a_commit(tmp_path: Pa
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED
         assert "no worker can run it; fickle: faulty: step " in ended.detail
-        assert ended.step == FIRST_LIE, "what was before its first lie is kept"
+        assert ended.step == FIRST_LIE, "steps before the first lie are kept"
 
 
 @pytest.mark.long

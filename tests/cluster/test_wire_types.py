@@ -99,7 +99,7 @@ def test_gradients_too_large_for_float16_skip_the_step(tmp_path: Path) -> None:
         assert skipped and all("float16, whose largest value is 65504" in line for line in skipped)
         log = cluster.workers[0].log_text()
         assert "elements are infinite in float16, whose largest value is 65504 (GRADIENT of job" in log
-        assert ended.loss < float("inf"), "the weights stay what they were"
+        assert ended.loss < float("inf"), "the weights must not change"
 
 
 def test_weights_too_large_for_float16_fail_the_job(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def takes_chunks_of_void_leases(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunningJob, "chunk_arrived", chunk_arrived)
 
 
-def ignores_what_the_optimizer_lost(patch: pytest.MonkeyPatch) -> None:
+def ignores_lost_optimizer_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepSum, "reopen", lambda self, chunks: [])
 
 
@@ -67,7 +67,7 @@ def drops_a_commit_while_evaluating(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobReport, "evaluated_step", property(lambda self: getattr(self, "known", None)))
 
 
-def sends_weights_before_they_are_there(patch: pytest.MonkeyPatch) -> None:
+def sends_weights_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
     def add(self: WeightStore, chunk: int) -> bool:
         self.prefix = max(self.prefix, chunk + 1 if chunk % 2 else 0)
         return True
@@ -108,7 +108,7 @@ def keeps_the_generation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerCore, "handle", kept)
 
 
-def tells_of_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
+def reports_checkpoints_too_early(patch: pytest.MonkeyPatch) -> None:
     handle = OptimizerCore.handle
 
     def early(self: OptimizerCore, event: Any) -> list[Any]:
@@ -153,7 +153,7 @@ def takes_older_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_receive_weights", taken)
 
 
-def says_it_holds_what_it_is_loading(patch: pytest.MonkeyPatch) -> None:
+def reports_weights_that_are_still_loading(patch: pytest.MonkeyPatch) -> None:
     receive = WorkerCore._receive_weights
 
     def early(self: WorkerCore, header: Any) -> None:
@@ -177,7 +177,7 @@ def begins_leases_before_their_weights(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_accept_lease", begun)
 
 
-def forgets_leases_that_come_before_their_weights(patch: pytest.MonkeyPatch) -> None:
+def forgets_leases_without_weights(patch: pytest.MonkeyPatch) -> None:
     leased = WorkerCore._accept_lease
 
     def received(self: WorkerCore, lease: pb.Lease) -> None:
@@ -187,7 +187,7 @@ def forgets_leases_that_come_before_their_weights(patch: pytest.MonkeyPatch) -> 
     patch.setattr(WorkerCore, "_accept_lease", received)
 
 
-def sends_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
+def sends_sums_before_they_are_computed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SendWindows, "may_send", lambda self, held, chunk, chunks: held.ready_from < chunks)
 
 
@@ -238,7 +238,7 @@ def keeps_leases_that_failed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunningJob, "failed", lambda self, member, failure, now: None)
 
 
-def skips_a_step_that_is_to_stop_the_job(patch: pytest.MonkeyPatch) -> None:
+def skips_a_step_that_must_stop_the_job(patch: pytest.MonkeyPatch) -> None:
     commit = OptimizerCore._commit
 
     def skipped(self: OptimizerCore, event: Any) -> None:
@@ -249,20 +249,20 @@ def skips_a_step_that_is_to_stop_the_job(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerCore, "_commit", skipped)
 
 
-def does_not_say_whose_gradient_was_not_finite(patch: pytest.MonkeyPatch) -> None:
+def hides_the_non_finite_micro_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepSum, "blame", lambda self, assignment, worker, found: None)
 
 
-def commits_before_all_is_checked(patch: pytest.MonkeyPatch) -> None:
+def commits_before_all_checks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepSum, "verified", property(lambda self: True))
 
 
-def keeps_what_a_liar_summed(patch: pytest.MonkeyPatch) -> None:
+def keeps_sums_of_liars(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Exclusions, "is_void", lambda self, version: False)
     patch.setattr(RunningJob, "_start_over", lambda self, version: self._next_phase(0.0))
 
 
-def takes_two_lies_for_the_truth(patch: pytest.MonkeyPatch) -> None:
+def trusts_two_lies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Check,
         "add",
@@ -274,33 +274,33 @@ MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
     counts_duplicates,
     forgets_orphans,
     takes_chunks_of_void_leases,
-    ignores_what_the_optimizer_lost,
+    ignores_lost_optimizer_state,
     drops_a_commit_while_evaluating,
-    sends_weights_before_they_are_there,
+    sends_weights_before_they_arrive,
     stages_stale_chunks,
     commits_twice,
     keeps_the_generation,
-    tells_of_checkpoints_too_early,
+    reports_checkpoints_too_early,
     streams_weights_to_every_peer,
     keeps_leases_when_weights_change,
     takes_older_weights,
-    says_it_holds_what_it_is_loading,
+    reports_weights_that_are_still_loading,
     begins_leases_before_their_weights,
-    forgets_leases_that_come_before_their_weights,
-    sends_before_it_is_computed,
+    forgets_leases_without_weights,
+    sends_sums_before_they_are_computed,
     never_notices_silence,
     leaves_leases_with_silent_workers,
     reports_a_step_twice,
     forgets_its_epoch,
     grants_work_below_the_quorum,
     keeps_leases_that_failed,
-    does_not_say_whose_gradient_was_not_finite,
+    hides_the_non_finite_micro_batch,
 ]
 
 LIE_MUTATIONS: list[Callable[[pytest.MonkeyPatch], None]] = [
-    commits_before_all_is_checked,
-    keeps_what_a_liar_summed,
-    takes_two_lies_for_the_truth,
+    commits_before_all_checks,
+    keeps_sums_of_liars,
+    trusts_two_lies,
 ]
 
 FAULTS_THAT_SHOW: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from tests.simulation.mutations import (
     FAULTS_THAT_SHOW,
     LIE_MUTATIONS,
     MUTATIONS,
-    skips_a_step_that_is_to_stop_the_job,
+    skips_a_step_that_must_stop_the_job,
 )
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
@@ -52,8 +52,8 @@ def test_a_mutation_of_a_core_fails_a_seed(
     pytest.fail(f"{mutation.__name__} passes {MUTATION_SEEDS} seeds")
 
 
-def test_a_step_that_is_to_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    skips_a_step_that_is_to_stop_the_job(monkeypatch)
+def test_a_step_that_must_stop_a_job_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    skips_a_step_that_must_stop_the_job(monkeypatch)
     worlds = (
         cluster
         for cluster in map(SimulatedCluster, count())

@@ -52,17 +52,17 @@ def test_a_wait_returns_what_it_finds(daemons: Processes) -> None:
 
 
 def test_a_wait_has_a_limit(daemons: Processes) -> None:
-    with pytest.raises(Failed, match=r"waited 0\.05 s for it; see .*none"):
+    with pytest.raises(Failed, match=r"0\.05 s.* it\b.*none"):
         daemons.until(lambda: None, "it", 0.05)
 
 
 def test_each_wait_fails_when_a_daemon_ends(daemons: Processes, tmp_path: Path) -> None:
     daemons.end("b")
-    with pytest.raises(Failed, match=r"b ended during the wait for it; see .*b\.log"):
+    with pytest.raises(Failed, match=r"^b ended.* it\b.*b\.log"):
         daemons.until(lambda: None, "it", LONG_SECONDS)
-    with pytest.raises(Failed, match=r"b ended during the wait for .*gone of a"):
+    with pytest.raises(Failed, match=r"^b ended.*gone of a"):
         daemons.wait_written("a", tmp_path / "gone", LONG_SECONDS)
-    with pytest.raises(Failed, match="b ended during the wait for noon"):
+    with pytest.raises(Failed, match=r"^b ended.*noon"):
         daemons.until_moment(time.time() + LONG_SECONDS, "noon")
 
 

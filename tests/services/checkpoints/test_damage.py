@@ -128,19 +128,19 @@ def test_missing_folder_and_folder_without_state_are_refused(tmp_path: Path) -> 
     [
         (
             lambda state: state["layout"][0].update(shape=[4, 8]),
-            r"a is float32 \[4, 8\], expected float32 \[8, 4\]",
+            r"a .*\[4, 8\].*\[8, 4\]",
         ),
         (lambda state: state["layout"][1].update(export_name="c"), "b is not expected"),
         (lambda state: state["layout"].pop(), "b is not expected"),
-        (lambda state: state["layout"][1].update(offset=31), "layout entry b: offset 31, expected 32"),
+        (lambda state: state["layout"][1].update(offset=31), "entry b: offset 31.* 32"),
         (lambda state: state["layout"][1].pop("name"), r"state\.json is damaged"),
         (lambda state: state["layout"][1].pop("shape"), r"state\.json is damaged"),
-        (lambda state: state["files"].pop("model.safetensors"), r"does not name model\.safetensors"),
+        (lambda state: state["files"].pop("model.safetensors"), r"model\.safetensors"),
         (
             lambda state: state["files"].update({"../x": state["files"]["config.json"]}),
             "checkpoint file '../x'",
         ),
-        (lambda state: state.update(format=2), "format 2, expected 1"),
+        (lambda state: state.update(format=2), "format 2.* 1"),
         (lambda state: state.update(step="5"), r"state\.json is damaged"),
     ],
 )

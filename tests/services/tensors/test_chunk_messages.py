@@ -189,11 +189,11 @@ def test_pack_takes_a_strided_view() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("index", 2, "chunk 2: no such index, the layout has 2 chunks"),
-        ("offset", 0, f"chunk 1: offset 0, expected {CHUNK_ELEMENTS}"),
-        ("elements", 99, "chunk 1: 99 elements, expected 100"),
-        ("dtype", BFLOAT16, "chunk 1: dtype BFLOAT16, expected FLOAT32"),
-        ("dtype", 9, "chunk 1: dtype 9, expected FLOAT32"),
+        ("index", 2, "chunk 2: .* 2 chunks"),
+        ("offset", 0, f"chunk 1: offset 0.* {CHUNK_ELEMENTS}"),
+        ("elements", 99, "chunk 1: 99 elements.* 100"),
+        ("dtype", BFLOAT16, "chunk 1: dtype BFLOAT16.* FLOAT32"),
+        ("dtype", 9, "chunk 1: dtype 9.* FLOAT32"),
         ("crc32c", 1, "chunk 1: crc32c 0x"),
     ],
 )
@@ -220,7 +220,7 @@ def test_damaged_header_is_refused_before_and_after_the_payload(last: bool) -> N
 
 def test_payload_of_wrong_length_is_refused() -> None:
     chunk = small_chunk()
-    with pytest.raises(ChunkRefused, match="chunk 1: payload of 396 bytes, expected 400"):
+    with pytest.raises(ChunkRefused, match=r"chunk 1: .* 396 bytes.* 400"):
         check_chunk(TensorChunk(chunk.header, chunk.payload[:-4]), LAYOUT_ELEMENTS, FLOAT32)
 
 
@@ -265,7 +265,7 @@ def test_only_the_wire_type_of_the_job_is_accepted(dtype: DType, expected: DType
     if dtype == expected:
         check_chunk(chunk, LAYOUT_ELEMENTS, expected)
         return
-    text = f"chunk 1: dtype {DType.Name(dtype)}, expected {DType.Name(expected)} for this kind of chunk"
+    text = f"chunk 1: dtype {DType.Name(dtype)}.* {DType.Name(expected)}"
     with pytest.raises(ChunkRefused, match=text):
         check_chunk(chunk, LAYOUT_ELEMENTS, expected)
 

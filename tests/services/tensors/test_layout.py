@@ -74,10 +74,10 @@ def test_hash_is_stable_across_releases() -> None:
 @pytest.mark.parametrize(
     ("entries", "text"),
     [
-        ((Entry("a", (2,), 1, True, "a"),), "layout entry a: offset 1, expected 0"),
-        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 3, True, "b")), "entry b: offset 3, expected 2"),
-        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 1, True, "b")), "entry b: offset 1, expected 2"),
-        ((Entry("a", (2,), 0, True, "a"), Entry("a", (2,), 2, True, "b")), "two entries have the same name"),
+        ((Entry("a", (2,), 1, True, "a"),), "entry a: offset 1.* 0"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 3, True, "b")), "entry b: offset 3.* 2"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("b", (2,), 1, True, "b")), "entry b: offset 1.* 2"),
+        ((Entry("a", (2,), 0, True, "a"), Entry("a", (2,), 2, True, "b")), "same name"),
     ],
 )
 def test_gaps_overlaps_and_duplicates_are_refused(entries: tuple[Entry, ...], text: str) -> None:
@@ -89,22 +89,22 @@ def test_gaps_overlaps_and_duplicates_are_refused(entries: tuple[Entry, ...], te
 def test_json_without_a_field_is_refused(missing: str) -> None:
     (entry,) = Layout.build([("a", (2,), True, "a", False)]).to_json()
     del entry[missing]
-    with pytest.raises(ValueError, match=f"layout entry 0: fields missing or unknown: '{missing}'"):
+    with pytest.raises(ValueError, match=f"entry 0: .*'{missing}'"):
         Layout.from_json([entry])
 
 
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"shape": [1 << 30, 1 << 30]}, rf"layout: {1 << 60} elements, expected at most {MAX_ELEMENTS}"),
-        ({"shape": [1 << 60]}, r"entry 0: shape: expected at most 8 sizes, each from 1 to"),
-        ({"shape": [1] * 9}, "shape: expected at most 8 sizes"),
-        ({"shape": [0]}, "shape: expected"),
-        ({"shape": "12"}, "shape: expected"),
-        ({"offset": False}, "offset is a bool, expected a int"),
-        ({"name": None}, "name is a NoneType, expected a str"),
-        ({"more": 1}, "fields missing or unknown: 'more'"),
-        ({"name": "a\nb"}, r"entry 0: name: 'a\\nb', expected at most 500 printable characters"),
+        ({"shape": [1 << 30, 1 << 30]}, rf"{1 << 60} elements.* {MAX_ELEMENTS}"),
+        ({"shape": [1 << 60]}, "entry 0: shape: .*8 sizes"),
+        ({"shape": [1] * 9}, "shape: .*8 sizes"),
+        ({"shape": [0]}, "entry 0: shape"),
+        ({"shape": "12"}, "entry 0: shape"),
+        ({"offset": False}, "offset .*bool.*int"),
+        ({"name": None}, "name .*NoneType.*str"),
+        ({"more": 1}, "entry 0: .*'more'"),
+        ({"name": "a\nb"}, r"entry 0: name: 'a\\nb'.* 500 "),
         ({"export_name": "x" * 501}, "entry 0: export_name: 'xxx"),
     ],
 )

@@ -176,5 +176,5 @@ def test_a_dropped_message_is_not_sent() -> None:
 
 def test_weights_beyond_float16_fail_the_job() -> None:
     newest = NewestWeights()
-    with pytest.raises(Failed, match="weights: chunk 0: 1 of 5 elements are infinite in float16"):
+    with pytest.raises(Failed, match=r"chunk 0: 1 of 5 .*float16"):
         newest.put(version(1, FLOAT16), 0, np.array([1, 2, 70000, 4, 5], np.float32), 5)

@@ -154,14 +154,14 @@ def test_shared_chunks_are_checked_against_layout_and_mark(links: list[TensorLin
     with pytest.raises(ChunkRefused, match="elements, expected 1"):
         check_chunk(chunk, CHUNK_ELEMENTS + 1, FLOAT32)
     (beyond,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (2,)))
-    with pytest.raises(ChunkRefused, match="chunk 2: no such index, the layout has 2 chunks"):
+    with pytest.raises(ChunkRefused, match=r"chunk 2: .* 2 chunks"):
         check_chunk(beyond, 2 * CHUNK_ELEMENTS, FLOAT32)
-    with pytest.raises(ChunkRefused, match="chunk 2: 0 elements, expected"):
+    with pytest.raises(ChunkRefused, match="chunk 2: 0 elements"):
         check_chunk(beyond, 3 * CHUNK_ELEMENTS, FLOAT32)
     array.mark(1, 10)
-    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory was overwritten"):
+    with pytest.raises(ChunkOverwritten, match=r"chunk 1: .*overwritten"):
         check_chunk(chunk, 2 * CHUNK_ELEMENTS, FLOAT32)
-    with pytest.raises(ChunkOverwritten, match="chunk 1: its place in shared memory was overwritten"):
+    with pytest.raises(ChunkOverwritten, match=r"chunk 1: .*overwritten"):
         copy_with_checksum(chunk)
 
 
@@ -184,9 +184,9 @@ def test_an_array_that_cannot_be_mapped_is_logged_once_and_its_chunks_refused(
     array.close()
     for _ in range(3):
         (chunk,) = server.deserialize(caller.refer(ChunkHeader(dtype=FLOAT32), array, 9, (0,)))
-        with pytest.raises(ChunkRefused, match=f"chunk 0: 0 elements, expected {CHUNK_ELEMENTS}"):
+        with pytest.raises(ChunkRefused, match=rf"chunk 0: 0 elements.* {CHUNK_ELEMENTS}"):
             check_chunk(chunk, CHUNK_ELEMENTS, FLOAT32)
-    assert caplog.text.count("tensors of peer: an array") == 1
+    assert len(caplog.records) == 1 and "peer" in caplog.text
 
 
 def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[TensorLink]) -> None:
@@ -205,7 +205,7 @@ def test_checksums_are_in_all_messages_of_a_stream_or_in_none(links: list[Tensor
 def test_the_number_of_places_in_a_message_is_limited(links: list[TensorLink], indices: Any) -> None:
     caller, server = connected_pair(links)
     message = caller.refer(ChunkHeader(dtype=FLOAT32, index=5), array_of(1), 9, indices)
-    with pytest.raises(Refused, match=f"chunk 5: shared memory: {len(indices)} places, expected 1 to 64"):
+    with pytest.raises(Refused, match=f"chunk 5: .* {len(indices)} places.* 1 to {MAX_PLACES}"):
         server.deserialize(message)
 
 

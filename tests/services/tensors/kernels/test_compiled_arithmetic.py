@@ -169,9 +169,9 @@ def test_block_sums_agree(count: int, seed: int, finite: bool) -> None:
 
 def test_arrays_of_different_length_are_refused() -> None:
     short, long = np.zeros(3, np.float32), np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="3 elements, expected 4"):
+    with pytest.raises(ValueError, match=r"3 elements.* 4"):
         arithmetic.accumulate(long, short)
-    with pytest.raises(ValueError, match="4 elements, expected 3"):
+    with pytest.raises(ValueError, match=r"4 elements.* 3"):
         arithmetic.add(short, long, short)
-    with pytest.raises(ValueError, match="3 elements, expected 4"):
+    with pytest.raises(ValueError, match=r"3 elements.* 4"):
         arithmetic.accumulate_wire(long, short.astype(np.uint16), "bf16")

@@ -106,5 +106,5 @@ def test_missing_numba_is_refused_if_asked_for(tmp_path: Path) -> None:
 def test_unknown_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIERMESH_KERNELS", "fast")
     monkeypatch.setattr(compiler, "_loaded", {})
-    with pytest.raises(compiler.Refused, match="TIERMESH_KERNELS fast: expected auto, numba or numpy"):
+    with pytest.raises(compiler.Refused, match=r"TIERMESH_KERNELS fast.*auto.*numba.*numpy"):
         arithmetic.load_kernels()
