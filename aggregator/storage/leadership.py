@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from aggregator.core.succession import Deposed, Standbys
@@ -26,16 +26,20 @@ class Leadership:
         queue: The queue, whose epoch was raised for this aggregator.
         timeouts: The cluster's timeouts. The leader beats every `tick`, and stops after `lapse` without one. A process
             that was stopped for `takeover` first checks that it still leads.
+        now_seconds: Returns the time, on a monotonic clock.
 
     Attributes:
         standbys: The known standbys.
     """
 
-    def __init__(self, queue: JobQueue, timeouts: Timeouts) -> None:
+    def __init__(
+        self, queue: JobQueue, timeouts: Timeouts, now_seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now_seconds = now_seconds
         self._queue = queue
         self._timeouts = timeouts
         self._thread = ThreadPoolExecutor(1, "lead")
-        self._renewed_seconds = time.monotonic()  # when the last successful renewal began
+        self._renewed_seconds = self._now_seconds()  # when the last successful renewal began
         self._forgotten: list[str] = []
         self._failure = "the storage does not answer"  # why the last renewal failed
         self.standbys = Standbys(timeouts.comeback)
@@ -65,11 +69,11 @@ class Leadership:
                 if not self.standbys:
                     raise
                 self._failure = str(error)
-                if time.monotonic() - self._renewed_seconds > self._timeouts.lapse:
+                if self._now_seconds() - self._renewed_seconds > self._timeouts.lapse:
                     raise self._lapsed() from None
 
     async def _renew(self) -> None:
-        began = time.monotonic()
+        began = self._now_seconds()
         loop = asyncio.get_running_loop()
         renewal = loop.run_in_executor(self._thread, self._beat, self._forgotten)
         left_seconds: float | None = None
@@ -78,7 +82,7 @@ class Leadership:
         try:
             looks = await asyncio.wait_for(asyncio.shield(renewal), left_seconds)
         except asyncio.TimeoutError:
-            looks = await self._await_late(renewal, time.monotonic() - began - (left_seconds or 0.0))
+            looks = await self._await_late(renewal, self._now_seconds() - began - (left_seconds or 0.0))
         self._renewed(looks, began)
 
     async def _await_late(
@@ -123,7 +127,7 @@ class Leadership:
         self._renewed_seconds = began_seconds
 
     def _lapsed(self) -> Deposed:
-        silence = f"not written to for {time.monotonic() - self._renewed_seconds:.1f} s ({self._failure})"
+        silence = f"not written to for {self._now_seconds() - self._renewed_seconds:.1f} s ({self._failure})"
         deposed = Deposed(
             f"queue {self._queue.path}: {silence}, and a standby may take over: this aggregator no longer leads"
         )

@@ -98,11 +98,11 @@ class EngineDialogue:
 
 def run(folder: Path, scenario: Callable[[EngineDialogue], Awaitable[None]], **training: Any) -> None:
     async def within() -> None:
-        talk = EngineDialogue(folder, **training)
+        dialogue = EngineDialogue(folder, **training)
         try:
-            await scenario(talk)
+            await scenario(dialogue)
         finally:
-            talk.engine.close()
+            dialogue.engine.close()
 
     asyncio.run(asyncio.wait_for(within(), LIMIT_SECONDS))
 
@@ -131,21 +131,21 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         disk.open.clear()
         try:
             for step in range(5):
-                await talk.step(step)
-            assert talk.steps() == [0], "no checkpoint is on disk yet"
+                await dialogue.step(step)
+            assert dialogue.steps() == [0], "no checkpoint is on disk yet"
         finally:
             disk.open.set()
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 1, (
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1, (
             "the weights of the time of the request"
         )
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 5
-        await talk.step(5)
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 6
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 5
+        await dialogue.step(5)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 6
 
     run(tmp_path, scenario)
     weights: list[NDArray[np.float32]] = []
@@ -164,15 +164,15 @@ def test_steps_go_on_while_a_write_hangs(tmp_path: Path, disk: Disk) -> None:
 def test_a_callback_that_arrives_after_close_logs_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
-        talk._chunk(GRADIENT, 1, 0)
-        await talk.next_message(pb.Commit)
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        dialogue._chunk(GRADIENT, 1, 0)
+        await dialogue.next_message(pb.Commit)
         # The update is done, but its callback has not run yet.
-        talk.engine._tensor_store._kernel.submit(lambda: None).result()
-        job = talk.engine.core.open_job
+        dialogue.engine._tensor_store._kernel.submit(lambda: None).result()
+        job = dialogue.engine.core.open_job
         assert job is not None and job.updated_chunks == 0
-        talk.engine.close()
+        dialogue.engine.close()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -183,18 +183,18 @@ def test_a_callback_that_arrives_after_close_logs_no_error(
 def test_a_job_cancelled_during_a_write_reports_the_checkpoint_that_was_written(
     tmp_path: Path, disk: Disk
 ) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
-        await talk.step(0)
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 1
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        await dialogue.step(0)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1
         disk.open.clear()
         try:
-            await talk.step(1)
-            talk.order(pb.Close(job="j"))
-            assert (await talk.next_message(pb.CheckpointWritten)).step == 1, "the newest on disk so far"
+            await dialogue.step(1)
+            dialogue.order(pb.Close(job="j"))
+            assert (await dialogue.next_message(pb.CheckpointWritten)).step == 1, "the newest on disk so far"
         finally:
             disk.open.set()
-        written = await talk.next_message(pb.CheckpointWritten)
+        written = await dialogue.next_message(pb.CheckpointWritten)
         assert Path(written.path).name == "step-00000002"
 
     run(tmp_path, scenario, checkpoint={"keep_last": 1})
@@ -206,41 +206,41 @@ def test_a_job_cancelled_during_a_write_reports_the_checkpoint_that_was_written(
 def test_a_job_goes_on_without_a_checkpoint_and_keeps_the_last_good_one(
     tmp_path: Path, disk: Disk, error: int
 ) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
-        await talk.step(0)
-        good = await talk.next_message(pb.CheckpointWritten)
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        await dialogue.step(0)
+        good = await dialogue.next_message(pb.CheckpointWritten)
         disk.error = error
-        await talk.step(1)
-        missed = await talk.next_message(pb.CheckpointMissed)
+        await dialogue.step(1)
+        missed = await dialogue.next_message(pb.CheckpointMissed)
         assert missed.step == 2
         assert "step-00000002" in missed.reason
         assert f"the disk says no ({errno.errorcode[error]})" in missed.reason
-        found, notices = read_newest_checkpoint(talk.root)
+        found, notices = read_newest_checkpoint(dialogue.root)
         assert (found is not None and found.step, notices) == (good.step, [])
         disk.error = None
-        await talk.step(2)
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 3
-        assert talk.failures == 1
-        assert talk.steps() == [0, 1, 3]
+        await dialogue.step(2)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 3
+        assert dialogue.failures == 1
+        assert dialogue.steps() == [0, 1, 3]
 
     run(tmp_path, scenario)
 
 
 def test_surplus_checkpoints_are_removed_but_not_while_they_are_read(tmp_path: Path) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
-        await talk.step(0)
-        await talk.next_message(pb.CheckpointWritten)
-        parts = talk.engine.checkpoint_store.read_files(pb.ReadCheckpointRequest(job="j", newest=True))
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
+        await dialogue.step(0)
+        await dialogue.next_message(pb.CheckpointWritten)
+        parts = dialogue.engine.checkpoint_store.read_files(pb.ReadCheckpointRequest(job="j", newest=True))
         assert (await anext(parts)).step == 1
         for step in range(1, 5):
-            await talk.step(step)
-            await talk.next_message(pb.CheckpointWritten)
-        assert 1 in talk.steps()
+            await dialogue.step(step)
+            await dialogue.next_message(pb.CheckpointWritten)
+        assert 1 in dialogue.steps()
         assert {part.step async for part in parts} == {1}
-        await talk.step(5)
-        await talk.next_message(pb.CheckpointWritten)
+        await dialogue.step(5)
+        await dialogue.next_message(pb.CheckpointWritten)
 
     run(tmp_path, scenario, checkpoint={"keep_last": 2, "keep_every": 3})
     left = sorted(path.name for path in (tmp_path / "checkpoints" / "j").iterdir())
@@ -258,11 +258,11 @@ def test_a_checkpoint_that_cannot_be_removed_is_logged(
     real_rename = Path.rename
     monkeypatch.setattr(Path, "rename", rename)
 
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         for step in range(3):
-            await talk.step(step)
-            await talk.next_message(pb.CheckpointWritten)
+            await dialogue.step(step)
+            await dialogue.next_message(pb.CheckpointWritten)
 
     run(tmp_path, scenario, checkpoint={"keep_last": 1})
     (line,) = {each.getMessage() for each in caplog.records if "step-00000001" in each.getMessage()}
@@ -271,23 +271,23 @@ def test_a_checkpoint_that_cannot_be_removed_is_logged(
 
 @pytest.mark.parametrize(("minutes", "made"), [(1e-9, [0, 2, 3]), (60, [0])])
 def test_checkpoints_by_time(tmp_path: Path, minutes: float, made: list[int]) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         for step in range(3):
-            await talk.step(step)
+            await dialogue.step(step)
             if step + 1 in made:
-                await talk.next_message(pb.CheckpointWritten)
+                await dialogue.next_message(pb.CheckpointWritten)
 
     run(tmp_path, scenario, model_save_interval=0, checkpoint={"every_minutes": minutes})
     assert [int(path.name[5:]) for path in list_checkpoints(tmp_path / "checkpoints" / "j")] == made
 
 
 def test_with_on_error_stop_a_job_fails_without_a_checkpoint(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         disk.error = errno.ENOSPC
-        await talk.step(0)
-        failure = await talk.next_message(pb.Failure)
+        await dialogue.step(0)
+        failure = await dialogue.next_message(pb.Failure)
         assert all(
             fact in failure.reason for fact in ("step-00000001", "ENOSPC", "checkpoint.on_error: stop")
         )
@@ -296,16 +296,16 @@ def test_with_on_error_stop_a_job_fails_without_a_checkpoint(tmp_path: Path, dis
 
 
 def test_a_job_without_its_last_checkpoint_fails(tmp_path: Path, disk: Disk) -> None:
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         for step in range(5):
-            await talk.step(step)
-            await talk.next_message(pb.CheckpointWritten)
+            await dialogue.step(step)
+            await dialogue.next_message(pb.CheckpointWritten)
         disk.error = errno.EROFS
-        await talk.step(5)
-        assert "EROFS) (tried twice" in (await talk.next_message(pb.Failure)).reason
-        assert talk.failures == 2
-        assert talk.steps() == [0, 1, 2, 3, 4, 5]
+        await dialogue.step(5)
+        assert "EROFS) (tried twice" in (await dialogue.next_message(pb.Failure)).reason
+        assert dialogue.failures == 2
+        assert dialogue.steps() == [0, 1, 2, 3, 4, 5]
 
     run(tmp_path, scenario)
 
@@ -316,13 +316,13 @@ def test_without_memory_for_a_copy_the_checkpoint_is_missed(
     def copy(self: Any) -> Any:
         raise MemoryError("no room")
 
-    async def scenario(talk: EngineDialogue) -> None:
-        await talk.begin()
+    async def scenario(dialogue: EngineDialogue) -> None:
+        await dialogue.begin()
         with monkeypatch.context() as patch:
             patch.setattr("optimizer.master_tensors.MasterTensors.copy", copy)
-            await talk.step(0)
-            assert "no room" in (await talk.next_message(pb.CheckpointMissed)).reason
-        await talk.step(1)
-        assert (await talk.next_message(pb.CheckpointWritten)).step == 2
+            await dialogue.step(0)
+            assert "no room" in (await dialogue.next_message(pb.CheckpointMissed)).reason
+        await dialogue.step(1)
+        assert (await dialogue.next_message(pb.CheckpointWritten)).step == 2
 
     run(tmp_path, scenario)

@@ -27,31 +27,33 @@ def test_a_hello_that_does_not_fit_is_refused_by_name(words: dict[str, object], 
 
 
 def test_two_workers_of_one_name() -> None:
-    talk = Dialogue()
-    assert talk.hello(1, "box", incarnation="one") == ["1 <- welcome"]
-    talk.now += 2.0
-    (line,) = talk.hello(2, "box", incarnation="two")
+    dialogue = Dialogue()
+    assert dialogue.hello(1, "box", incarnation="one") == ["1 <- welcome"]
+    dialogue.now += 2.0
+    (line,) = dialogue.hello(2, "box", incarnation="two")
     assert line == (
         "2 closed: a worker named box is connected already (heard 2.0 s ago); give this one another --name"
     )
-    talk.now += 20.0
-    assert talk.hello(3, "box", incarnation="two")[-1] == "3 <- welcome", "the first one is silent for long"
+    dialogue.now += 20.0
+    assert dialogue.hello(3, "box", incarnation="two")[-1] == "3 <- welcome", (
+        "the first one is silent for long"
+    )
 
 
 def test_a_worker_that_comes_back_takes_the_place_of_its_old_connection() -> None:
-    talk = training(1)
-    assert talk.hello(2, "w1", incarnation="i1") == [
+    dialogue = training(1)
+    assert dialogue.hello(2, "w1", incarnation="i1") == [
         "1 closed: replaced by a newer connection of the same worker",
         "2 <- welcome",
         "2 <- join",
     ]
-    assert talk.chunk(1, 1, 0, 0) == [], "the old session is closed"
+    assert dialogue.chunk(1, 1, 0, 0) == [], "the old session is closed"
 
 
 def test_a_silent_worker_is_taken_for_dead() -> None:
-    talk = training(1, 2)
-    talk.computed(1)
-    assert talk.later(16.0, 1) == [
+    dialogue = training(1, 2)
+    dialogue.computed(1)
+    assert dialogue.later(16.0, 1) == [
         "2 closed: silent for 16.0 s",
         "1 <- window 1",
         "1 <- train 2-3 of 1.0",
@@ -60,45 +62,49 @@ def test_a_silent_worker_is_taken_for_dead() -> None:
 
 def test_a_dead_worker_is_seen_within_three_heartbeats() -> None:
     """Check a heartbeat of 5 s, with a tick every quarter of it and a worker that dies at 100 s."""
-    talk = training(1, 2)
-    while not any("2 closed" in line for line in talk.later(1.25, 1)):
-        assert talk.now < 115.0
-    assert 112.5 < talk.now < 115.0, "and not before it had time for five signs of life"
+    dialogue = training(1, 2)
+    while not any("2 closed" in line for line in dialogue.later(1.25, 1)):
+        assert dialogue.now < 115.0
+    assert 112.5 < dialogue.now < 115.0, "and not before it had time for five signs of life"
 
 
 def test_what_was_said_while_the_aggregator_was_frozen_counts_as_said_in_time() -> None:
-    talk = training(1, 2)
+    dialogue = training(1, 2)
     for _ in range(3):
-        talk.later(1.25, 1, 2)
-    assert talk.later(60.0) == [], "its first look after a pause: all words of the workers wait to be read"
-    assert talk.later(1.25, 1) == []
+        dialogue.later(1.25, 1, 2)
+    assert dialogue.later(60.0) == [], (
+        "its first look after a pause: all words of the workers wait to be read"
+    )
+    assert dialogue.later(1.25, 1) == []
     for _ in range(9):
-        assert talk.later(1.25, 1) == []
-    assert talk.later(1.25, 1)[0].startswith("2 closed: silent for 13."), "the dead one is seen all the same"
+        assert dialogue.later(1.25, 1) == []
+    assert dialogue.later(1.25, 1)[0].startswith("2 closed: silent for 13."), (
+        "the dead one is seen all the same"
+    )
 
 
 def test_the_first_words_after_a_pause_excuse_the_other_workers_too() -> None:
-    talk = training(1, 2)
-    talk.later(1.25, 1, 2)
-    assert talk.later(60.0, 1) == [], "the words of one are read before the first look"
+    dialogue = training(1, 2)
+    dialogue.later(1.25, 1, 2)
+    assert dialogue.later(60.0, 1) == [], "the words of one are read before the first look"
 
 
 def test_words_for_another_epoch_are_not_heard() -> None:
-    talk = training(1)
-    computed = pb.Computed(job="a", lease=talk.leases[1], seconds=1.0)
-    talk.says(1, computed, epoch=2)
-    assert talk.core.run is not None and talk.core.run.lease_book.step_sum is not None
-    assert talk.core.run.lease_book.step_sum.is_busy(1)
+    dialogue = training(1)
+    computed = pb.Computed(job="a", lease=dialogue.leases[1], seconds=1.0)
+    dialogue.says(1, computed, epoch=2)
+    assert dialogue.core.run is not None and dialogue.core.run.lease_book.step_sum is not None
+    assert dialogue.core.run.lease_book.step_sum.is_busy(1)
 
 
 # ---- the queue ----
 
 
 def test_jobs_run_one_after_the_other_in_order() -> None:
-    talk = training(1)
-    assert talk.submit("b") == ["save b queued"]
-    assert talk.submit("c") == ["save c queued"]
-    lines = talk.give(ev.CancelRequested("a"))
+    dialogue = training(1)
+    assert dialogue.submit("b") == ["save b queued"]
+    assert dialogue.submit("c") == ["save c queued"]
+    lines = dialogue.give(ev.CancelRequested("a"))
     assert lines == [
         "save a cancelled",
         "1 <- leave: cancelled by request",
@@ -108,35 +114,35 @@ def test_jobs_run_one_after_the_other_in_order() -> None:
         "1 <- join",
         "optimizer <- Open",
     ]
-    assert [talk.job(job).state for job in "abc"] == [CANCELLED, RUNNING, QUEUED]
-    assert talk.chunk(1, 1, 0, 0) == [], "of the job that is over"
+    assert [dialogue.job(job).state for job in "abc"] == [CANCELLED, RUNNING, QUEUED]
+    assert dialogue.chunk(1, 1, 0, 0) == [], "of the job that is over"
 
 
 def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
-    talk = training(1)
-    talk.submit("b")
-    talk.checkpoint(1, 0)
-    talk.give(ev.CancelRequested("a"))
-    ended_seconds = talk.job().ended_seconds
-    talk.now += 1
-    assert talk.checkpoint(1, 2) == ["save a cancelled"]
-    job = talk.saved["a"].job
+    dialogue = training(1)
+    dialogue.submit("b")
+    dialogue.checkpoint(1, 0)
+    dialogue.give(ev.CancelRequested("a"))
+    ended_seconds = dialogue.job().ended_seconds
+    dialogue.now += 1
+    assert dialogue.checkpoint(1, 2) == ["save a cancelled"]
+    job = dialogue.saved["a"].job
     assert (job.checkpoint, job.checkpoint_step, job.model_sha256) == ("a/2", 2, "sha2")
     assert (job.detail, job.ended_seconds) == ("cancelled by request", ended_seconds)
-    assert talk.notes[-1] == "checkpoint of step 2: a/2"
-    assert talk.checkpoint(1, 2) == talk.checkpoint(1, 1) == [], "no newer one"
-    assert talk.checkpoint(1, 3, "no such job") == []
-    talk.submit("c")
-    assert talk.checkpoint(1, 3, "c") == [], "it has not begun"
+    assert dialogue.notes[-1] == "checkpoint of step 2: a/2"
+    assert dialogue.checkpoint(1, 2) == dialogue.checkpoint(1, 1) == [], "no newer one"
+    assert dialogue.checkpoint(1, 3, "no such job") == []
+    dialogue.submit("c")
+    assert dialogue.checkpoint(1, 3, "c") == [], "it has not begun"
 
 
 def test_a_queued_job_is_cancelled_where_it_waits() -> None:
-    talk = training(1)
-    talk.submit("b")
-    assert talk.give(ev.CancelRequested("b")) == ["save b cancelled"]
-    assert talk.give(ev.CancelRequested("b")) == [], "it has ended"
-    assert talk.give(ev.CancelRequested("no such job")) == []
-    assert talk.job("a").state == RUNNING
+    dialogue = training(1)
+    dialogue.submit("b")
+    assert dialogue.give(ev.CancelRequested("b")) == ["save b cancelled"]
+    assert dialogue.give(ev.CancelRequested("b")) == [], "it has ended"
+    assert dialogue.give(ev.CancelRequested("no such job")) == []
+    assert dialogue.job("a").state == RUNNING
 
 
 def test_a_restart_resumes_the_running_job_before_queued_ones() -> None:
@@ -145,24 +151,24 @@ def test_a_restart_resumes_the_running_job_before_queued_ones() -> None:
     before.submit("b")
     before.give(ev.CancelRequested("a"))
     before.submit("c")
-    talk = Dialogue(epoch=4, records=[before.saved[job] for job in "acb"])
-    assert talk.give(ev.Ticked()) == ["save b running"]
-    assert talk.core.status(talk.now).running_job == "b"
+    dialogue = Dialogue(epoch=4, records=[before.saved[job] for job in "acb"])
+    assert dialogue.give(ev.Ticked()) == ["save b running"]
+    assert dialogue.core.status(dialogue.now).running_job == "b"
 
 
 def test_what_a_job_waits_for_is_said() -> None:
-    talk = Dialogue()
-    assert talk.core.describe_wait(talk.now) is None
-    talk.submit()
-    assert talk.core.describe_wait(talk.now) == "the optimizer: not connected yet"
-    talk.optimizer()
-    assert talk.core.describe_wait(talk.now) == "the optimizer's answer"
-    talk.stands(1, 0)
-    assert talk.core.describe_wait(talk.now) == "workers: none is connected"
-    talk.hello(1)
-    assert talk.core.describe_wait(talk.now) == "workers to build the job: w1 (connected)"
-    talk.give(ev.DataStreamOpened(1))
-    talk.ready(1)
-    assert talk.core.describe_wait(talk.now) == "train of step 0; 0 of 1 workers hold its weights"
-    talk.give(ev.OptimizerLost("opt:1: refused"))
-    assert talk.core.describe_wait(talk.now) == "the optimizer: opt:1: refused"
+    dialogue = Dialogue()
+    assert dialogue.core.describe_wait(dialogue.now) is None
+    dialogue.submit()
+    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer: not connected yet"
+    dialogue.optimizer()
+    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer's answer"
+    dialogue.stands(1, 0)
+    assert dialogue.core.describe_wait(dialogue.now) == "workers: none is connected"
+    dialogue.hello(1)
+    assert dialogue.core.describe_wait(dialogue.now) == "workers to build the job: w1 (connected)"
+    dialogue.give(ev.DataStreamOpened(1))
+    dialogue.ready(1)
+    assert dialogue.core.describe_wait(dialogue.now) == "train of step 0; 0 of 1 workers hold its weights"
+    dialogue.give(ev.OptimizerLost("opt:1: refused"))
+    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer: opt:1: refused"

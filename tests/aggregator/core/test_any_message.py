@@ -53,7 +53,7 @@ LIKELY = {
 SESSIONS = st.integers(1, 4)
 
 
-def said(*kinds: Any) -> st.SearchStrategy[Any]:
+def messages(*kinds: Any) -> st.SearchStrategy[Any]:
     return st.one_of([message(kind, **LIKELY) for kind in kinds])
 
 
@@ -63,16 +63,18 @@ def headers() -> st.SearchStrategy[ChunkHeader]:
     return message(ChunkHeader, **{**LIKELY, "losses": losses}).filter(lambda header: header.index < CHUNKS)
 
 
-OF_WORKERS = said(
+WORKER_MESSAGES = messages(
     pb.Ready, pb.Description, pb.WeightsLoaded, pb.Computed, pb.Evaluated, pb.Failure, pb.Heartbeat, pb.Hello
 )
-OF_OPTIMIZERS = said(pb.OptimizerStatus, pb.Commit, pb.CheckpointWritten, pb.Failure, pb.Heartbeat, pb.Hello)
+OPTIMIZER_MESSAGES = messages(
+    pb.OptimizerStatus, pb.Commit, pb.CheckpointWritten, pb.Failure, pb.Heartbeat, pb.Hello
+)
 INPUTS = st.one_of(
-    st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), OF_WORKERS),
-    st.builds(ev.FromOptimizer, OF_OPTIMIZERS),
+    st.builds(ev.FromWorker, SESSIONS, st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 1 << 63]), WORKER_MESSAGES),
+    st.builds(ev.FromOptimizer, OPTIMIZER_MESSAGES),
     st.builds(ev.ChunkArrived, SESSIONS, headers(), st.booleans()),
     st.builds(ev.WeightsArrived, headers()),
-    st.builds(ev.WorkerConnected, SESSIONS, said(pb.Hello)),
+    st.builds(ev.WorkerConnected, SESSIONS, messages(pb.Hello)),
     st.builds(ev.DataStreamOpened, SESSIONS),
     st.builds(ev.WorkerLost, SESSIONS, st.just("gone")),
     st.sampled_from([ev.Ticked(), ev.OptimizerConnected("opt"), ev.OptimizerLost("gone")]),
@@ -80,19 +82,19 @@ INPUTS = st.one_of(
 
 
 def connected() -> Dialogue:
-    talk = Dialogue(epoch=EPOCH, chunks=CHUNKS)
-    talk.submit()
-    talk.optimizer()
-    talk.hello(1)
-    talk.give(ev.DataStreamOpened(1))
-    return talk
+    dialogue = Dialogue(epoch=EPOCH, chunks=CHUNKS)
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.hello(1)
+    dialogue.give(ev.DataStreamOpened(1))
+    return dialogue
 
 
 def initialising() -> Dialogue:
-    talk = connected()
-    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    talk.ready(1)
-    return talk
+    dialogue = connected()
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    dialogue.ready(1)
+    return dialogue
 
 
 STATES: dict[str, Callable[[], Dialogue]] = {
@@ -111,10 +113,10 @@ STATES: dict[str, Callable[[], Dialogue]] = {
 def test_nothing_that_peers_say_stops_the_aggregator(
     state: str, inputs: list[tuple[ev.Input, float]]
 ) -> None:
-    talk = STATES[state]()
+    dialogue = STATES[state]()
     for event, seconds in inputs:
-        talk.now += seconds
-        effects = talk.core.handle(event, talk.clock)
+        dialogue.now += seconds
+        effects = dialogue.core.handle(event, dialogue.clock)
         assert len(effects) <= MOST_EFFECTS
         for effect in effects:
             match effect:
@@ -122,45 +124,45 @@ def test_nothing_that_peers_say_stops_the_aggregator(
                     wrap(pb.WorkerCommand, EPOCH, effect.body).SerializeToString()
                 case ev.ToOptimizer():
                     wrap(pb.OptimizerCommand, EPOCH, effect.body).SerializeToString()
-        for session in list(talk.core.members):
-            sent = sum(1 for _ in iter(partial(talk.core.next_weights, session), None))
+        for session in list(dialogue.core.members):
+            sent = sum(1 for _ in iter(partial(dialogue.core.next_weights, session), None))
             assert sent <= CHUNKS
-        talk.core.status(talk.now).SerializeToString()
-    assert len(talk.core.members) <= 4
+        dialogue.core.status(dialogue.now).SerializeToString()
+    assert len(dialogue.core.members) <= 4
 
 
 def test_losses_that_have_no_sum_are_not_a_number() -> None:
-    talk = training(1, step=4)
-    assert talk.job().phase == "evaluate"
+    dialogue = training(1, step=4)
+    assert dialogue.job().phase == "evaluate"
     for index, loss in enumerate((math.inf, -math.inf, 1.0)):
-        talk.evaluated(1, 1, 4, (index, loss))
-    assert math.isnan(talk.job().validation_loss)
-    talk = training(1)
-    talk.chunk(1, 1, 0, 0, losses=(1e308, 1e308, 1e308, 1.0))
-    talk.commits(1, 0)
-    assert math.isnan(talk.job().loss)
+        dialogue.evaluated(1, 1, 4, (index, loss))
+    assert math.isnan(dialogue.job().validation_loss)
+    dialogue = training(1)
+    dialogue.chunk(1, 1, 0, 0, losses=(1e308, 1e308, 1e308, 1.0))
+    dialogue.commits(1, 0)
+    assert math.isnan(dialogue.job().loss)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
 def test_a_speed_that_makes_no_sense_is_not_measured(seconds: float) -> None:
-    talk = training(1)
-    talk.computed(1, seconds)
-    assert talk.core.members[1].speed == 0.0
+    dialogue = training(1)
+    dialogue.computed(1, seconds)
+    assert dialogue.core.members[1].speed == 0.0
 
 
 def test_held_out_data_without_end_are_refused() -> None:
-    talk = connected()
-    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    dialogue = connected()
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     body = pb.Ready(job="a", evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
-    line = talk.says(1, body)[0]
+    line = dialogue.says(1, body)[0]
     assert (
         line == "1 <- leave: 4294967295 batches of held-out data, expected at most 1048576; raise batch_size"
     )
 
 
 def test_an_optimizer_beyond_the_end_of_the_job_fails_it() -> None:
-    talk = training(1)
-    lines = talk.stands(2, (1 << 64) - 1)
+    dialogue = training(1)
+    lines = dialogue.stands(2, (1 << 64) - 1)
     assert lines[:2] == [
         "save a failed",
         "1 <- leave: the optimizer is at step 18446744073709551615, the job has 4 steps",

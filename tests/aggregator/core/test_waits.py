@@ -7,105 +7,107 @@ from protos.jobs_pb2 import Wait
 from tests.support.dialogues.aggregator import Dialogue, training
 
 
-def owed(talk: Dialogue) -> list[Wait]:
-    return list(talk.core.status(talk.now).waits)
+def owed(dialogue: Dialogue) -> list[Wait]:
+    return list(dialogue.core.status(dialogue.now).waits)
 
 
 def test_workers_that_owe_the_next_chunk_are_named_with_step_and_time() -> None:
-    talk = training(1, 2, chunks=2)
-    talk.later(3.0, 1, 2)
+    dialogue = training(1, 2, chunks=2)
+    dialogue.later(3.0, 1, 2)
     mine = Wait(
         role="worker", peer="w1", job="a", bucket=1, what="gradients of micro-batches 0-1", seconds=3.0
     )
     other = Wait(
         role="worker", peer="w2", job="a", bucket=1, what="gradients of micro-batches 2-3", seconds=3.0
     )
-    assert owed(talk) == [mine, other]
-    talk.chunk(1, 1, 0, 1)
-    assert owed(talk) == [other], "the first one has sent its part of the bucket"
-    talk.chunk(2, 1, 0, 1)
-    assert [(wait.peer, wait.bucket) for wait in owed(talk)] == [("w1", 0), ("w2", 0)]
+    assert owed(dialogue) == [mine, other]
+    dialogue.chunk(1, 1, 0, 1)
+    assert owed(dialogue) == [other], "the first one has sent its part of the bucket"
+    dialogue.chunk(2, 1, 0, 1)
+    assert [(wait.peer, wait.bucket) for wait in owed(dialogue)] == [("w1", 0), ("w2", 0)]
     for session in (1, 2):
-        talk.chunk(session, 1, 0, 0)
-    assert owed(talk) == [], "workers owe nothing more"
-    talk.later(0.5, 1, 2)
-    talk.later(2.0, 1, 2)
+        dialogue.chunk(session, 1, 0, 0)
+    assert owed(dialogue) == [], "workers owe nothing more"
+    dialogue.later(0.5, 1, 2)
+    dialogue.later(2.0, 1, 2)
     mine = Wait(role="optimizer", peer="opt", job="a", what="the update", seconds=2.0)
-    assert owed(talk) == [mine], "since the first look at it"
-    talk.commits(1, 0)
-    assert [(wait.role, wait.step) for wait in owed(talk)] == [("worker", 1), ("worker", 1)]
+    assert owed(dialogue) == [mine], "since the first look at it"
+    dialogue.commits(1, 0)
+    assert [(wait.role, wait.step) for wait in owed(dialogue)] == [("worker", 1), ("worker", 1)]
 
 
 def test_the_worker_that_makes_initial_weights_is_named() -> None:
-    talk = Dialogue()
-    talk.submit()
-    talk.optimizer()
-    talk.joins(1)
-    talk.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
-    talk.later(2.0, 1)
-    assert owed(talk) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
+    dialogue = Dialogue()
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.joins(1)
+    dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
+    dialogue.later(2.0, 1)
+    assert owed(dialogue) == [Wait(role="worker", peer="w1", job="a", what="initial weights", seconds=2.0)]
 
 
 def test_the_worker_that_evaluates_is_named() -> None:
-    talk = training(1, step=4)
-    talk.later(2.0, 1)
-    assert owed(talk) == [
+    dialogue = training(1, step=4)
+    dialogue.later(2.0, 1)
+    assert owed(dialogue) == [
         Wait(role="worker", peer="w1", job="a", step=4, what="losses of batch 0", seconds=2.0)
     ]
 
 
 def test_each_step_waits_for_its_own_update() -> None:
     """Check that waits restart with each step, even if the optimizer owes the same at every tick."""
-    talk = training(1)
+    dialogue = training(1)
     for step in range(3):
-        talk.chunk(1, 1, step, 0)
+        dialogue.chunk(1, 1, step, 0)
         for _ in range(2):
-            talk.later(1.0, 1)
-        assert [(wait.step, wait.what, wait.seconds) for wait in owed(talk)] == [(step, "the update", 1.0)]
-        talk.commits(1, step)
-        talk.weights(1, step + 1, 0)
-        talk.weights_loaded(1, 1, step + 1)
+            dialogue.later(1.0, 1)
+        assert [(wait.step, wait.what, wait.seconds) for wait in owed(dialogue)] == [
+            (step, "the update", 1.0)
+        ]
+        dialogue.commits(1, step)
+        dialogue.weights(1, step + 1, 0)
+        dialogue.weights_loaded(1, 1, step + 1)
 
 
 def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
-    talk = Dialogue()
-    talk.submit()
-    talk.later(0.0)
-    talk.later(2.0)
-    assert owed(talk) == [
+    dialogue = Dialogue()
+    dialogue.submit()
+    dialogue.later(0.0)
+    dialogue.later(2.0)
+    assert owed(dialogue) == [
         Wait(role="optimizer", peer="optimizer", job="a", what="a connection: not connected yet", seconds=2.0)
     ]
-    talk.optimizer()
-    assert owed(talk) == [], "the earlier debt is paid"
-    talk.later(0.0)
-    talk.later(3.0)
-    assert owed(talk) == [
+    dialogue.optimizer()
+    assert owed(dialogue) == [], "the earlier debt is paid"
+    dialogue.later(0.0)
+    dialogue.later(3.0)
+    assert owed(dialogue) == [
         Wait(role="optimizer", peer="opt", job="a", what="an answer: where it stands", seconds=3.0)
     ]
 
 
 def test_an_optimizer_that_has_not_sent_all_weights_is_named() -> None:
-    talk = Dialogue(chunks=2)
-    talk.submit()
-    talk.optimizer()
-    talk.joins(1)
-    talk.stands(1, 0)
+    dialogue = Dialogue(chunks=2)
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.joins(1)
+    dialogue.stands(1, 0)
     for chunk in (0, 1):
-        talk.later(0.0, 1)
+        dialogue.later(0.0, 1)
         assert ("optimizer", "opt", "the weights") in [
-            (each.role, each.peer, each.what) for each in owed(talk)
+            (each.role, each.peer, each.what) for each in owed(dialogue)
         ]
-        talk.weights(1, 0, chunk)
-    talk.later(0.0, 1)
-    assert "optimizer" not in [each.role for each in owed(talk)]
+        dialogue.weights(1, 0, chunk)
+    dialogue.later(0.0, 1)
+    assert "optimizer" not in [each.role for each in owed(dialogue)]
 
 
 def test_an_optimizer_that_writes_the_last_checkpoint_is_named() -> None:
-    talk = training(1, step=4)
+    dialogue = training(1, step=4)
     for batch in range(3):
-        talk.evaluated(1, 1, 4, (batch, 1.0))
-    talk.later(2.0, 1)
-    (wait,) = owed(talk)
+        dialogue.evaluated(1, 1, 4, (batch, 1.0))
+    dialogue.later(2.0, 1)
+    (wait,) = owed(dialogue)
     assert (wait.role, wait.peer, wait.what, wait.step) == ("optimizer", "opt", "the last checkpoint", 4)
 
 

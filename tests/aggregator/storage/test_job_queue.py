@@ -82,11 +82,11 @@ def test_what_was_saved_survives_kill_9(tmp_path: Path) -> None:
         for _ in range(5):
             process.stdout.readline()
         process.kill()
-        said = 4 + len(process.stdout.read().split("\n")[:-1])
+        saved = 4 + len(process.stdout.read().split("\n")[:-1])
         process.wait(timeout=30)
         with JobQueue(path) as queue:
             ids = [found.id for found, _, _ in queue.jobs()]
-        assert ids[: said + 1] == [f"job-{number}" for number in range(said + 1)]
+        assert ids[: saved + 1] == [f"job-{number}" for number in range(saved + 1)]
 
 
 def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -50,24 +50,24 @@ INPUTS = st.one_of(
 
 
 def opened() -> Dialogue:
-    talk = Dialogue()
-    talk.open()
-    talk.loaded()
-    return talk
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded()
+    return dialogue
 
 
 def receiving() -> Dialogue:
-    talk = opened()
-    talk.order(pb.Initialise(job="a", layout_json="layout"))
-    talk.give(ev.Allocated("a", "layout", talk.elements))
-    return talk
+    dialogue = opened()
+    dialogue.order(pb.Initialise(job="a", layout_json="layout"))
+    dialogue.give(ev.Allocated("a", "layout", dialogue.elements))
+    return dialogue
 
 
 def training() -> Dialogue:
-    talk = Dialogue()
-    talk.open()
-    talk.loaded(step=0)
-    return talk
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded(step=0)
+    return dialogue
 
 
 STATES: dict[str, Callable[[], Dialogue]] = {
@@ -82,19 +82,19 @@ STATES: dict[str, Callable[[], Dialogue]] = {
 @settings(max_examples=120, deadline=None)
 @given(inputs=st.lists(INPUTS, min_size=1, max_size=12))
 def test_no_input_stops_an_optimizer(state: str, inputs: list[ev.Input]) -> None:
-    talk = STATES[state]()
+    dialogue = STATES[state]()
     for event in inputs:
-        effects = talk.core.handle(event)
+        effects = dialogue.core.handle(event)
         assert len(effects) <= 4
         for effect in effects:
             if isinstance(effect, ev.ToAggregator):
-                wrap(pb.OptimizerMessage, talk.core.epoch, effect.body).SerializeToString()
-        assert len(talk.stream()) <= 2
+                wrap(pb.OptimizerMessage, dialogue.core.epoch, effect.body).SerializeToString()
+        assert len(dialogue.stream()) <= 2
 
 
 def test_a_job_that_needs_a_generation_after_the_last_fails() -> None:
-    talk = Dialogue()
-    talk.open(generation=LAST_GENERATION)
-    (failure,) = talk.loaded()
+    dialogue = Dialogue()
+    dialogue.open(generation=LAST_GENERATION)
+    (failure,) = dialogue.loaded()
     assert failure.startswith("send failure: ") and str(LAST_GENERATION) in failure
-    assert talk.core.open_job is None
+    assert dialogue.core.open_job is None

@@ -18,12 +18,12 @@ from tests.support.dialogues.optimizer import PLAN, Dialogue, training
 
 
 def test_an_older_aggregator_is_refused_by_name() -> None:
-    talk = Dialogue(epoch=3)
-    (text,) = talk.connect(2)
+    dialogue = Dialogue(epoch=3)
+    (text,) = dialogue.connect(2)
     assert text.startswith("refuse: ") and all(part in text for part in ("agg", "epoch 2", "obeys epoch 3"))
-    assert talk.connect(3) == [], "the same aggregator, after its link broke"
-    assert talk.connect(4) == ["save epoch 4"]
-    assert talk.order(pb.Open(job="a"), epoch=3) == [], "an order of the former aggregator"
+    assert dialogue.connect(3) == [], "the same aggregator, after its link broke"
+    assert dialogue.connect(4) == ["save epoch 4"]
+    assert dialogue.order(pb.Open(job="a"), epoch=3) == [], "an order of the former aggregator"
 
 
 def test_a_restarted_optimizer_refuses_older_epochs() -> None:
@@ -60,45 +60,47 @@ def test_other_protocols_and_roles_are_refused(fields: dict[str, Any], facts: tu
 
 
 def test_a_job_from_nothing_to_training() -> None:
-    talk = Dialogue()
-    assert talk.open() == ["load a"]
-    assert talk.open() == [], "ordered again while it loads"
-    assert talk.loaded() == ["save generation 1", "send empty 1.0, missing nothing"]
+    dialogue = Dialogue()
+    assert dialogue.open() == ["load a"]
+    assert dialogue.open() == [], "ordered again while it loads"
+    assert dialogue.loaded() == ["save generation 1", "send empty 1.0, missing nothing"]
     order = pb.Initialise(job="a", layout_json="layout", files={"config.json": b"{}"})
-    assert talk.order(order) == ["allocate a"]
-    assert talk.order(order) == [], "ordered again while arrays are allocated"
-    assert talk.initial(0) == [], "no arrays yet"
-    assert talk.give(ev.Allocated("a", "layout", talk.elements)) == ["send receiving 1.0, missing #0 #1"]
-    assert talk.initial(0) == ["store #0"]
-    assert talk.initial(0) == [], "repeated"
-    assert talk.order(order) == ["send receiving 1.0, missing #1"], "another worker sends the rest"
-    assert talk.initial(1) == ["store #1", "snapshot 1.0"]
-    assert talk.order(order) == ["send receiving 1.0, missing nothing"]
-    assert talk.initial(1) == []
-    assert talk.give(ev.Saved(talk.written(1, 0))) == [
+    assert dialogue.order(order) == ["allocate a"]
+    assert dialogue.order(order) == [], "ordered again while arrays are allocated"
+    assert dialogue.initial(0) == [], "no arrays yet"
+    assert dialogue.give(ev.Allocated("a", "layout", dialogue.elements)) == [
+        "send receiving 1.0, missing #0 #1"
+    ]
+    assert dialogue.initial(0) == ["store #0"]
+    assert dialogue.initial(0) == [], "repeated"
+    assert dialogue.order(order) == ["send receiving 1.0, missing #1"], "another worker sends the rest"
+    assert dialogue.initial(1) == ["store #1", "snapshot 1.0"]
+    assert dialogue.order(order) == ["send receiving 1.0, missing nothing"]
+    assert dialogue.initial(1) == []
+    assert dialogue.give(ev.Saved(dialogue.written(1, 0))) == [
         "send training 1.0, missing #0 #1",
         "send checkpoint 1.0",
     ]
-    assert talk.order(order) == [], "there are weights already"
+    assert dialogue.order(order) == [], "there are weights already"
 
 
 def test_another_layout_replaces_one_whose_weights_never_became_complete() -> None:
-    talk = Dialogue()
-    talk.open()
-    talk.loaded()
-    talk.order(pb.Initialise(job="a", layout_json="one"))
-    talk.give(ev.Allocated("a", "one", talk.elements))
-    talk.initial(0)
-    assert talk.order(pb.Initialise(job="a", layout_json="two")) == ["allocate a"]
-    assert talk.initial(1) == [], "a chunk of the layout that was replaced"
-    assert talk.give(ev.Allocated("a", "one", talk.elements)) == []
-    assert talk.give(ev.Allocated("a", "two", 1)) == ["send receiving 1.0, missing #0"]
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded()
+    dialogue.order(pb.Initialise(job="a", layout_json="one"))
+    dialogue.give(ev.Allocated("a", "one", dialogue.elements))
+    dialogue.initial(0)
+    assert dialogue.order(pb.Initialise(job="a", layout_json="two")) == ["allocate a"]
+    assert dialogue.initial(1) == [], "a chunk of the layout that was replaced"
+    assert dialogue.give(ev.Allocated("a", "one", dialogue.elements)) == []
+    assert dialogue.give(ev.Allocated("a", "two", 1)) == ["send receiving 1.0, missing #0"]
 
 
 def test_a_job_on_disk_continues_under_a_new_generation() -> None:
-    talk = Dialogue()
-    talk.open(generation=6)
-    assert talk.loaded(generation=4, step=2) == [
+    dialogue = Dialogue()
+    dialogue.open(generation=6)
+    assert dialogue.loaded(generation=4, step=2) == [
         "save generation 7",
         "send training 7.2, missing #0 #1",
         "send checkpoint 4.2",
@@ -106,173 +108,173 @@ def test_a_job_on_disk_continues_under_a_new_generation() -> None:
 
 
 def test_opening_an_open_job_sends_its_status() -> None:
-    talk = training(step=2)
-    talk.chunk(1, 1, 2)
-    talk.connect(2)
-    assert talk.open() == ["send training 1.2, missing #0", "send checkpoint 0.2"]
+    dialogue = training(step=2)
+    dialogue.chunk(1, 1, 2)
+    dialogue.connect(2)
+    assert dialogue.open() == ["send training 1.2, missing #0", "send checkpoint 0.2"]
 
 
 def test_another_job_replaces_the_open_one() -> None:
-    talk = training()
-    assert talk.open("b") == ["send checkpoint 0.0", "drop job", "load b"]
-    assert talk.chunk(0) == []
-    assert talk.order(pb.Close(job="b")) == []
-    assert talk.loaded("b") == [], "closed before it was loaded"
-    assert talk.open("b") == ["load b"]
+    dialogue = training()
+    assert dialogue.open("b") == ["send checkpoint 0.0", "drop job", "load b"]
+    assert dialogue.chunk(0) == []
+    assert dialogue.order(pb.Close(job="b")) == []
+    assert dialogue.loaded("b") == [], "closed before it was loaded"
+    assert dialogue.open("b") == ["load b"]
 
 
 def test_a_job_that_cannot_be_loaded() -> None:
-    talk = Dialogue()
-    talk.open()
-    assert talk.give(ev.OperationFailed("a", "checkpoint: flipped byte")) == [
+    dialogue = Dialogue()
+    dialogue.open()
+    assert dialogue.give(ev.OperationFailed("a", "checkpoint: flipped byte")) == [
         "send failure: checkpoint: flipped byte"
     ]
-    assert talk.open() == ["load a"], "it can be tried again"
+    assert dialogue.open() == ["load a"], "it can be tried again"
 
 
 # ---- a step ----
 
 
 def test_a_step() -> None:
-    talk = training()
-    assert talk.chunk(1) == ["stage #1"]
-    assert talk.chunk(0) == ["stage #0", "measure step 0"]
-    assert talk.measured(0) == ["send commit 1.0", "update step 0"]
-    assert talk.stream() == []
-    assert talk.updated(0, [0]) == []
-    assert talk.stream() == ["1.1 #0"], "each chunk as soon as it is updated"
-    assert talk.updated(0, [1]) == []
-    assert talk.stream() == ["1.1 #1"]
+    dialogue = training()
+    assert dialogue.chunk(1) == ["stage #1"]
+    assert dialogue.chunk(0) == ["stage #0", "measure step 0"]
+    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
+    assert dialogue.stream() == []
+    assert dialogue.updated(0, [0]) == []
+    assert dialogue.stream() == ["1.1 #0"], "each chunk as soon as it is updated"
+    assert dialogue.updated(0, [1]) == []
+    assert dialogue.stream() == ["1.1 #1"]
 
 
 def test_stale_and_repeated_chunks_change_nothing() -> None:
-    talk = training(step=2)
-    assert talk.chunk(0, 1, 2) == ["stage #0"]
+    dialogue = training(step=2)
+    assert dialogue.chunk(0, 1, 2) == ["stage #0"]
     for effects in (
-        talk.chunk(0, 1, 2),  # repeated
-        talk.chunk(1, 1, 1),  # a step before
-        talk.chunk(1, 1, 3),  # a step to come
-        talk.chunk(1, 0, 2),  # another generation
-        talk.chunk(1, 1, 2, epoch=9),  # another aggregator
-        talk.chunk(1, 1, 2, job="b"),
-        talk.chunk(7, 1, 2),  # no such chunk
-        talk.initial(1),
+        dialogue.chunk(0, 1, 2),  # repeated
+        dialogue.chunk(1, 1, 1),  # a step before
+        dialogue.chunk(1, 1, 3),  # a step to come
+        dialogue.chunk(1, 0, 2),  # another generation
+        dialogue.chunk(1, 1, 2, epoch=9),  # another aggregator
+        dialogue.chunk(1, 1, 2, job="b"),
+        dialogue.chunk(7, 1, 2),  # no such chunk
+        dialogue.initial(1),
     ):
         assert effects == []
-    assert talk.chunk(1, 1, 2) == ["stage #1", "measure step 2"]
-    assert talk.chunk(1, 1, 2) == [], "the step is being decided"
+    assert dialogue.chunk(1, 1, 2) == ["stage #1", "measure step 2"]
+    assert dialogue.chunk(1, 1, 2) == [], "the step is being decided"
 
 
 def test_a_step_happens_once() -> None:
-    talk = training()
-    talk.chunk(0)
-    talk.chunk(1)
-    assert talk.measured(0) == ["send commit 1.0", "update step 0"]
-    assert talk.measured(0) == []
-    talk.updated(0)
-    assert talk.chunk(0) == [] and talk.chunk(1) == []
+    dialogue = training()
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
+    assert dialogue.measured(0) == []
+    dialogue.updated(0)
+    assert dialogue.chunk(0) == [] and dialogue.chunk(1) == []
 
 
 def test_a_step_with_a_gradient_that_is_not_finite_is_skipped() -> None:
-    talk = training()
-    talk.chunk(0)
-    talk.chunk(1)
-    assert talk.measured(0, finite=False) == ["send commit 1.0 skipped", "update step 0 skipped"]
+    dialogue = training()
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    assert dialogue.measured(0, finite=False) == ["send commit 1.0 skipped", "update step 0 skipped"]
 
 
 FOUND = NonFinite(micro_batch=1, parameter="w", worker="a")
 
 
 def test_a_commit_names_the_gradients_that_were_not_finite_to_a_new_aggregator_too() -> None:
-    talk = training()
-    talk.chunk(1)
-    talk.chunk(0, non_finite=[FOUND])
-    talk.give(ev.Disconnected())
-    talk.connect(2)
-    assert talk.measured(0, finite=False) == ["send commit 1.0 skipped, a 1", "update step 0 skipped"]
-    talk.updated(0)
-    talk.chunk(1, 1, 1)
-    talk.chunk(0, 1, 1)
-    assert talk.measured(1, finite=False) == ["send commit 1.1 skipped", "update step 1 skipped"]
+    dialogue = training()
+    dialogue.chunk(1)
+    dialogue.chunk(0, non_finite=[FOUND])
+    dialogue.give(ev.Disconnected())
+    dialogue.connect(2)
+    assert dialogue.measured(0, finite=False) == ["send commit 1.0 skipped, a 1", "update step 0 skipped"]
+    dialogue.updated(0)
+    dialogue.chunk(1, 1, 1)
+    dialogue.chunk(0, 1, 1)
+    assert dialogue.measured(1, finite=False) == ["send commit 1.1 skipped", "update step 1 skipped"]
 
 
 def test_with_on_non_finite_stop_the_step_is_not_committed() -> None:
-    talk = Dialogue()
-    talk.open()
+    dialogue = Dialogue()
+    dialogue.open()
     plan = replace(PLAN, on_non_finite="stop")
-    talk.give(ev.Loaded("a", plan, 0, "layout", talk.elements, talk.written(1, 0)))
-    talk.chunk(1)
-    talk.chunk(0, non_finite=[FOUND])
-    (failure,) = talk.measured(0, finite=False)
+    dialogue.give(ev.Loaded("a", plan, 0, "layout", dialogue.elements, dialogue.written(1, 0)))
+    dialogue.chunk(1)
+    dialogue.chunk(0, non_finite=[FOUND])
+    (failure,) = dialogue.measured(0, finite=False)
     assert failure.startswith("send failure: step 1: ")
     assert all(
         fact in failure for fact in ("worker a", "micro-batch 1", "parameter w", "on_non_finite: stop")
     )
-    talk.give(ev.Disconnected())
-    talk.connect(2)
-    assert failure in talk.open(), "the next aggregator is told too"
+    dialogue.give(ev.Disconnected())
+    dialogue.connect(2)
+    assert failure in dialogue.open(), "the next aggregator learns of it too"
 
 
 # ---- weights ----
 
 
 def test_weights_are_streamed_only_after_a_request_on_the_same_link() -> None:
-    talk = training()
-    talk.chunk(0)
-    talk.chunk(1)
-    talk.connect(2)
-    assert talk.measured(0) == ["send commit 1.0", "update step 0"]
-    talk.updated(0)
-    assert talk.stream() == [], "this aggregator may not know the job's version yet"
-    assert talk.send_weights(1, 0) == []
-    assert talk.stream() == ["1.1 #0", "1.1 #1"], "the version that has replaced the requested one"
+    dialogue = training()
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    dialogue.connect(2)
+    assert dialogue.measured(0) == ["send commit 1.0", "update step 0"]
+    dialogue.updated(0)
+    assert dialogue.stream() == [], "this aggregator may not know the job's version yet"
+    assert dialogue.send_weights(1, 0) == []
+    assert dialogue.stream() == ["1.1 #0", "1.1 #1"], "the version that has replaced the requested one"
 
 
 def test_the_next_version_can_be_requested_before_it_exists() -> None:
-    talk = training()
-    talk.connect(1)
-    talk.send_weights(1, 1)
-    assert talk.stream() == []
-    talk.chunk(0)
-    talk.chunk(1)
-    talk.measured(0)
-    talk.updated(0)
-    assert talk.stream() == ["1.1 #0", "1.1 #1"]
+    dialogue = training()
+    dialogue.connect(1)
+    dialogue.send_weights(1, 1)
+    assert dialogue.stream() == []
+    dialogue.chunk(0)
+    dialogue.chunk(1)
+    dialogue.measured(0)
+    dialogue.updated(0)
+    assert dialogue.stream() == ["1.1 #0", "1.1 #1"]
 
 
 def test_weights_of_another_generation_are_not_sent() -> None:
-    talk = training()
-    talk.connect(1)
-    talk.send_weights(7, 0)
-    assert talk.stream() == []
+    dialogue = training()
+    dialogue.connect(1)
+    dialogue.send_weights(7, 0)
+    assert dialogue.stream() == []
 
 
 def test_weights_are_sent_again_on_a_second_request() -> None:
-    talk = training()
-    talk.send_weights(1, 0)
-    assert talk.stream() == ["1.0 #0", "1.0 #1"]
+    dialogue = training()
+    dialogue.send_weights(1, 0)
+    assert dialogue.stream() == ["1.0 #0", "1.0 #1"]
 
 
 def test_nothing_is_streamed_while_the_link_is_down() -> None:
-    talk = training()
-    talk.send_weights(1, 0)
-    talk.give(ev.Disconnected())
-    assert talk.stream() == []
-    talk.chunk(0)
-    assert talk.chunk(1) == ["stage #1", "measure step 0"], "the chunk from before counts"
-    assert talk.measured(0) == ["update step 0"], "no aggregator to send the commit to"
+    dialogue = training()
+    dialogue.send_weights(1, 0)
+    dialogue.give(ev.Disconnected())
+    assert dialogue.stream() == []
+    dialogue.chunk(0)
+    assert dialogue.chunk(1) == ["stage #1", "measure step 0"], "the chunk from before counts"
+    assert dialogue.measured(0) == ["update step 0"], "no aggregator to send the commit to"
 
 
 # ---- tensors in shards ----
 
 
 def test_lost_tensors_are_loaded_again_under_a_new_generation() -> None:
-    talk = training()
-    talk.chunk(0)
-    assert talk.give(ev.TensorsLost()) == ["drop job"]
-    assert talk.chunk(1) == [], "a chunk of the lost sum"
-    assert talk.open(generation=1) == ["load a"]
-    assert talk.loaded(generation=1, step=0) == [
+    dialogue = training()
+    dialogue.chunk(0)
+    assert dialogue.give(ev.TensorsLost()) == ["drop job"]
+    assert dialogue.chunk(1) == [], "a chunk of the lost sum"
+    assert dialogue.open(generation=1) == ["load a"]
+    assert dialogue.loaded(generation=1, step=0) == [
         "save generation 2",
         "send training 2.0, missing #0 #1",
         "send checkpoint 1.0",
@@ -280,10 +282,10 @@ def test_lost_tensors_are_loaded_again_under_a_new_generation() -> None:
 
 
 def test_tensors_lost_while_a_job_is_loaded() -> None:
-    talk = Dialogue()
-    talk.open()
-    assert talk.core.is_loading("a")
-    assert talk.give(ev.TensorsLost()) == []
-    assert not talk.core.is_loading("a")
-    assert talk.loaded() == [], "the answer to the cancelled load"
-    assert talk.open() == ["load a"]
+    dialogue = Dialogue()
+    dialogue.open()
+    assert dialogue.core.is_loading("a")
+    assert dialogue.give(ev.TensorsLost()) == []
+    assert not dialogue.core.is_loading("a")
+    assert dialogue.loaded() == [], "the answer to the cancelled load"
+    assert dialogue.open() == ["load a"]

@@ -158,9 +158,9 @@ class Dialogue:
 
 def training(generation: int = 0, step: int = 0, plan: JobPlan = PLAN) -> Dialogue:
     """Return a dialogue with a job that continues from a checkpoint, under the next generation."""
-    talk = Dialogue()
-    talk.open()
-    talk.loaded(generation=generation, step=step, plan=plan)
-    talk.send_weights(generation + 1, step)
-    talk.stream()
-    return talk
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded(generation=generation, step=step, plan=plan)
+    dialogue.send_weights(generation + 1, step)
+    dialogue.stream()
+    return dialogue

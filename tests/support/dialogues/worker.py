@@ -117,10 +117,10 @@ class Dialogue:
 
 def start_with_weights(chunks: int = 3) -> Dialogue:
     """Return a dialogue with a worker that has joined job a and loaded the weights of version 1.0."""
-    talk = Dialogue(chunks)
-    talk.connect()
-    talk.join()
-    talk.built()
-    talk.weights(1, 0)
-    talk.loaded(1, 0)
-    return talk
+    dialogue = Dialogue(chunks)
+    dialogue.connect()
+    dialogue.join()
+    dialogue.built()
+    dialogue.weights(1, 0)
+    dialogue.loaded(1, 0)
+    return dialogue

@@ -20,7 +20,7 @@ def results(first: int, count: int) -> list[BatchLoss]:
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_the_loss_is_the_same_for_any_order_of_leases(batches: int, story: list[tuple[int, bool]]) -> None:
     evaluation = Evaluation(batches)
-    told = results(0, batches)
+    losses = results(0, batches)
     everybody = [(session, True) for _ in range(batches) for session in range(4)]
     for lease, (session, lives) in enumerate(story + everybody, 1):
         if not lives:
@@ -34,7 +34,7 @@ def test_the_loss_is_the_same_for_any_order_of_leases(batches: int, story: list[
         lease_book = next(iter(evaluation.leases.values()))
         evaluation.finish(lease_book.lease, results(lease_book.first, lease_book.count))
     assert evaluation.complete
-    expected = math.fsum(each.sum for each in told) / sum(each.tokens for each in told)
+    expected = math.fsum(each.sum for each in losses) / sum(each.tokens for each in losses)
     assert evaluation.loss == expected
     assert evaluation.grant(999, 1, 1, 0.0) is None
 

@@ -60,49 +60,51 @@ def test_failed_work_is_described_by_its_phase() -> None:
 # ---- in a job ----
 
 
-def fails(talk: Dialogue, session: int, reason: str) -> list[str]:
-    return talk.says(session, pb.Failure(job="a", lease=talk.leases[session], reason=reason))
+def fails(dialogue: Dialogue, session: int, reason: str) -> list[str]:
+    return dialogue.says(session, pb.Failure(job="a", lease=dialogue.leases[session], reason=reason))
 
 
 def test_a_job_that_fails_on_two_workers_ends_and_refuses_neither() -> None:
-    talk = training(1, 2, 3)
-    talk.computed(1)
-    fails(talk, 2, "token 70000")
-    assert talk.job().state == RUNNING
-    assert "save a failed" in fails(talk, 1, "token 70000 of 65000")
-    assert talk.job().state == FAILED
-    assert talk.job().detail == (
+    dialogue = training(1, 2, 3)
+    dialogue.computed(1)
+    fails(dialogue, 2, "token 70000")
+    assert dialogue.job().state == RUNNING
+    assert "save a failed" in fails(dialogue, 1, "token 70000 of 65000")
+    assert dialogue.job().state == FAILED
+    assert dialogue.job().detail == (
         "micro-batch 2 of step 0 failed on two workers; w2: token 70000; w1: token 70000 of 65000"
     )
 
 
 def test_a_lease_that_another_worker_could_do_fails_no_job() -> None:
-    talk = training(1, 2)
-    talk.computed(1)
-    assert "1 <- train 2 of 1.0" in fails(talk, 2, "out of memory")
-    talk.computed(1)
-    talk.give(ev.WorkerLost(2, "gone"))
-    assert talk.job().state == RUNNING
-    fails(talk, 1, "out of memory")
-    assert talk.job().state == RUNNING, "the other one was to blame for its half"
+    dialogue = training(1, 2)
+    dialogue.computed(1)
+    assert "1 <- train 2 of 1.0" in fails(dialogue, 2, "out of memory")
+    dialogue.computed(1)
+    dialogue.give(ev.WorkerLost(2, "gone"))
+    assert dialogue.job().state == RUNNING
+    fails(dialogue, 1, "out of memory")
+    assert dialogue.job().state == RUNNING, "the other one was to blame for its half"
 
 
 @pytest.mark.parametrize(("phase", "what"), [("initialise", "initial weights"), ("evaluate", "batch 0 of")])
 def test_other_phases_end_too(phase: str, what: str) -> None:
     if phase == "initialise":
-        talk = Dialogue()
-        talk.submit()
-        talk.optimizer()
-        talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
-        talk.joins(1)
-        talk.joins(2)
+        dialogue = Dialogue()
+        dialogue.submit()
+        dialogue.optimizer()
+        dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
+        dialogue.joins(1)
+        dialogue.joins(2)
     else:
-        talk = training(1, 2, step=4)
+        dialogue = training(1, 2, step=4)
         for index in (1, 2):
-            talk.evaluated(2, 1, 4, (index, 1.0))
+            dialogue.evaluated(2, 1, 4, (index, 1.0))
     for _ in range(3):
-        assert talk.job().state == RUNNING
-        fails(talk, 1, "no")
-    fails(talk, 2, "no")
-    assert talk.job().state == FAILED
-    assert what in talk.job().detail and talk.job().detail.endswith("failed on two workers; w1: no; w2: no")
+        assert dialogue.job().state == RUNNING
+        fails(dialogue, 1, "no")
+    fails(dialogue, 2, "no")
+    assert dialogue.job().state == FAILED
+    assert what in dialogue.job().detail and dialogue.job().detail.endswith(
+        "failed on two workers; w1: no; w2: no"
+    )

@@ -11,79 +11,79 @@ from tests.support.dialogues.aggregator import Dialogue, training
 
 
 def test_a_job_begins_when_as_many_workers_are_there_as_it_wants() -> None:
-    talk = Dialogue()
-    talk.submit(min_workers=2)
-    talk.optimizer()
-    talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
-    assert "1 <- initialise" not in talk.joins(1)
-    assert talk.core.describe_wait(talk.now + 3) == (
+    dialogue = Dialogue()
+    dialogue.submit(min_workers=2)
+    dialogue.optimizer()
+    dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
+    assert "1 <- initialise" not in dialogue.joins(1)
+    assert dialogue.core.describe_wait(dialogue.now + 3) == (
         "workers: 1 of the 2 that the job wants (min_workers) are there; for 3 s"
     )
-    talk.hello(2)
-    assert "missing: w2 (connected); for 0 s" in talk.core.describe_wait(talk.now)
-    talk.give(ev.DataStreamOpened(2))
-    assert talk.ready(2)[-1] == "1 <- initialise"
-    assert talk.notes[-1] == "goes on with 2 workers, after 0 s"
+    dialogue.hello(2)
+    assert "missing: w2 (connected); for 0 s" in dialogue.core.describe_wait(dialogue.now)
+    dialogue.give(ev.DataStreamOpened(2))
+    assert dialogue.ready(2)[-1] == "1 <- initialise"
+    assert dialogue.notes[-1] == "goes on with 2 workers, after 0 s"
 
 
 def test_below_the_quorum_running_leases_continue_without_new_ones() -> None:
-    talk = training(1, 2, min_workers=2)
-    lost = talk.give(ev.WorkerLost(2, "gone"))
+    dialogue = training(1, 2, min_workers=2)
+    lost = dialogue.give(ev.WorkerLost(2, "gone"))
     assert not any("train" in line for line in lost)
-    assert talk.notes[-1] == (
+    assert dialogue.notes[-1] == (
         "waits for workers: 1 of the 2 that the job wants (min_workers) are there; missing: w2 (gone)"
     )
-    told = len(talk.notes)
-    assert talk.computed(1) == [], "idle, but nothing is granted"
-    assert "forward #0" not in talk.chunk(1, 1, 0, 0)
-    assert talk.later(5.0, 1) == []
-    assert len(talk.notes) == told, "published once"
-    waiting = talk.core.status(talk.now).waiting
+    published = len(dialogue.notes)
+    assert dialogue.computed(1) == [], "idle, but nothing is granted"
+    assert "forward #0" not in dialogue.chunk(1, 1, 0, 0)
+    assert dialogue.later(5.0, 1) == []
+    assert len(dialogue.notes) == published, "published once"
+    waiting = dialogue.core.status(dialogue.now).waiting
     assert waiting == (
         "workers: 1 of the 2 that the job wants (min_workers) are there; missing: w2 (gone); for 5 s"
     )
-    assert any("1 <- train 2-3 of 1.0" in line for line in talk.joins(3)), "anyone will do"
-    assert talk.notes[-1] == "goes on with 2 workers, after 5 s"
+    assert any("1 <- train 2-3 of 1.0" in line for line in dialogue.joins(3)), "anyone will do"
+    assert dialogue.notes[-1] == "goes on with 2 workers, after 5 s"
 
 
 def test_no_step_is_begun_below_the_number() -> None:
-    talk = training(1, 2, min_workers=2)
+    dialogue = training(1, 2, min_workers=2)
     for session in (1, 2):
-        talk.computed(session)
-        talk.chunk(session, 1, 0, 0)
-    talk.give(ev.WorkerLost(2, "gone"))
-    assert not any("train" in line for line in talk.commits(1, 0))
-    talk.weights(1, 1, 0)
-    assert not any("train" in line for line in talk.weights_loaded(1, 1, 1))
-    assert any(line.endswith("of 1.1") for line in talk.joins(2, holds=(1, 1)))
+        dialogue.computed(session)
+        dialogue.chunk(session, 1, 0, 0)
+    dialogue.give(ev.WorkerLost(2, "gone"))
+    assert not any("train" in line for line in dialogue.commits(1, 0))
+    dialogue.weights(1, 1, 0)
+    assert not any("train" in line for line in dialogue.weights_loaded(1, 1, 1))
+    assert any(line.endswith("of 1.1") for line in dialogue.joins(2, holds=(1, 1)))
 
 
 def test_more_than_there_are_micro_batches_may_be_wanted() -> None:
-    talk = training(1, 2, 3, micro_batches=1, min_workers=3)
-    assert set(talk.leases) == {1}, "the others stand by"
+    dialogue = training(1, 2, 3, micro_batches=1, min_workers=3)
+    assert set(dialogue.leases) == {1}, "the others stand by"
 
 
 # ---- leases that fail ----
 
 
-def fails(talk: Dialogue, session: int, reason: str = "out of memory") -> list[str]:
-    return talk.says(session, pb.Failure(job="a", lease=talk.leases[session], reason=reason))
+def fails(dialogue: Dialogue, session: int, reason: str = "out of memory") -> list[str]:
+    return dialogue.says(session, pb.Failure(job="a", lease=dialogue.leases[session], reason=reason))
 
 
 def test_a_failed_lease_is_given_out_again_and_its_worker_stays() -> None:
-    talk = training(1)
-    assert fails(talk, 1) == ["1 <- window 1", "1 <- train 0-3 of 1.0"]
-    assert talk.notes[-1] == "worker w1 failed in step 0: out of memory"
-    assert talk.job().state == RUNNING
-    talk.computed(1)
-    assert "forward #0" in talk.chunk(1, 1, 0, 0)
+    dialogue = training(1)
+    assert fails(dialogue, 1) == ["1 <- window 1", "1 <- train 0-3 of 1.0"]
+    assert dialogue.notes[-1] == "worker w1 failed in step 0: out of memory"
+    assert dialogue.job().state == RUNNING
+    dialogue.computed(1)
+    assert "forward #0" in dialogue.chunk(1, 1, 0, 0)
 
 
 def test_others_take_over_what_failed() -> None:
-    talk = training(1, 2)
-    talk.computed(1)
-    talk.chunk(1, 1, 0, 0)
-    assert fails(talk, 2) == [
+    dialogue = training(1, 2)
+    dialogue.computed(1)
+    dialogue.chunk(1, 1, 0, 0)
+    assert fails(dialogue, 2) == [
         "1 <- window 1",
         "1 <- train 2 of 1.0",
         "2 <- window 1",
@@ -92,51 +92,51 @@ def test_others_take_over_what_failed() -> None:
 
 
 def test_a_worker_of_which_three_leases_in_a_row_fail_is_refused_with_the_reason() -> None:
-    talk = training(1, 2)
+    dialogue = training(1, 2)
     for _ in range(2):
-        fails(talk, 2)
-    assert talk.core.members[2].able
+        fails(dialogue, 2)
+    assert dialogue.core.members[2].able
     reason = "3 leases in a row failed, the last with: out of memory"
-    assert f"2 <- leave: {reason}" in fails(talk, 2)
-    member = talk.core.status(talk.now).workers[1]
+    assert f"2 <- leave: {reason}" in fails(dialogue, 2)
+    member = dialogue.core.status(dialogue.now).workers[1]
     assert (member.state, member.detail) == ("refused", reason)
-    assert talk.job().state == RUNNING
+    assert dialogue.job().state == RUNNING
 
 
 def test_a_lease_that_succeeds_ends_the_row() -> None:
-    talk = training(1)
-    fails(talk, 1)
-    fails(talk, 1)
-    talk.computed(1)
-    assert talk.core.members[1].failures == 0
+    dialogue = training(1)
+    fails(dialogue, 1)
+    fails(dialogue, 1)
+    dialogue.computed(1)
+    assert dialogue.core.members[1].failures == 0
 
 
 def test_a_job_whose_only_worker_fails_for_good_fails_with_its_reason() -> None:
-    talk = training(1)
+    dialogue = training(1)
     for _ in range(3):
-        fails(talk, 1)
-    assert talk.job().state == FAILED
-    assert talk.job().detail == (
+        fails(dialogue, 1)
+    assert dialogue.job().state == FAILED
+    assert dialogue.job().detail == (
         "no worker can run it; w1: 3 leases in a row failed, the last with: out of memory"
     )
 
 
 def test_a_failure_of_a_void_lease_is_ignored() -> None:
-    talk = training(1, 2)
-    assert talk.says(1, pb.Failure(job="a", lease=talk.leases[2], reason="not mine")) == []
-    assert talk.says(1, pb.Failure(job="a", lease=77, reason="unknown")) == []
-    assert talk.core.members[1].failures == 0
+    dialogue = training(1, 2)
+    assert dialogue.says(1, pb.Failure(job="a", lease=dialogue.leases[2], reason="not mine")) == []
+    assert dialogue.says(1, pb.Failure(job="a", lease=77, reason="unknown")) == []
+    assert dialogue.core.members[1].failures == 0
 
 
 @pytest.mark.parametrize("phase", ["initialise", "evaluate"])
 def test_leases_of_other_phases_are_given_out_again_too(phase: str) -> None:
     if phase == "initialise":
-        talk = Dialogue()
-        talk.submit()
-        talk.optimizer()
-        talk.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
-        talk.joins(1)
-        assert fails(talk, 1) == ["1 <- initialise"]
+        dialogue = Dialogue()
+        dialogue.submit()
+        dialogue.optimizer()
+        dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
+        dialogue.joins(1)
+        assert fails(dialogue, 1) == ["1 <- initialise"]
     else:
-        talk = training(1, step=4)
-        assert fails(talk, 1) == ["1 <- evaluate 0 of 1.4"]
+        dialogue = training(1, step=4)
+        assert fails(dialogue, 1) == ["1 <- evaluate 0 of 1.4"]

@@ -152,10 +152,10 @@ def test_a_window_stays_when_orphans_are_planned_again() -> None:
         for assignment in step_sum.assignments:
             step_sum.arrive(assignment, chunk, [])
         step_sum.widen()
-    told = step_sum.window_end
+    window_end = step_sum.window_end
     step_sum.abandon(1, 5.0)
     step_sum.distribute(dict.fromkeys(range(1, 40), 1.0), 5.0)
-    assert step_sum.window_end == told
+    assert step_sum.window_end == window_end
 
 
 def test_a_window_restarts_with_reopened_chunks() -> None:

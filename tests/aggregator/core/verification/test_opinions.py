@@ -93,12 +93,12 @@ def test_two_steady_workers_that_differ_are_not_judged() -> None:
 
 @given(OPINIONS, st.sets(WORKERS))
 def test_asking_ends_and_others_are_asked_before_the_same(opinions: list[Opinion], able: set[str]) -> None:
-    told, asked = list(opinions), 0
-    while wanted := choose_next(told, sorted(able)):
-        given = {each.worker for each in told}
+    known, asked = list(opinions), 0
+    while wanted := choose_next(known, sorted(able)):
+        given = {each.worker for each in known}
         assert not given >= set(able) or set(wanted) <= given
         assert given >= set(able) or not given & set(wanted)
-        told.append(Opinion(wanted[0], 100 + asked, TRUTH))
+        known.append(Opinion(wanted[0], 100 + asked, TRUTH))
         asked += 1
     assert asked <= 2 * len(able)
 

@@ -44,18 +44,20 @@ def test_any_reports_keep_the_order_of_the_layout(
     config: JobConfig, reports: list[tuple[int, Any]], measures: bool
 ) -> None:
     async def scenario() -> StoreDialogue:
-        talk = StoreDialogue()
-        await talk.open(config)
+        dialogue = StoreDialogue()
+        await dialogue.open(config)
         if measures:
-            talk.store.measure(ev.Measure("j", 1))
+            dialogue.store.measure(ev.Measure("j", 1))
         else:
-            talk.store.update(ev.Update("j", 1, True, 1.0, 0.1), ChunkHeader(generation=1, step=2))
+            dialogue.store.update(ev.Update("j", 1, True, 1.0, 0.1), ChunkHeader(generation=1, step=2))
         for shard, body in reports:
-            talk.report(shard, body)
+            dialogue.report(shard, body)
             await asyncio.sleep(0)
-        return talk
+        return dialogue
 
-    talk = asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
-    assert talk.updated == list(range(len(talk.updated))), "in the order of the layout, each chunk once"
-    for report in talk.reports:
+    dialogue = asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
+    assert dialogue.updated == list(range(len(dialogue.updated))), (
+        "in the order of the layout, each chunk once"
+    )
+    for report in dialogue.reports:
         assert not isinstance(report, ev.Measured) or not report.finite or report.norm >= 0

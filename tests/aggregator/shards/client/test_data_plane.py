@@ -125,72 +125,74 @@ def with_dialogue(scenario: Callable[[Dialogue], Any], shards: int = 2) -> None:
 
 
 def test_a_payload_is_kept_merged_and_finished_in_its_shard() -> None:
-    def scenario(talk: Dialogue) -> None:
-        talk.decide = lambda event: (
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.decide = lambda event: (
             ev.Keep(3, RIGHT),
             ev.Merge(3, LEFT, RIGHT, ROOT),
             ev.Forward(ChunkHeader(index=3), ROOT),
         )
-        talk.arrive(1, 5, chunk=3)
-        assert talk.orders() == [(1, "keep arrival 5"), (1, "MergeSums #3"), (1, "FinishSum #3")]
-        assert talk.finished == [3]
+        dialogue.arrive(1, 5, chunk=3)
+        assert dialogue.orders() == [(1, "keep arrival 5"), (1, "MergeSums #3"), (1, "FinishSum #3")]
+        assert dialogue.finished == [3]
 
     with_dialogue(scenario)
 
 
 def test_a_payload_that_is_stale_or_repeated_is_discarded() -> None:
-    def scenario(talk: Dialogue) -> None:
-        talk.arrive(0, 1, chunk=0)
-        assert talk.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
-        talk.core.stale = Refusal("its step is 9")
-        talk.arrive(0, 2, chunk=2)
-        talk.core.stale = None
+    def scenario(dialogue: Dialogue) -> None:
+        dialogue.arrive(0, 1, chunk=0)
+        assert dialogue.fed == [ev.ChunkArrived(1, ChunkHeader(index=0))]
+        dialogue.core.stale = Refusal("its step is 9")
+        dialogue.arrive(0, 2, chunk=2)
+        dialogue.core.stale = None
         for arrival, chunk in ((3, 1), (4, 99)):  # a chunk of another shard, and one beyond the layout
-            talk.arrive(0, arrival, chunk)
-        assert len(talk.fed) == 1, "the core does not see stale chunks"
-        assert talk.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
+            dialogue.arrive(0, arrival, chunk)
+        assert len(dialogue.fed) == 1, "the core does not see stale chunks"
+        assert dialogue.orders() == [(0, f"discard arrival {arrival}") for arrival in range(1, 5)]
 
     with_dialogue(scenario)
 
 
 def test_no_orders_are_sent_for_sums_that_were_lost_with_a_shard() -> None:
-    def scenario(talk: Dialogue) -> None:
-        for callback in talk.shards.on_lost:
+    def scenario(dialogue: Dialogue) -> None:
+        for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2: gone")
-        talk.decide = lambda event: (ev.Keep(0, RIGHT), ev.Merge(0, LEFT, RIGHT, ROOT))
-        talk.arrive(0, 1, chunk=0)
-        assert talk.orders() == [(0, "discard arrival 1")], "the core still knows LEFT, which no shard has"
-        talk.data_plane.submit([ev.DropAll()], None)
-        talk.decide = lambda event: (ev.Keep(0, RIGHT),)
-        talk.arrive(0, 2, chunk=0)
-        assert talk.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep arrival 2")]
+        dialogue.decide = lambda event: (ev.Keep(0, RIGHT), ev.Merge(0, LEFT, RIGHT, ROOT))
+        dialogue.arrive(0, 1, chunk=0)
+        assert dialogue.orders() == [(0, "discard arrival 1")], (
+            "the core still knows LEFT, which no shard has"
+        )
+        dialogue.data_plane.submit([ev.DropAll()], None)
+        dialogue.decide = lambda event: (ev.Keep(0, RIGHT),)
+        dialogue.arrive(0, 2, chunk=0)
+        assert dialogue.orders() == [(0, "DropSums"), (1, "DropSums"), (0, "keep arrival 2")]
 
     with_dialogue(scenario)
 
 
 def test_a_worker_counts_as_exchanging_once_all_shards_have_its_streams() -> None:
-    def scenario(talk: Dialogue) -> None:
-        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.data_plane.worker_connected(session)
-        assert talk.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
-        talk.report(1, pb.WorkerExchanges(session=session.number))
-        assert talk.fed == []
-        talk.report(0, pb.WorkerExchanges(session=session.number))
-        assert talk.fed == [ev.DataStreamOpened(session.number)]
+    def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        assert dialogue.orders() == [(0, "WorkerAttends"), (1, "WorkerAttends")]
+        dialogue.report(1, pb.WorkerExchanges(session=session.number))
+        assert dialogue.fed == []
+        dialogue.report(0, pb.WorkerExchanges(session=session.number))
+        assert dialogue.fed == [ev.DataStreamOpened(session.number)]
         welcome = cluster.Welcome()
-        talk.data_plane.fill_welcome(session.number, welcome)
+        dialogue.data_plane.fill_welcome(session.number, welcome)
         assert (welcome.session, list(welcome.shards)) == (session.number, ["host-0:7073", "host-1:7073"])
-        talk.data_plane.worker_lost(session, "it stops")
-        assert talk.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
+        dialogue.data_plane.worker_lost(session, "it stops")
+        assert dialogue.orders() == [(0, "WorkerLeft"), (1, "WorkerLeft")]
 
     with_dialogue(scenario)
 
 
 def test_a_worker_that_one_shard_lost_is_disconnected() -> None:
-    async def scenario(talk: Dialogue) -> None:
-        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.data_plane.worker_connected(session)
-        talk.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
+    async def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        dialogue.report(1, pb.WorkerGone(session=session.number, reason="refused a chunk"))
         with pytest.raises(Exception, match=r"shard 1 of 2 \(host-1:7073\): refused a chunk"):
             await session.mailbox.wait_closed()
 
@@ -198,27 +200,29 @@ def test_a_worker_that_one_shard_lost_is_disconnected() -> None:
 
 
 def test_each_shard_is_ordered_to_send_its_own_weights() -> None:
-    async def scenario(talk: Dialogue) -> None:
-        session = talk.sessions.open(cluster.Hello(name="w", incarnation="i"))
-        talk.data_plane.worker_connected(session)
-        talk.orders()
+    async def scenario(dialogue: Dialogue) -> None:
+        session = dialogue.sessions.open(cluster.Hello(name="w", incarnation="i"))
+        dialogue.data_plane.worker_connected(session)
+        dialogue.orders()
 
         def due(step: int, *chunks: int) -> None:
             headers = [ChunkHeader(generation=1, step=step, index=chunk) for chunk in chunks]
-            talk.core.weights[session.number] = headers
-            talk.data_plane.wake_senders()
-            talk.data_plane.wake_senders()
+            dialogue.core.weights[session.number] = headers
+            dialogue.data_plane.wake_senders()
+            dialogue.data_plane.wake_senders()
 
         due(4, 0, 1, 2)
-        assert talk.orders() == [], "once in a turn of the event loop"
+        assert dialogue.orders() == [], "once in a turn of the event loop"
         await asyncio.sleep(0)
-        assert talk.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
+        assert dialogue.orders() == [(0, "send 1 1.4 up to 2"), (1, "send 1 1.4 up to 1")]
         due(4, 3)
         await asyncio.sleep(0)
-        assert talk.orders() == [(1, "send 1 1.4 up to 2")], "no order to a shard whose limit is unchanged"
+        assert dialogue.orders() == [(1, "send 1 1.4 up to 2")], (
+            "no order to a shard whose limit is unchanged"
+        )
         due(5, 0)
         await asyncio.sleep(0)
-        assert talk.orders() == [(0, "send 1 1.5 up to 1")]
+        assert dialogue.orders() == [(0, "send 1 1.5 up to 1")]
 
     with_dialogue(scenario)
 

@@ -79,9 +79,9 @@ def with_store(
     heartbeat_seconds: float = STANDARD_HEARTBEAT_SECONDS,
 ) -> None:
     async def run() -> None:
-        talk = StoreDialogue(heartbeat_seconds)
-        await talk.open(config)
-        result = scenario(talk)
+        dialogue = StoreDialogue(heartbeat_seconds)
+        await dialogue.open(config)
+        result = scenario(dialogue)
         if result is not None:
             await result
 
@@ -89,18 +89,18 @@ def with_store(
 
 
 def test_updated_chunks_are_reported_in_the_order_of_the_layout(config: JobConfig) -> None:
-    def scenario(talk: StoreDialogue) -> None:
-        talk.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
-        talk.report(1, pb.UpdatedPart(step=3, chunks=1))
-        assert talk.updated == []
-        talk.report(0, pb.UpdatedPart(step=3, chunks=1))
-        assert talk.updated == [0, 1]
-        talk.report(0, pb.UpdatedPart(step=3, chunks=3))
-        assert talk.updated == [0, 1, 2]
-        talk.report(1, pb.UpdatedPart(step=2, chunks=2))
-        assert talk.updated == [0, 1, 2], "a report about another step"
-        talk.report(1, pb.UpdatedPart(step=3, chunks=2))
-        assert talk.updated == [0, 1, 2, 3, 4]
+    def scenario(dialogue: StoreDialogue) -> None:
+        dialogue.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+        dialogue.report(1, pb.UpdatedPart(step=3, chunks=1))
+        assert dialogue.updated == []
+        dialogue.report(0, pb.UpdatedPart(step=3, chunks=1))
+        assert dialogue.updated == [0, 1]
+        dialogue.report(0, pb.UpdatedPart(step=3, chunks=3))
+        assert dialogue.updated == [0, 1, 2]
+        dialogue.report(1, pb.UpdatedPart(step=2, chunks=2))
+        assert dialogue.updated == [0, 1, 2], "a report about another step"
+        dialogue.report(1, pb.UpdatedPart(step=3, chunks=2))
+        assert dialogue.updated == [0, 1, 2, 3, 4]
 
     with_store(config, scenario)
 
@@ -117,17 +117,17 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
         single._block_sums[chunk] = sums[chunk]
     norm, finite, rate = single.measure(7)
 
-    async def scenario(talk: StoreDialogue) -> None:
+    async def scenario(dialogue: StoreDialogue) -> None:
         order = [3, 0, 4, 2, 1]
         for chunk in order:
-            talk.store.stage(chunk, None)
+            dialogue.store.stage(chunk, None)
         for chunk in order[:-1]:
-            talk.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums[chunk].tolist()))
-        talk.store.measure(ev.Measure("j", 7))
+            dialogue.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums[chunk].tolist()))
+        dialogue.store.measure(ev.Measure("j", 7))
         await asyncio.sleep(0)
-        assert talk.reports == [], "the block sums of chunk 1 are missing"
-        talk.report(1, pb.StagedChunk(chunk=1, block_sums=sums[1].tolist()))
-        assert talk.reports == [ev.Measured("j", 7, norm, finite, rate)]
+        assert dialogue.reports == [], "the block sums of chunk 1 are missing"
+        dialogue.report(1, pb.StagedChunk(chunk=1, block_sums=sums[1].tolist()))
+        assert dialogue.reports == [ev.Measured("j", 7, norm, finite, rate)]
 
     with_store(config, scenario)
 
@@ -136,22 +136,22 @@ def test_the_norm_has_the_bits_of_one_process(config: JobConfig) -> None:
 def test_a_shard_that_never_does_its_work_for_a_step_is_lost(config: JobConfig, work: str) -> None:
     """A link can be alive although the shard's kernel thread hangs."""
 
-    async def scenario(talk: StoreDialogue) -> None:
+    async def scenario(dialogue: StoreDialogue) -> None:
         lost: asyncio.Queue[str] = asyncio.Queue()
-        talk.shards.on_lost.append(lost.put_nowait)
-        talk.shards.ready = True
+        dialogue.shards.on_lost.append(lost.put_nowait)
+        dialogue.shards.ready = True
         if work == "norm":
             for chunk in range(CHUNKS):
-                talk.store.stage(chunk, None)
+                dialogue.store.stage(chunk, None)
             for chunk in (0, 1, 2, 4):
                 size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
                 sums = [1.0] * -(-size // BLOCK_ELEMENTS)
-                talk.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums))
-            talk.store.measure(ev.Measure("j", 7))
+                dialogue.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums))
+            dialogue.store.measure(ev.Measure("j", 7))
         else:
-            talk.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
-            talk.report(0, pb.UpdatedPart(step=3, chunks=3))
-            talk.report(1, pb.UpdatedPart(step=3, chunks=1))
+            dialogue.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+            dialogue.report(0, pb.UpdatedPart(step=3, chunks=3))
+            dialogue.report(1, pb.UpdatedPart(step=3, chunks=1))
         reason = await lost.get()
         assert all(fact in reason for fact in ("shard 1 of 2 (b:1)", work, "within 0.6 s"))
 
@@ -159,13 +159,13 @@ def test_a_shard_that_never_does_its_work_for_a_step_is_lost(config: JobConfig, 
 
 
 def test_shards_that_did_their_work_are_not_lost(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
+    async def scenario(dialogue: StoreDialogue) -> None:
         lost: asyncio.Queue[str] = asyncio.Queue()
-        talk.shards.on_lost.append(lost.put_nowait)
-        talk.shards.ready = True
-        talk.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
+        dialogue.shards.on_lost.append(lost.put_nowait)
+        dialogue.shards.ready = True
+        dialogue.store.update(ev.Update("j", 3, True, 1.0, 0.1), ChunkHeader(generation=1, step=4))
         for shard in (0, 1):
-            talk.report(shard, pb.UpdatedPart(step=3, chunks=3 - shard))
+            dialogue.report(shard, pb.UpdatedPart(step=3, chunks=3 - shard))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(lost.get(), 2 * 0.6)
 
@@ -177,21 +177,21 @@ def test_chunks_staged_before_a_step_started_over_are_not_measured(config: JobCo
         size = min(CHUNK_ELEMENTS, LAYOUT.elements - chunk * CHUNK_ELEMENTS)
         return [each] * -(-size // BLOCK_ELEMENTS)
 
-    async def scenario(talk: StoreDialogue) -> None:
+    async def scenario(dialogue: StoreDialogue) -> None:
         for chunk in range(CHUNKS):
-            talk.store.stage(chunk, None)
-        talk.report(0, pb.StagedChunk(chunk=0, block_sums=sums(0, 9.0)))
-        talk.store.unstage()
+            dialogue.store.stage(chunk, None)
+        dialogue.report(0, pb.StagedChunk(chunk=0, block_sums=sums(0, 9.0)))
+        dialogue.store.unstage()
         for chunk in range(CHUNKS):
-            talk.store.stage(chunk, None)
-        talk.store.measure(ev.Measure("j", 7))
+            dialogue.store.stage(chunk, None)
+        dialogue.store.measure(ev.Measure("j", 7))
         for chunk in range(1, CHUNKS):
-            talk.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 9.0)))
+            dialogue.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 9.0)))
         for chunk in range(CHUNKS):
             await asyncio.sleep(0)
-            assert talk.reports == [], "reports about the former sum, or not about all chunks"
-            talk.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 0.0)))
-        (measured,) = talk.reports
+            assert dialogue.reports == [], "reports about the former sum, or not about all chunks"
+            dialogue.report(chunk % 2, pb.StagedChunk(chunk=chunk, block_sums=sums(chunk, 0.0)))
+        (measured,) = dialogue.reports
         assert isinstance(measured, ev.Measured)
         assert measured.norm == 0.0
 
@@ -199,49 +199,52 @@ def test_chunks_staged_before_a_step_started_over_are_not_measured(config: JobCo
 
 
 def test_a_shard_that_fails_an_order_fails_the_job_and_is_named(config: JobConfig) -> None:
-    def scenario(talk: StoreDialogue) -> None:
-        talk.report(1, pb.PartBroke(opening=0, reason="an order for the former job"))
-        assert talk.reports == []
-        talk.report(1, pb.PartBroke(opening=1, reason="no memory"))
-        assert talk.reports == [ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")]
+    def scenario(dialogue: StoreDialogue) -> None:
+        dialogue.report(1, pb.PartBroke(opening=0, reason="an order for the former job"))
+        assert dialogue.reports == []
+        dialogue.report(1, pb.PartBroke(opening=1, reason="no memory"))
+        assert dialogue.reports == [ev.OperationFailed("j", "shard 1 of 2 (b:1): no memory")]
 
     with_store(config, scenario)
 
 
 def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
-        opening = asyncio.ensure_future(talk.store.open("j", config, LAYOUT, None))
+    async def scenario(dialogue: StoreDialogue) -> None:
+        opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
         await asyncio.sleep(0)
-        talk.orders.clear()
-        talk.report(1, pb.PartBroke(opening=2, reason="no memory"))
+        dialogue.orders.clear()
+        dialogue.report(1, pb.PartBroke(opening=2, reason="no memory"))
         with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
             await opening
-        assert talk.reports == [], "`open` has raised it already"
-        assert talk.orders == [(each, pb.DropPart()) for each in (0, 1)]
-        talk.report(0, pb.PartOpened(opening=2))  # a late answer
-        await talk.open(config)
+        assert dialogue.reports == [], "`open` has raised it already"
+        assert dialogue.orders == [(each, pb.DropPart()) for each in (0, 1)]
+        dialogue.report(0, pb.PartOpened(opening=2))  # a late answer
+        await dialogue.open(config)
 
     with_store(config, scenario)
 
 
 def test_a_shard_that_never_allocates_its_tensors_is_lost(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
-        for link in talk.shards.links:
+    async def scenario(dialogue: StoreDialogue) -> None:
+        for link in dialogue.shards.links:
             vars(link)["_timeouts"] = Timeouts.from_heartbeat(0.001)
-        opening = asyncio.ensure_future(talk.store.open("j", config, LAYOUT, None))
+        opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
         await asyncio.sleep(0)
-        talk.report(0, pb.PartOpened(opening=2))
+        dialogue.report(0, pb.PartOpened(opening=2))
         with pytest.raises(TensorStoreLost, match=r"^shard 1 of 2 \(b:1\): .* job j .* 0\.12 s"):
             await opening
-        assert [link.is_up for link in talk.shards.links] == [True, False]
+        assert [link.is_up for link in dialogue.shards.links] == [True, False]
 
     with_store(config, scenario)
 
 
 def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
+    async def scenario(dialogue: StoreDialogue) -> None:
         saved: list[object] = []
-        talk.shards.links[1].down_reason, talk.shards.links[1]._checkpoint_channel = "it is gone", None
+        dialogue.shards.links[1].down_reason, dialogue.shards.links[1]._checkpoint_channel = (
+            "it is gone",
+            None,
+        )
         reading = asyncio.Event()
 
         async def read_copy(copy: int) -> Any:
@@ -249,38 +252,41 @@ def test_a_snapshot_that_is_lost_with_a_shard_is_reported_as_failed(config: JobC
             await asyncio.Event().wait()
             yield
 
-        vars(talk.shards.links[0])["read_copy"] = read_copy
-        talk.store.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: saved.append(copies))
+        vars(dialogue.shards.links[0])["read_copy"] = read_copy
+        dialogue.store.snapshot(ev.Snapshot("j", 1, 3), lambda *copies: saved.append(copies))
         await reading.wait()
-        while not talk.reports:
+        while not dialogue.reports:
             await asyncio.sleep(0)
-        assert talk.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
+        assert dialogue.reports == [ev.SaveFailed("j", 1, 3, "shard 1 of 2 (b:1): it is gone")]
         assert not saved
-        assert talk.orders[-2:] == [(each, pb.CopyPart(copy=1)) for each in (0, 1)]
+        assert dialogue.orders[-2:] == [(each, pb.CopyPart(copy=1)) for each in (0, 1)]
 
     with_store(config, scenario)
 
 
 def test_weights_of_a_version_are_published_once(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
-        talk.orders.clear()
+    async def scenario(dialogue: StoreDialogue) -> None:
+        dialogue.orders.clear()
         for index in (0, 1):
-            await talk.store.publish(ChunkHeader(job="j", generation=2, step=3, index=index))
-        assert talk.orders == [(each, pb.MakeWeights(job="j", generation=2, step=3)) for each in (0, 1)]
+            await dialogue.store.publish(ChunkHeader(job="j", generation=2, step=3, index=index))
+        assert dialogue.orders == [(each, pb.MakeWeights(job="j", generation=2, step=3)) for each in (0, 1)]
 
     with_store(config, scenario)
 
 
 def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> None:
-    async def scenario(talk: StoreDialogue) -> None:
-        opening = asyncio.ensure_future(talk.store.open("j", config, LAYOUT, None))
+    async def scenario(dialogue: StoreDialogue) -> None:
+        opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
         await asyncio.sleep(0)
-        for callback in talk.shards.on_lost:
+        for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2 (a:1): it is gone")
         with pytest.raises(TensorStoreLost, match="it is gone"):
             await opening
-        talk.shards.links[0].down_reason, talk.shards.links[0]._checkpoint_channel = "it is gone", None
+        dialogue.shards.links[0].down_reason, dialogue.shards.links[0]._checkpoint_channel = (
+            "it is gone",
+            None,
+        )
         with pytest.raises(TensorStoreLost, match=r"shard 0 of 2 \(a:1\): it is gone"):
-            await talk.store.open("j", config, LAYOUT, None)
+            await dialogue.store.open("j", config, LAYOUT, None)
 
     with_store(config, scenario)
