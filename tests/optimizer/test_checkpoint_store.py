@@ -68,12 +68,12 @@ def closed_fence() -> Iterator[None]:
 
 def test_an_aggregator_that_was_replaced_stores_no_generation(tmp_path: Path) -> None:
     CheckpointStore(tmp_path).save_generation("a", 3)
-    with pytest.raises(Failed, match="epoch 2 has taken over"):
+    with pytest.raises(Failed, match="epoch 2"):
         CheckpointStore(tmp_path, closed_fence).save_generation("a", 4)
     assert CheckpointStore(tmp_path).read_generation("a") == 3
 
 
-def test_a_void_checkpoint_is_passed_over_but_not_removed(tmp_path: Path) -> None:
+def test_a_void_checkpoint_is_skipped_but_not_removed(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     config = JobConfig(model=LinearRegressionConfig())
     layout = Layout.build([("weight", (3,), True, "weight", False)])

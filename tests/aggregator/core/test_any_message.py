@@ -17,6 +17,7 @@ from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import wrap
 from tests.support.anything import message
 from tests.support.dialogues.aggregator import FINGERPRINT, Dialogue, layout_of, training
+from tests.support.facts import has_facts
 
 EPOCH, CHUNKS = 3, 3
 MOST_EFFECTS = 60
@@ -110,9 +111,7 @@ STATES: dict[str, Callable[[], Dialogue]] = {
 @pytest.mark.parametrize("state", STATES)
 @settings(max_examples=120, deadline=None)
 @given(inputs=st.lists(st.tuples(INPUTS, st.sampled_from([0.0, 0.1, 20.0, 700.0])), min_size=1, max_size=12))
-def test_nothing_that_peers_say_stops_the_aggregator(
-    state: str, inputs: list[tuple[ev.Input, float]]
-) -> None:
+def test_no_message_of_a_peer_stops_the_aggregator(state: str, inputs: list[tuple[ev.Input, float]]) -> None:
     dialogue = STATES[state]()
     for event, seconds in inputs:
         dialogue.now += seconds
@@ -144,20 +143,19 @@ def test_losses_that_have_no_sum_are_not_a_number() -> None:
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e300])
-def test_a_speed_that_makes_no_sense_is_not_measured(seconds: float) -> None:
+def test_an_impossible_speed_is_not_measured(seconds: float) -> None:
     dialogue = training(1)
     dialogue.computed(1, seconds)
     assert dialogue.core.members[1].speed == 0.0
 
 
-def test_held_out_data_without_end_are_refused() -> None:
+def test_too_many_held_out_batches_are_refused() -> None:
     dialogue = connected()
     dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY)
     body = pb.Ready(job="a", evaluation_batches=(1 << 32) - 1, fingerprint=FINGERPRINT)
     line = dialogue.says(1, body)[0]
-    assert (
-        line == "1 <- leave: 4294967295 batches of held-out data, expected at most 1048576; raise batch_size"
-    )
+    assert line.startswith("1 <- leave: ")
+    assert has_facts(line, "4294967295 batches ... 1048576 ... batch_size")
 
 
 def test_an_optimizer_beyond_the_end_of_the_job_fails_it() -> None:

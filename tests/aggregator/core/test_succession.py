@@ -25,7 +25,7 @@ def test_a_leader_that_beats_is_left_alone_and_one_that_does_not_is_succeeded() 
     assert succession.silent_seconds(109.1) > 10.0
 
 
-def test_the_leader_s_own_time_counts_if_it_is_longer() -> None:
+def test_the_longer_takeover_time_of_the_leader_counts() -> None:
     succession = Succession(1.0)
     assert not succession.is_due(sight(1, takeover_seconds=30.0), 0.0)
     assert not succession.is_due(sight(1, takeover_seconds=30.0), 29.0)

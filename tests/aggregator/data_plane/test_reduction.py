@@ -98,7 +98,7 @@ def test_a_root_that_one_worker_computed_is_passed_on_widened(
     np.testing.assert_array_equal(values, received(dtype, 0).values())
 
 
-def test_what_is_dropped_is_gone() -> None:
+def test_a_dropped_sum_is_forgotten() -> None:
     sums = Sums()
     sums.give(Keep(0, ROOT), Drop(0, ROOT), chunk=received(FLOAT32, 0))
     with pytest.raises(KeyError):

@@ -46,9 +46,9 @@ def test_an_aggregator_that_was_taken_over_from_writes_nothing(tmp_path: Path) -
         old.raise_epoch()
         old.save(job("a"), "{}", {})
         new.raise_epoch()
-        with pytest.raises(Failed, match="epoch 2 has taken over from epoch 1"):
+        with pytest.raises(Failed, match=r"epoch 2.*epoch 1"):
             old.save(job("a", jobs_pb2.FAILED), "{}", {})
-        with pytest.raises(Failed, match="has taken over"):
+        with pytest.raises(Failed, match="epoch"):
             old.save(job("b"), "{}", {})
         assert new.jobs() == [(job("a"), "{}", {})]
         new.save(job("b"), "{}", {})
@@ -57,7 +57,7 @@ def test_an_aggregator_that_was_taken_over_from_writes_nothing(tmp_path: Path) -
 def test_nothing_is_saved_before_the_epoch_is_raised(tmp_path: Path) -> None:
     with (
         JobQueue(tmp_path / "queue.sqlite") as queue,
-        pytest.raises(Failed, match="epoch 0 has taken over from epoch None"),
+        pytest.raises(Failed, match=r"epoch 0.*epoch None"),
     ):
         queue.save(job("a"), "{}", {})
 
@@ -99,7 +99,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
     for place in range(4096 * 4, len(content), 512):
         content[place : place + 64] = bytes(64)
     path.write_bytes(content)
-    with pytest.raises(Failed, match=r"queue .*queue.sqlite: damaged or no queue at all") as caught:
+    with pytest.raises(Failed, match=r"queue\.sqlite: damaged") as caught:
         JobQueue(path).jobs()
     assert "\n" not in str(caught.value)
 
@@ -107,7 +107,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, not a queue" * 100)
-    with pytest.raises(Failed, match="damaged or no queue at all"):
+    with pytest.raises(Failed, match="damaged"):
         JobQueue(path)
     other = tmp_path / "other.sqlite"
     with sqlite3.connect(other) as connection:
@@ -125,7 +125,7 @@ def test_a_locked_file_is_waited_for_then_named(tmp_path: Path) -> None:
         queue.raise_epoch()
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(Failed, match=r"locked by another process for more than 0.1 s"):
+        with pytest.raises(Failed, match=r"locked .* 0\.1 s"):
             queue.save(job("a"), "{}", {})
         other.execute("ROLLBACK")
         other.close()
@@ -136,22 +136,27 @@ def test_a_read_only_file_is_named(tmp_path: Path) -> None:
     with JobQueue(tmp_path / "queue.sqlite") as queue:
         queue.raise_epoch()
         queue._connection.execute("PRAGMA query_only = ON")
-        with pytest.raises(Failed, match="read-only; make the file and its folder writable"):
+        with pytest.raises(Failed, match="read-only"):
             queue.save(job("a"), "{}", {})
 
 
 # ---- standbys ----
 
 
-def test_of_two_that_would_take_over_one_does(tmp_path: Path) -> None:
+def test_only_one_of_two_standbys_takes_over(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with JobQueue(path) as first, JobQueue(path) as second:
         seen = [first.look("b"), second.look("c")]
         assert seen[0] == seen[1] and seen[0].takeover_seconds == 0.0, "there never was a leader"
         assert second.take_over(seen[1], "c", 25.0) == 1
         assert first.take_over(seen[0], "b", 25.0) is None
-        sight = first.look("b")
-        assert (sight.epoch, sight.leader, sight.takeover_seconds, sight.known) == (1, "c", 25.0, True)
+        sighting = first.look("b")
+        assert (sighting.epoch, sighting.leader, sighting.takeover_seconds, sighting.known) == (
+            1,
+            "c",
+            25.0,
+            True,
+        )
         assert second.standbys() == {"b": 1}, "the leader is not a standby"
 
 
@@ -165,7 +170,7 @@ def test_a_leader_that_beats_is_not_taken_over_from(tmp_path: Path) -> None:
         leader.save(job("a"), "{}", {})
         assert standby.take_over(standby.look("b"), "b", 25.0) == 2
         for write in (leader.beat, leader.resign, leader.standbys):
-            with pytest.raises(Deposed, match="epoch 2 has taken over from epoch 1"):
+            with pytest.raises(Deposed, match=r"epoch 2.*epoch 1"):
                 write()
 
 
@@ -174,7 +179,7 @@ def test_no_standby_takes_over_within_the_fence(tmp_path: Path) -> None:
     with JobQueue(path) as leader, JobQueue(path, lock_seconds=0.1) as standby:
         leader.raise_epoch("a", 25.0)
         seen = standby.look("b")
-        with leader.fenced(), pytest.raises(Failed, match="locked by another process"):
+        with leader.fenced(), pytest.raises(Failed, match="locked"):
             standby.take_over(seen, "b", 25.0)
         assert standby.take_over(seen, "b", 25.0) == 2
         with pytest.raises(Deposed), leader.fenced():
@@ -192,7 +197,7 @@ def test_a_forgotten_standby_is_not_known(tmp_path: Path) -> None:
         assert leader.standbys() == {}
 
 
-def test_a_queue_of_before_there_were_standbys(tmp_path: Path) -> None:
+def test_a_queue_from_before_standbys_is_upgraded(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
     with JobQueue(path) as old:
         old.raise_epoch()
@@ -201,6 +206,6 @@ def test_a_queue_of_before_there_were_standbys(tmp_path: Path) -> None:
             old._connection.execute(f"DROP TABLE {table}")
     with JobQueue(path) as queue:
         assert [found.id for found, _, _ in queue.jobs()] == ["a"]
-        sight = queue.look("b")
-        assert (sight.epoch, sight.leader, sight.takeover_seconds) == (1, "an older version", 25.0)
-        assert queue.take_over(sight, "b", 25.0) == 2
+        sighting = queue.look("b")
+        assert (sighting.epoch, sighting.leader, sighting.takeover_seconds) == (1, "an older version", 25.0)
+        assert queue.take_over(sighting, "b", 25.0) == 2

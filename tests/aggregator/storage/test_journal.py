@@ -37,7 +37,7 @@ def journal_with(folder: Path, between: bytes) -> Journal:
         b"[" * 9999,
     ],
 )
-def test_a_line_that_is_no_event_is_passed_over(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_no_event_is_skipped(tmp_path: Path, line: bytes) -> None:
     assert [each.text for each in journal_with(tmp_path, line + b"\n").read("a")] == ["first", "second"]
 
 

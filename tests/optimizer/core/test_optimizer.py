@@ -123,7 +123,7 @@ def test_another_job_replaces_the_open_one() -> None:
     assert dialogue.open("b") == ["load b"]
 
 
-def test_a_job_that_cannot_be_loaded() -> None:
+def test_a_job_that_cannot_be_loaded_fails() -> None:
     dialogue = Dialogue()
     dialogue.open()
     assert dialogue.give(ev.OperationFailed("a", "checkpoint: flipped byte")) == [
@@ -135,7 +135,7 @@ def test_a_job_that_cannot_be_loaded() -> None:
 # ---- a step ----
 
 
-def test_a_step() -> None:
+def test_one_step_from_gradients_to_new_weights() -> None:
     dialogue = training()
     assert dialogue.chunk(1) == ["stage #1"]
     assert dialogue.chunk(0) == ["stage #0", "measure step 0"]

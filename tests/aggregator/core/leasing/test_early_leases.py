@@ -26,7 +26,7 @@ def test_a_newcomer_is_leased_work_when_it_holds_all_weights() -> None:
     assert dialogue.weights_loaded(2, 1, 1) == ["2 <- window 2", "2 <- train 0-3 of 1.1"]
 
 
-def test_what_a_lost_worker_leaves_goes_to_those_that_hold_all_weights() -> None:
+def test_nodes_of_a_lost_worker_go_to_workers_with_all_weights() -> None:
     dialogue = committed(1, 2)
     dialogue.weights(1, 1, 0)
     assert dialogue.give(ev.WorkerLost(1, "gone")) == [], "no idle worker has all weights"

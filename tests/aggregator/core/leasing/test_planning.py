@@ -57,7 +57,7 @@ def test_a_worker_much_too_slow_gets_nothing() -> None:
     assert set(plan([Node(0, 2)], {1: 0.001, 2: 10.0}).values()) == {2}
 
 
-def test_a_plan_does_not_hang_on_the_order_of_workers() -> None:
+def test_a_plan_does_not_depend_on_the_order_of_workers() -> None:
     assert plan([Node(0, 7)], {1: 1.0, 2: 2.0, 3: 1.5}) == plan([Node(0, 7)], {3: 1.5, 2: 2.0, 1: 1.0})
 
 

@@ -8,45 +8,41 @@ from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING
 from tests.support.dialogues.aggregator import Dialogue, training
+from tests.support.facts import has_facts
 
 
-def test_a_job_begins_when_as_many_workers_are_there_as_it_wants() -> None:
+def test_a_job_begins_with_min_workers() -> None:
     dialogue = Dialogue()
     dialogue.submit(min_workers=2)
     dialogue.optimizer()
     dialogue.stands(0, 0, state=pb.OptimizerStatus.EMPTY)
     assert "1 <- initialise" not in dialogue.joins(1)
-    assert dialogue.core.describe_wait(dialogue.now + 3) == (
-        "workers: 1 of the 2 that the job wants (min_workers) are there; for 3 s"
-    )
+    wait = dialogue.core.describe_wait(dialogue.now + 3)
+    assert has_facts(wait, "1 of the 2 ... min_workers ... 3 s")
     dialogue.hello(2)
-    assert "missing: w2 (connected); for 0 s" in dialogue.core.describe_wait(dialogue.now)
+    assert has_facts(dialogue.core.describe_wait(dialogue.now), "w2 (connected) ... 0 s")
     dialogue.give(ev.DataStreamOpened(2))
     assert dialogue.ready(2)[-1] == "1 <- initialise"
-    assert dialogue.notes[-1] == "goes on with 2 workers, after 0 s"
+    assert has_facts(dialogue.notes[-1], "2 workers ... 0 s")
 
 
 def test_below_the_quorum_running_leases_continue_without_new_ones() -> None:
     dialogue = training(1, 2, min_workers=2)
     lost = dialogue.give(ev.WorkerLost(2, "gone"))
     assert not any("train" in line for line in lost)
-    assert dialogue.notes[-1] == (
-        "waits for workers: 1 of the 2 that the job wants (min_workers) are there; missing: w2 (gone)"
-    )
+    assert has_facts(dialogue.notes[-1], "1 of the 2 ... min_workers ... w2 (gone)")
     published = len(dialogue.notes)
     assert dialogue.computed(1) == [], "idle, but nothing is granted"
     assert "forward #0" not in dialogue.chunk(1, 1, 0, 0)
     assert dialogue.later(5.0, 1) == []
     assert len(dialogue.notes) == published, "published once"
     waiting = dialogue.core.status(dialogue.now).waiting
-    assert waiting == (
-        "workers: 1 of the 2 that the job wants (min_workers) are there; missing: w2 (gone); for 5 s"
-    )
+    assert has_facts(waiting, "1 of the 2 ... min_workers ... w2 (gone) ... 5 s")
     assert any("1 <- train 2-3 of 1.0" in line for line in dialogue.joins(3)), "anyone will do"
-    assert dialogue.notes[-1] == "goes on with 2 workers, after 5 s"
+    assert has_facts(dialogue.notes[-1], "2 workers ... 5 s")
 
 
-def test_no_step_is_begun_below_the_number() -> None:
+def test_no_step_begins_below_min_workers() -> None:
     dialogue = training(1, 2, min_workers=2)
     for session in (1, 2):
         dialogue.computed(session)
@@ -58,7 +54,7 @@ def test_no_step_is_begun_below_the_number() -> None:
     assert any(line.endswith("of 1.1") for line in dialogue.joins(2, holds=(1, 1)))
 
 
-def test_more_than_there_are_micro_batches_may_be_wanted() -> None:
+def test_min_workers_may_exceed_the_micro_batches() -> None:
     dialogue = training(1, 2, 3, micro_batches=1, min_workers=3)
     assert set(dialogue.leases) == {1}, "the others stand by"
 
@@ -73,7 +69,7 @@ def fails(dialogue: Dialogue, session: int, reason: str = "out of memory") -> li
 def test_a_failed_lease_is_given_out_again_and_its_worker_stays() -> None:
     dialogue = training(1)
     assert fails(dialogue, 1) == ["1 <- window 1", "1 <- train 0-3 of 1.0"]
-    assert dialogue.notes[-1] == "worker w1 failed in step 0: out of memory"
+    assert has_facts(dialogue.notes[-1], "w1 ... step 0 ... out of memory")
     assert dialogue.job().state == RUNNING
     dialogue.computed(1)
     assert "forward #0" in dialogue.chunk(1, 1, 0, 0)
@@ -91,7 +87,7 @@ def test_others_take_over_what_failed() -> None:
     ]
 
 
-def test_a_worker_of_which_three_leases_in_a_row_fail_is_refused_with_the_reason() -> None:
+def test_a_worker_with_three_failed_leases_in_a_row_is_refused() -> None:
     dialogue = training(1, 2)
     for _ in range(2):
         fails(dialogue, 2)
@@ -116,9 +112,7 @@ def test_a_job_whose_only_worker_fails_for_good_fails_with_its_reason() -> None:
     for _ in range(3):
         fails(dialogue, 1)
     assert dialogue.job().state == FAILED
-    assert dialogue.job().detail == (
-        "no worker can run it; w1: 3 leases in a row failed, the last with: out of memory"
-    )
+    assert has_facts(dialogue.job().detail, "w1 ... 3 leases ... out of memory")
 
 
 def test_a_failure_of_a_void_lease_is_ignored() -> None:

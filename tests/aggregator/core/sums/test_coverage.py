@@ -79,7 +79,7 @@ def test_a_sum_that_the_optimizer_lost_is_made_again() -> None:
     assert coverage.add(Node(0, 2), 0).done
 
 
-def test_what_the_optimizer_has_is_dropped_here() -> None:
+def test_chunks_that_the_optimizer_has_are_dropped() -> None:
     coverage = Coverage(Node(0, 4), 2)
     coverage.add(Node(0, 1), 0)
     coverage.add(Node(2, 2), 0)

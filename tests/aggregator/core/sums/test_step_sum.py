@@ -31,7 +31,7 @@ def test_a_new_step_is_one_orphan() -> None:
     assert [each.node for each in step_sum.orphans()] == [Node(0, 5)]
 
 
-def test_what_a_lost_worker_had_is_shared_out_again() -> None:
+def test_nodes_of_a_lost_worker_are_leased_again() -> None:
     step_sum = planned_step(4, 1, 2)
     step_sum.abandon(1, 5.0)
     assert [each.node for each in step_sum.orphans()] == [Node(0, 2)]
@@ -43,7 +43,7 @@ def test_what_a_lost_worker_had_is_shared_out_again() -> None:
     ]  # fmt: skip
 
 
-def test_what_others_will_soon_be_free_for_is_left_to_them() -> None:
+def test_work_is_left_to_workers_that_are_soon_free() -> None:
     step_sum = planned_step(12, 1, 2, 3)
     step_sum.of_session(1)[0].computed = True
     step_sum.abandon(3, 4.0)
@@ -64,7 +64,7 @@ def test_an_orphan_for_busy_workers_alone_is_not_split() -> None:
     ]
 
 
-def test_a_late_worker_is_expected_to_need_as_long_again() -> None:
+def test_a_late_worker_is_expected_to_need_the_same_time_again() -> None:
     step_sum = planned_step(4, 1)
     assert [step_sum.busy_seconds(1, 2.0, now) for now in (0.0, 1.5, 2.0, 3.0, 12.0)] == [
         2.0,
@@ -77,14 +77,14 @@ def test_a_late_worker_is_expected_to_need_as_long_again() -> None:
     assert step_sum.busy_seconds(1, 2.0, 12.0) == 0.0
 
 
-def test_of_two_leases_the_first_took_its_time() -> None:
+def test_the_time_of_two_leases_counts_for_the_first() -> None:
     step_sum = planned_step(3, 1, 2)  # leases 0-1 and 2, which go to the same worker below
     step_sum.assignments[1].session = step_sum.assignments[0].session
     step_sum.assignments[0].computed = True
     assert step_sum.busy_seconds(1, 1.0, 2.5) == 0.5
 
 
-def test_what_a_lost_worker_had_delivered_is_no_orphan() -> None:
+def test_delivered_chunks_of_a_lost_worker_are_no_orphans() -> None:
     step_sum = planned_step(2, 1, 2)
     first = step_sum.assignments[0]
     step_sum.arrive(first, 0, [1.0])
@@ -191,7 +191,7 @@ def test_the_loss_is_the_mean_over_micro_batches_in_their_order() -> None:
     assert step_sum.loss == math.fsum(losses) / 3
 
 
-def test_losses_of_another_length_are_not_believed() -> None:
+def test_losses_of_another_length_are_ignored() -> None:
     step_sum = planned_step(2, 1)
     step_sum.arrive(step_sum.assignments[0], 0, [1.0])
     assert step_sum.loss is None

@@ -92,7 +92,9 @@ def test_two_steady_workers_that_differ_are_not_judged() -> None:
 
 
 @given(OPINIONS, st.sets(WORKERS))
-def test_asking_ends_and_others_are_asked_before_the_same(opinions: list[Opinion], able: set[str]) -> None:
+def test_other_workers_are_asked_before_the_same_one_and_asking_ends(
+    opinions: list[Opinion], able: set[str]
+) -> None:
     known, asked = list(opinions), 0
     while wanted := choose_next(known, sorted(able)):
         given = {each.worker for each in known}
