@@ -115,7 +115,9 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _verify(address: str, folder: Path, job: str, step: int) -> None:
     """Check the files against the checkpoint's own checksums, and its job and step against the request."""
-    from services.checkpoints import read_checkpoint
+    from services.checkpoints.read import (
+        read_checkpoint,
+    )
 
     try:
         checkpoint = read_checkpoint(folder)

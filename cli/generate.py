@@ -51,7 +51,9 @@ def run(checkpoint: Path, prompt: str, output: Output, **settings: Any) -> None:
 
 def _checkpoint_folder(path: Path) -> Path:
     """Return `path` if it is a checkpoint (ours or Hugging Face's), else the newest checkpoint in it."""
-    from services.checkpoints import list_checkpoints
+    from services.checkpoints.read import (
+        list_checkpoints,
+    )
 
     if any((path / name).is_file() for name in ("state.json", "config.json")):
         return path

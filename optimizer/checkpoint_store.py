@@ -17,16 +17,22 @@ from numpy.typing import NDArray
 
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
-from services.checkpoints import (
+from services.checkpoints.format import (
     Checkpoint,
-    Fence,
-    find_newest,
-    list_checkpoints,
+)
+from services.checkpoints.prune import (
     list_surplus,
     mark_removed,
+)
+from services.checkpoints.read import (
+    find_newest,
+    list_checkpoints,
     read_checkpoint,
-    sync_folder,
     verify_checkpoint,
+)
+from services.checkpoints.write import (
+    Fence,
+    sync_folder,
     write_checkpoint,
 )
 from services.config.job import JobConfig

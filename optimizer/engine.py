@@ -33,7 +33,12 @@ from optimizer.tensor_store import (
 )
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.checkpoints import Checkpoint, Fence
+from services.checkpoints.format import (
+    Checkpoint,
+)
+from services.checkpoints.write import (
+    Fence,
+)
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation import timeline

@@ -15,7 +15,9 @@ from optimizer.core import events as ev
 from optimizer.master_tensors import MasterTensors
 from optimizer.tensor_store import Save, TensorStoreCallbacks, to_operation_failed, to_save_failed
 from protos.tensors_pb2 import ChunkHeader
-from services.checkpoints import Checkpoint
+from services.checkpoints.format import (
+    Checkpoint,
+)
 from services.config.job import JobConfig
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint

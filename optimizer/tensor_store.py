@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from optimizer.core import events as ev
 from protos.tensors_pb2 import ChunkHeader
-from services.checkpoints import Checkpoint
+from services.checkpoints.format import (
+    Checkpoint,
+)
 from services.config.job import JobConfig
 from services.errors import TiermeshError, describe_internal_error
 from services.tensors.kernels.arithmetic import Float32Array

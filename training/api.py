@@ -11,7 +11,15 @@ from training.autograd.variable import Parameter, Split, Tensor, Variable
 from training.models.causal import Masks
 from training.models.model import Array, Model, batched, constant
 from training.models.tokens import Tokens
-from training.modules import LayerNorm, Linear, RMSNorm
+from training.modules.layer_norm import (
+    LayerNorm,
+)
+from training.modules.linear import (
+    Linear,
+)
+from training.modules.rms_norm import (
+    RMSNorm,
+)
 from training.ops.placing import check_whole_rows, gathered
 from training.ops.precision import accurate
 

@@ -16,7 +16,9 @@ from safetensors.numpy import save
 from mesh.device import Mesh
 from mesh.fingerprint import compute_fingerprint
 from mesh.transfer import download
-from services.checkpoints import CONSTANTS_FILE
+from services.checkpoints.format import (
+    CONSTANTS_FILE,
+)
 from services.config.job import JobConfig
 from services.config.models import RegressionConfig
 from services.errors import Refused
@@ -24,14 +26,35 @@ from services.tensors.kernels.arithmetic import all_finite
 from services.tensors.layout import Layout
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
-from training.data import Batch, Dataset, RegressionDataset, TokenDataset, Tokenizer, load_tokens
-from training.models import (
-    Model,
-    build_layout,
+from training.data.dataset import (
+    Batch,
+    Dataset,
+)
+from training.data.load import (
+    load_tokens,
+)
+from training.data.regression import (
+    RegressionDataset,
+)
+from training.data.tokenizer import (
+    Tokenizer,
+)
+from training.data.tokens import (
+    TokenDataset,
+)
+from training.models.build import (
     build_model,
-    draw_initial_value,
     load_parameter,
+)
+from training.models.custom import (
     name_own_model_in_errors,
+)
+from training.models.initialise import (
+    build_layout,
+    draw_initial_value,
+)
+from training.models.model import (
+    Model,
 )
 from training.models.pretrained import load_pretrained_weights
 from training.parameter_placement import from_mesh

@@ -13,7 +13,9 @@ from mesh.command_trace import Trace, capture_trace
 from mesh.device import Mesh
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
-from training.data import Batch
+from training.data.dataset import (
+    Batch,
+)
 from training.inputs import KeptInputs
 
 log = logging.getLogger("tiermesh.worker")

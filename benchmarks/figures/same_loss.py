@@ -15,7 +15,12 @@ from benchmarks.harness.peer import peer_command, peer_python
 from benchmarks.harness.report import report
 from services.config.job import JobConfig
 from services.errors import Failed
-from training.data import TokenDataset, load_tokens
+from training.data.load import (
+    load_tokens,
+)
+from training.data.tokens import (
+    TokenDataset,
+)
 
 NAME = "same_loss_as_peer"
 BOUND = 1e-4

@@ -21,7 +21,13 @@ from mesh.axes import Axes
 from mesh.device import open_mesh
 from services.config.models import GPT2Config
 from training.autograd.tape import Tape
-from training.models import build_model, draw_initial_value, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    draw_initial_value,
+)
 from training.seeds import derive_seed32
 
 MODEL = GPT2Config(num_heads=6, embedding_dim=384, num_blocks=6, max_sequence_length=256, dropout_prob=0.0)

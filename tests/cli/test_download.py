@@ -10,7 +10,12 @@ import pytest
 
 from cli.main import main
 from protos import jobs_pb2
-from services.checkpoints import read_checkpoint, write_checkpoint
+from services.checkpoints.read import (
+    read_checkpoint,
+)
+from services.checkpoints.write import (
+    write_checkpoint,
+)
 from services.tensors.layout import Layout
 from tests.support.fake_aggregator import FakeAggregator
 

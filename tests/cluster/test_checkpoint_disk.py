@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.checkpoints import list_checkpoints, read_checkpoint
+from services.checkpoints.read import (
+    list_checkpoints,
+    read_checkpoint,
+)
 from tests.support.cluster.harness import Cluster
 
 

@@ -15,7 +15,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import jobs_pb2 as jobs
-from services.checkpoints import read_checkpoint
+from services.checkpoints.read import (
+    read_checkpoint,
+)
 from tests.support.cluster.bits import STEPS, Bits, bits, gpt_config, spec_of, write_config
 from tests.support.cluster.fork_server import ROOT
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, environment, tiermesh

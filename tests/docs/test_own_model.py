@@ -23,7 +23,9 @@ from services.config.load import load_job
 from services.config.models import CustomConfig
 from services.errors import Failed, Refused
 from training.api import Parameter, Tape, Tensor, Variable
-from training.models import load_parameter
+from training.models.build import (
+    load_parameter,
+)
 from training.models.model import constant
 from training.ops.losses import squared_error
 from training.step import TrainingStep

@@ -17,8 +17,13 @@ from optimizer.core import events as ev
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
-from services.checkpoints import list_checkpoints, read_newest_checkpoint
-from services.checkpoints import write as writing
+from services.checkpoints import (
+    write as writing,
+)
+from services.checkpoints.read import (
+    list_checkpoints,
+    read_newest_checkpoint,
+)
 from services.config.load import load_job
 from services.protocol.envelope import OptimizerBody
 from services.protocol.versions import PROTOCOL_VERSION

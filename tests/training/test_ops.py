@@ -15,7 +15,9 @@ from mesh.transfer import download, upload
 from training import ops
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor, Variable
-from training.models import load_parameter
+from training.models.build import (
+    load_parameter,
+)
 from training.models.model import constant
 from training.models.positions import Rotations, compute_frequencies
 

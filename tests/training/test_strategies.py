@@ -16,7 +16,13 @@ from services.config.models import GPT2Config, LlamaConfig
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import build_model, draw_initial_value, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    draw_initial_value,
+)
 from training.parameter_placement import from_mesh
 
 VOCABULARY, TOKENS, SEQUENCES = 75, 32, 8

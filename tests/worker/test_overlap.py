@@ -24,7 +24,12 @@ from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import chunk_count, chunk_range
-from training.modules import GPT2Block, LlamaBlock
+from training.modules.gpt2_block import (
+    GPT2Block,
+)
+from training.modules.llama_block import (
+    LlamaBlock,
+)
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
 from worker.job_on_mesh import JobBuilder

@@ -10,7 +10,9 @@ import numpy.typing as npt
 from mesh.device import Mesh
 from mesh.transfer import download
 from training.autograd.tape import Tape
-from training.models import TextModel
+from training.models.model import (
+    TextModel,
+)
 from training.parameter_placement import TILE
 
 

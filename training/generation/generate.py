@@ -11,19 +11,33 @@ import numpy as np
 import numpy.typing as npt
 
 from mesh.device import Mesh, open_mesh
-from services.checkpoints import read_checkpoint
 from services.checkpoints.format import STATE_FILE
 from services.checkpoints.hugging_face import TOKENIZER_FILE
+from services.checkpoints.read import (
+    read_checkpoint,
+)
 from services.config.job import JobConfig
 from services.config.job_parts import SamplingConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.pretrained import MODEL_PATH_FIELD
 from services.errors import Refused
 from services.tensors.layout import Layout
-from training.data import Tokenizer, load_tokenizer
+from training.data.tokenizer import (
+    Tokenizer,
+    load_tokenizer,
+)
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose
-from training.models import TextModel, build_layout, build_model, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    build_layout,
+)
+from training.models.model import (
+    TextModel,
+)
 from training.models.pretrained import open_model
 from training.parameter_placement import TILE
 from training.seeds import make_generator

@@ -17,7 +17,12 @@ from training.autograd.variable import Parameter, Variable
 from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array, constant
 from training.models.tokens import Tokens
-from training.modules import GPT2Block, LayerNorm
+from training.modules.gpt2_block import (
+    GPT2Block,
+)
+from training.modules.layer_norm import (
+    LayerNorm,
+)
 from training.modules.linear import INITIAL_DEVIATION
 
 

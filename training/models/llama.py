@@ -18,8 +18,13 @@ from training.models.language import LanguageModel, RunBlock
 from training.models.model import Array
 from training.models.positions import Rotations, compute_frequencies
 from training.models.tokens import Tokens
-from training.modules import LlamaBlock, RMSNorm
 from training.modules.linear import INITIAL_DEVIATION
+from training.modules.llama_block import (
+    LlamaBlock,
+)
+from training.modules.rms_norm import (
+    RMSNorm,
+)
 
 
 class Llama(LanguageModel):

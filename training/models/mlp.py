@@ -15,7 +15,9 @@ from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Variable
 from training.models.model import Array
 from training.models.regression import compute_regression_loss
-from training.modules import Linear
+from training.modules.linear import (
+    Linear,
+)
 
 
 class MLP:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from aggregator.shards.array_pieces import STATE_PREFIX, WEIGHTS, describe_place, make_piece, read_piece
 from protos import shards_pb2 as pb
-from services.checkpoints import Checkpoint
+from services.checkpoints.format import (
+    Checkpoint,
+)
 from services.errors import Refused
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS, chunk_count

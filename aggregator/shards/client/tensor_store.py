@@ -25,7 +25,9 @@ from optimizer.tensor_store import Save, TensorStoreCallbacks, TensorStoreLost, 
 from optimizer.update_rules import state_dtypes
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.checkpoints import Checkpoint
+from services.checkpoints.format import (
+    Checkpoint,
+)
 from services.config.job import JobConfig
 from services.errors import Failed
 from services.protocol.versions import Version

@@ -15,7 +15,9 @@ from aggregator.shards.array_pieces import DamagedPiece, write_piece
 from aggregator.shards.client.gathered_tensors import GatheredTensors, checkpoint_pieces
 from aggregator.shards.server.tensor_copies import TensorCopies
 from protos import shards_pb2 as pb
-from services.checkpoints import Checkpoint
+from services.checkpoints.format import (
+    Checkpoint,
+)
 from services.errors import Refused
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from services.checkpoints import read_checkpoint
 from services.checkpoints.hugging_face import open_hugging_face
+from services.checkpoints.read import (
+    read_checkpoint,
+)
 from services.config.pretrained import open_pretrained
 from services.errors import Refused
 from tests.services.checkpoints.test_damage import rewrite_state, write

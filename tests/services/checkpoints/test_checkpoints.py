@@ -12,14 +12,18 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
-from services.checkpoints import (
+from services.checkpoints.format import (
     CONSTANTS_FILE,
     CheckpointInfo,
+)
+from services.checkpoints.read import (
     list_checkpoints,
     read_checkpoint,
-    write_checkpoint,
 )
 from services.checkpoints.safetensors_file import pieces
+from services.checkpoints.write import (
+    write_checkpoint,
+)
 from services.errors import Refused
 from services.tensors.layout import Layout
 

@@ -17,12 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.checkpoints import (
+from services.checkpoints.format import (
     CheckpointInfo,
+)
+from services.checkpoints.read import (
     find_newest,
     read_checkpoint,
     read_newest_checkpoint,
     verify_checkpoint,
+)
+from services.checkpoints.write import (
     write_checkpoint,
 )
 from services.errors import Failed, Refused

@@ -9,7 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.checkpoints import CheckpointInfo, Fence, list_checkpoints, read_checkpoint, write_checkpoint
+from services.checkpoints.format import (
+    CheckpointInfo,
+)
+from services.checkpoints.read import (
+    list_checkpoints,
+    read_checkpoint,
+)
+from services.checkpoints.write import (
+    Fence,
+    write_checkpoint,
+)
 from services.errors import Failed
 from services.tensors.layout import Layout
 

@@ -13,7 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.checkpoints import list_checkpoints, list_surplus, mark_removed, read_checkpoint
+from services.checkpoints.prune import (
+    list_surplus,
+    mark_removed,
+)
+from services.checkpoints.read import (
+    list_checkpoints,
+    read_checkpoint,
+)
 from tests.services.checkpoints.test_damage import Killed, write
 
 

@@ -9,7 +9,16 @@ import numpy as np
 from mesh.device import open_mesh
 from services.config.models import GPT2Config, LlamaConfig
 from training.generation.decoding import Decoder
-from training.models import TextModel, build_model, draw_initial_value, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    draw_initial_value,
+)
+from training.models.model import (
+    TextModel,
+)
 
 WINDOW = 64
 _SIZES: dict[str, Any] = {"num_blocks": 1, "max_sequence_length": WINDOW}

@@ -28,7 +28,13 @@ from services.config.models import (
     RopeScaling,
 )
 from training.generation.decoding import Decoder
-from training.models import build_model, draw_initial_value, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    draw_initial_value,
+)
 from training.models.model import TextModel
 from training.parameter_placement import choose_axes
 from training.step import TrainingStep

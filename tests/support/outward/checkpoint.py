@@ -9,8 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from services.checkpoints import CONSTANTS_FILE, write_checkpoint
+from services.checkpoints.format import (
+    CONSTANTS_FILE,
+)
 from services.checkpoints.safetensors_file import pieces
+from services.checkpoints.write import (
+    write_checkpoint,
+)
 from services.config.load import load_job
 from tests.support.outward.common import (
     JOBS,

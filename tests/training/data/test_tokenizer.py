@@ -10,7 +10,10 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from services.errors import Refused
-from training.data import build_character_tokenizer, load_tokenizer
+from training.data.tokenizer import (
+    build_character_tokenizer,
+    load_tokenizer,
+)
 
 TEXT = "To be,\n\tor not — to be?\n"
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from services.errors import Refused
-from training.data import TokenDataset
+from training.data.tokens import (
+    TokenDataset,
+)
 
 LENGTH, TOKENS = 1003, 8
 

@@ -16,7 +16,13 @@ from services.config.models import GPT2Config, LlamaConfig
 from training.autograd.tape import Tape
 from training.generation.decoding import Decoder
 from training.generation.sampling import choose
-from training.models import TextModel, build_model, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.model import (
+    TextModel,
+)
 
 WINDOW, VOCABULARY = 64, 37
 SIZES: dict[str, Any] = {"num_blocks": 2, "max_sequence_length": WINDOW, "dropout_prob": 0.1}

@@ -15,13 +15,17 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from mesh.device import Mesh
-from services.checkpoints import write_checkpoint
+from services.checkpoints.write import (
+    write_checkpoint,
+)
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
 from services.config.models import GPT2Config, LinearRegressionConfig, LlamaConfig
 from services.errors import Refused
 from services.tensors.layout import Layout
-from training.data import Tokenizer
+from training.data.tokenizer import (
+    Tokenizer,
+)
 from training.generation.generate import Text, generate
 from training.step import TrainingStep
 

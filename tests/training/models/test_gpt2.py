@@ -15,8 +15,17 @@ from services.config.models import GPT2Config
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import GPT2, build_layout, draw_initial_value, load_parameter
-from training.models.gpt2 import compute_sinusoids
+from training.models.build import (
+    load_parameter,
+)
+from training.models.gpt2 import (
+    GPT2,
+    compute_sinusoids,
+)
+from training.models.initialise import (
+    build_layout,
+    draw_initial_value,
+)
 
 TOKENS, VOCABULARY, SEQUENCES = 32, 37, 2
 SMALL: dict[str, Any] = {

@@ -14,7 +14,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mesh.device import Mesh
-from services.checkpoints import write_checkpoint
+from services.checkpoints.write import (
+    write_checkpoint,
+)
 from services.config.architecture import expected_tensors, read_architecture
 from services.config.job import JobConfig
 from services.config.job_parts import DataConfig
@@ -24,7 +26,12 @@ from services.errors import Refused
 from services.tensors.layout import Layout
 from tests.support.published_models import logits
 from training.data.tokenizer import build_character_tokenizer
-from training.models import build_layout, build_model
+from training.models.build import (
+    build_model,
+)
+from training.models.initialise import (
+    build_layout,
+)
 from training.models.pretrained import load_pretrained_weights, open_model
 from training.step import TrainingStep
 

@@ -16,7 +16,17 @@ from services.config.models import GPT2Config, LlamaConfig, RopeScaling
 from services.errors import Refused
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import Llama, build_layout, build_model, draw_initial_value, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
+from training.models.initialise import (
+    build_layout,
+    draw_initial_value,
+)
+from training.models.llama import (
+    Llama,
+)
 from training.models.positions import compute_frequencies
 
 TOKENS, VOCABULARY, SEQUENCES = 32, 37, 2

@@ -16,7 +16,10 @@ from services.config.job import JobConfig
 from services.config.models import MLPConfig
 from training.autograd.tape import Tape
 from training.autograd.variable import Parameter, Tensor
-from training.models import build_model, load_parameter
+from training.models.build import (
+    build_model,
+    load_parameter,
+)
 from training.parameter_placement import from_mesh
 from training.step import TrainingStep
 
