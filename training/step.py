@@ -85,8 +85,8 @@ class TrainingStep:
         data_dir: folder of this host that is searched for corpus, tokenizer and checkpoint missing at the job's path.
         allowed_models: modules and factories of users' own models that jobs may name, see `build_model`.
         around_phase: gives a context manager that each forward and each backward pass runs in.
-        on_non_finite: called for a micro-batch whose gradient has a NaN or an infinity. Its arguments are the index and
-            the first such parameter in the order of the backward pass.
+        on_non_finite: callback, called for a micro-batch whose gradient has a NaN or an infinity. Its arguments are the
+            index and the first such parameter in the order of the backward pass.
 
     Attributes:
         layout: layout of the model's parameters.
@@ -140,8 +140,8 @@ class TrainingStep:
         """Let passes wait for newer weights, parameter by parameter.
 
         Args:
-            fetch: called before a pass uses a parameter that has not been loaded since, with the index of its layout
-                entry; returns when it has been loaded.
+            fetch: callback, called before a pass uses a parameter that has not been loaded since, with the index of its
+                layout entry; returns when it has been loaded.
         """
         for index, parameter in enumerate(self._parameters):
             parameter.fetch = partial(fetch, index)
@@ -165,7 +165,8 @@ class TrainingStep:
             index: index in the step; with step and job seed it determines data and dropout.
             out: float32 [layout.elements], filled with the gradient of the mean loss. The last entry is written first,
                 and each as early as the backward pass has it.
-            ready: called with an offset when `out` is complete from there to its end; the last call is with 0.
+            ready: callback, called with an offset when `out` is complete from there to its end; the last call is with
+                0.
         """
         config, mesh = self._config, self._mesh
         batch = self._dataset.micro_batch(step, index)
@@ -247,7 +248,7 @@ class TrainingStep:
 
 
 class _GradientSink:
-    """Writes gradients to a flat array, in any order, and reports from which offset on they are complete.
+    """Flat array that takes gradients in any order and reports the offset from which on they are complete.
 
     Attributes:
         non_finite: name of the first parameter whose gradient has a NaN or an infinity; empty if none has.

@@ -25,7 +25,9 @@ Compute = Callable[[Tape, Batch, Callable[[Parameter, Tensor], None]], Variable]
 
 
 class TracedPass:
-    """Runs `compute` normally the first time, which compiles its programs, captures the second pass, then repeats it.
+    """A pass that is captured when it runs for the second time and repeated from then on.
+
+    The first run is a normal one, which compiles the programs.
 
     Where the device refuses to capture, every pass runs normally.
 

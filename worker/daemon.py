@@ -47,7 +47,7 @@ def run(
 
     Args:
         options: the command line's options.
-        make_step: makes the training step of a job; None for `training.step.TrainingStep`.
+        make_step: factory of a job's training step; None for `training.step.TrainingStep`.
         clock: monotonic time in seconds, by which computing is measured.
 
     Returns:

@@ -39,7 +39,7 @@ from worker.sum_memory import LeaseSum
 log = logging.getLogger("tiermesh.worker")
 
 MESSAGES_AT_ONCE = 4
-"""Maximum number of chunks that the sender thread prepares at once; each turn of it costs wake-ups."""
+"""Maximum number of chunks that the sender thread prepares at once. Each of its turns costs wake-ups."""
 
 
 class DataStream:
@@ -47,12 +47,12 @@ class DataStream:
 
     Args:
         stream: the gRPC call.
-        link: moves payloads in messages or through shared memory.
+        link: link to the aggregator, which moves payloads in messages or through shared memory.
         stripe: the chunks that travel on this stream.
-        core: decides which chunks are sent.
-        device: has the sums of leases.
+        core: the worker's core, which decides which chunks are sent.
+        device: the device thread, which has the sums of leases.
         incarnation: id of this process.
-        feed: passes the core an input that came with a chunk.
+        feed: callback that passes the core an input and the chunk it came with.
         metrics: metrics of this worker.
     """
 
@@ -78,7 +78,7 @@ class DataStream:
         self._metrics = metrics
         self._wake = asyncio.Event()
         self._next_header: ChunkHeader | None = None  # taken from the core, to be sent in the next turn
-        self._overflow_logged = ""  # job for which an overflow of float16 was logged
+        self._overflow_logged = ""  # job whose overflow of float16 has been logged
 
     def wake(self) -> None:
         """Ask the core for chunks to send."""
@@ -153,10 +153,8 @@ class DataStream:
         """Take headers of one lease's chunks from the core, as many as may be sent now."""
         headers: list[ChunkHeader] = []
         while len(headers) < max_count:
-            header, self._next_header = (
-                self._next_header or self._core.next_chunk(self._stripe),
-                None,
-            )
+            header = self._next_header or self._core.next_chunk(self._stripe)
+            self._next_header = None
             if header is None:
                 break
             if headers and header.lease != headers[0].lease:
@@ -167,7 +165,7 @@ class DataStream:
         return headers
 
     def _make_messages(self, headers: list[ChunkHeader], lease_sum: LeaseSum) -> list[tuple[Message, ...]]:
-        """Return messages with the chunks in the wire type; a single one if the aggregator sees their memory.
+        """Return messages with the chunks in the wire type: one for all of them if the aggregator sees their memory.
 
         Runs on the sender thread.
         """
@@ -179,7 +177,7 @@ class DataStream:
             if array is not None:
                 array.mark(header.index, header.lease)
             if header.job != self._overflow_logged and (text := describe_float16_overflow(chunk)):
-                self._overflow_logged = header.job  # once a job: each such step is reported as skipped
+                self._overflow_logged = header.job  # once per job: each such step is reported as skipped
                 log.warning("%s", text)
             chunks.append(chunk)
         if array is None:

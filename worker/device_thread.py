@@ -1,4 +1,4 @@
-"""The thread on which everything of the mesh happens, one task after the other.
+"""The thread on which everything of the mesh happens, one task after another.
 
 The event loop submits the core's effects as tasks. The thread answers with inputs for the core.
 """
@@ -27,35 +27,35 @@ from worker.weight_loader import WeightInbox
 log = logging.getLogger("tiermesh.worker")
 
 PATIENCE_SECONDS = 60.0
-"""Wait of a lease for weights after which a line is logged; it goes on waiting."""
+"""Time that a lease waits for weights before a line is logged. It goes on waiting."""
 
 
 class DeviceThread:
-    """Builds jobs, loads weights, and computes leases.
+    """Thread that builds jobs, loads weights and computes leases.
 
     Args:
-        tell: takes inputs for the core; called on the device thread.
+        feed: callback that passes the core an input, called on the device thread.
         metrics: metrics of this worker.
-        builder: builds jobs.
+        builder: builder of jobs.
         inbox: weights that have arrived and are not on the mesh yet; None for a new one.
-        patience_seconds: how long a lease waits for weights before a line of the log says so.
+        patience_seconds: time that a lease waits for weights before the log says so.
     """
 
     def __init__(
         self,
-        tell: Callable[[ev.Input], None],
+        feed: Callable[[ev.Input], None],
         metrics: WorkerMetrics,
         builder: JobBuilder,
         *,
         inbox: WeightInbox | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        self._tell = tell
+        self._feed = feed
         self._metrics = metrics
         self._builder = builder
         self._inbox = inbox or WeightInbox()
         self._leases = LeaseRunner(
-            tell,
+            feed,
             metrics,
             inbox=self._inbox,
             load_arrived=self._load,
@@ -122,7 +122,7 @@ class DeviceThread:
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
                 log.error("job %s: unfit, trying again later: %s", effect.job, error)
-                self._tell(ev.BuildFailed(effect.job, str(error), unfit=True))
+                self._feed(ev.BuildFailed(effect.job, str(error), unfit=True))
                 return
             self._metrics.set_mesh_fit(True)
             job = self._builder.build(
@@ -134,10 +134,10 @@ class DeviceThread:
                 on_non_finite=self._leases.note_non_finite,
             )
         except Exception as error:
-            self._tell(ev.BuildFailed(effect.job, describe_failure(error)))
+            self._feed(ev.BuildFailed(effect.job, describe_failure(error)))
             return
         self._job = job
-        self._tell(job.describe())
+        self._feed(job.describe())
 
     def _drop_job(self) -> None:
         self._leases.clear()
@@ -164,7 +164,7 @@ class DeviceThread:
         timeline.mark("device", "weights complete", last.step)
         self._metrics.set_weights_step(last.job, last.step)
         job.first_iteration.note_weights()
-        self._tell(ev.Loaded(last.job, Version(last.generation, last.step)))
+        self._feed(ev.Loaded(last.job, Version(last.generation, last.step)))
 
     def _perform(self, lease: pb.Lease) -> None:
         if self._job is not None and self._job.job == lease.job:

@@ -41,7 +41,7 @@ class FirstIteration:
     @property
     def is_under_way(self) -> bool:
         """Whether weights are on the mesh and the first micro-batch has not ended."""
-        return self._has_weights and self._memory.capturing
+        return self._has_weights and self._memory.is_capturing
 
     def begin(self) -> None:
         """Start measuring."""
@@ -53,7 +53,7 @@ class FirstIteration:
 
     def note_weights(self) -> None:
         """End the phase in which the first weights are loaded; later weights end none."""
-        if self._memory.capturing:
+        if self._memory.is_capturing:
             self._memory.snapshot("WEIGHTS_LOADED")
             self._has_weights = True
 
@@ -76,9 +76,9 @@ class FirstIteration:
             metrics.set_memory(
                 job,
                 phase.name,
-                device_bytes=phase.device,
-                device_peak_bytes=phase.device_peak,
-                host_bytes=phase.host,
+                device_bytes=phase.device_bytes,
+                device_peak_bytes=phase.device_peak_bytes,
+                host_bytes=phase.host_bytes,
             )
         if os.environ.get(TRACK_MEMORY) == "1":
             self._memory.print_memory_usage()
@@ -139,13 +139,13 @@ class JobOnMesh:
 
 @dataclass(frozen=True)
 class JobBuilder:
-    """Builds jobs on the mesh.
+    """Builder of jobs on the mesh.
 
     Attributes:
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
         allowed_models: code of users' own models that jobs may name, see `training.models.build_model`.
-        make_step: makes the training step of a job.
-        open_mesh: opens the mesh of a job.
+        make_step: factory of a job's training step.
+        open_mesh: function that opens the mesh of a job.
         clock: monotonic time in seconds.
     """
 
@@ -187,9 +187,11 @@ class JobBuilder:
             job: id of the job.
             config: config of the job.
             mesh: open, as `config` describes it.
-            fetch: called by a pass before it uses a parameter that is not on the mesh, with its index in the layout.
-            on_new_version: called when the first chunk of a weight version has arrived.
-            on_non_finite: called with a micro-batch's index and a parameter's name, if that gradient is not finite.
+            fetch: callback, called by a pass before it uses a parameter that is not on the mesh, with its index in the
+                layout.
+            on_new_version: callback, called when the first chunk of a weight version has arrived.
+            on_non_finite: callback, called with a micro-batch's index and a parameter's name, if that gradient is not
+                finite.
 
         Raises:
             Refused: data is missing, or the model can't be built.

@@ -49,24 +49,24 @@ class _LeaseRun:
 
 
 class LeaseRunner:
-    """Computes one lease after the other, and keeps their sums until they are dropped.
+    """Runner that computes one lease after another and keeps their sums until they are dropped.
 
     Args:
-        tell: takes inputs for the core.
+        feed: callback that passes the core an input.
         metrics: metrics of this worker.
         inbox: weights that have arrived and are not on the mesh yet.
-        load_arrived: puts what is in the inbox on the mesh.
-        clock: monotonic time in seconds.
-        patience_seconds: how long a lease waits for weights before a line of the log says so. It goes on waiting until
+        load_arrived: callback that puts the inbox's weights on the mesh.
+        clock: monotonic clock in seconds.
+        patience_seconds: time that a lease waits for weights before the log says so. It goes on waiting until
             it is dropped, because the link breaks, newer weights come or the aggregator revokes it.
 
     Attributes:
-        memory: where sums lie.
+        memory: memory that the sums lie in.
     """
 
     def __init__(
         self,
-        tell: Callable[[ev.Input], None],
+        feed: Callable[[ev.Input], None],
         metrics: WorkerMetrics,
         *,
         inbox: WeightInbox,
@@ -75,7 +75,7 @@ class LeaseRunner:
         patience_seconds: float,
     ) -> None:
         self.memory = SumMemory()
-        self._tell = tell
+        self._feed = feed
         self._metrics = metrics
         self._inbox = inbox
         self._load_arrived = load_arrived
@@ -110,7 +110,7 @@ class LeaseRunner:
     # ---- called on the device thread ----
 
     def run(self, job: JobOnMesh, lease: pb.Lease) -> None:
-        """Compute a lease and tell the core how it ended."""
+        """Compute a lease and report to the core how it ended."""
         if lease.lease in self._dropped:
             return
         run = self._run = _LeaseRun(job, lease)
@@ -129,7 +129,7 @@ class LeaseRunner:
         except Exception as error:
             reason = describe_failure(error)
             log.error("lease %d: %s", lease.lease, reason)
-            self._tell(ev.LeaseFailed(lease.lease, reason))
+            self._feed(ev.LeaseFailed(lease.lease, reason))
         finally:
             self._run = None
 
@@ -188,7 +188,7 @@ class LeaseRunner:
     def _make_initial_weights(self, run: _LeaseRun) -> None:
         step, lease = run.job.step, run.lease.lease
         self._sums[lease] = LeaseSum(step.initial_weights())
-        self._tell(ev.InitialWeightsMade(lease, step.layout.dumps(), step.checkpoint_files()))
+        self._feed(ev.InitialWeightsMade(lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, run: _LeaseRun) -> None:
         job, lease = run.job, run.lease
@@ -205,7 +205,7 @@ class LeaseRunner:
             if chunk < reported and offset > 0:
                 reported = chunk
                 timeline.mark("device", "gradient ready", lease.step, chunk=chunk)
-                self._tell(ev.NodeReady(lease.lease, chunk))
+                self._feed(ev.NodeReady(lease.lease, chunk))
 
         started = self._clock()
         self._sums[lease.lease] = lease_sum = self.memory.take(elements, job.gradient_bytes)
@@ -229,13 +229,13 @@ class LeaseRunner:
         seconds = self._clock() - started - run.fetch_seconds
         timeline.mark("device", "gradient ready", lease.step, chunk=0)
         hit_failpoint("worker.gradient-ready")
-        self._tell(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
+        self._feed(ev.NodeReady(lease.lease, 0, tuple(losses), tuple(run.non_finite)))
         tokens = lease.count * step.tokens_per_micro_batch
         self._metrics.count_computed(job.job, micro_batches=lease.count, tokens=tokens, seconds=seconds)
         self._metrics.count_wait_for_weights(job.job, run.fetch_seconds)
         job.meter.step(lease.count)
         self._metrics.set_rates(job.job, *job.meter.get_metrics())
-        self._tell(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
+        self._feed(ev.LeaseComputed(lease.lease, seconds, tokens, tuple(checksums)))
 
     def _verify(self, run: _LeaseRun) -> None:
         """Compute micro-batches only for their checksums: they enter no sum and no metric."""
@@ -249,7 +249,7 @@ class LeaseRunner:
                 _, checksum = _compute_with_checksum(step, lease.step, index, gradient, lambda offset: None)
             checksums.append(checksum)
         hit_failpoint("worker.check")
-        self._tell(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
+        self._feed(ev.LeaseComputed(lease.lease, 0.0, 0, tuple(checksums)))
 
     def _evaluate(self, run: _LeaseRun) -> None:
         lease = run.lease
@@ -260,7 +260,7 @@ class LeaseRunner:
             with timeline.span("device", "evaluate", lease.step, index=index):
                 total, tokens = run.job.step.evaluate(index)
             losses.append(pb.BatchLoss(index=index, sum=total, tokens=tokens))
-        self._tell(ev.LeaseEvaluated(lease.lease, tuple(losses)))
+        self._feed(ev.LeaseEvaluated(lease.lease, tuple(losses)))
 
 
 def _compute_with_checksum(

@@ -15,7 +15,7 @@ from mesh.memory import MemoryCapture, MemorySegment, capture_memory
 from services.config.job import JobConfig
 
 TRACK_MEMORY = "TTML_TRACK_MEMORY"
-"""Environment variable; with the value 1, every buffer of the first iteration is recorded and printed."""
+"""Environment variable: with the value 1, the memory of the first iteration is measured buffer by buffer."""
 _MEGABYTE = 1 << 20
 
 
@@ -25,9 +25,9 @@ class PerformanceMeter:
     n time stamps span n - 1 steps, so the samples of the first one don't count.
 
     Args:
-        config: config of the job; gives the batch size, micro-batches of a step and tokens of a sequence.
+        config: config of the job, with its batch size, micro-batches per step and tokens per sequence.
         window_size: number of time stamps that are kept.
-        clock: monotonic time in seconds.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class MemoryPhase:
     Attributes:
         name: name of the phase, such as FORWARD_PASS.
         segment: allocations on the device during the phase.
-        device: memory allocated since the capture began and not freed.
-        device_peak: largest value of that sum since the capture began.
-        host: resident size of this process.
+        device_bytes: memory allocated since the capture began and not freed.
+        device_peak_bytes: largest value of `device_bytes` since the capture began.
+        host_bytes: resident size of this process.
     """
 
     name: str
     segment: MemorySegment
-    device: int
-    device_peak: int
-    host: int
+    device_bytes: int
+    device_peak_bytes: int
+    host_bytes: int
 
 
 class MemoryUsageTracker:
@@ -98,7 +98,7 @@ class MemoryUsageTracker:
         self.phases: list[MemoryPhase] = []
 
     @property
-    def capturing(self) -> bool:
+    def is_capturing(self) -> bool:
         """Whether a capture is under way."""
         return self._capture is not None
 
@@ -122,14 +122,16 @@ class MemoryUsageTracker:
         if self._capture is None:
             raise RuntimeError(f"snapshot {name}: no capture is under way; begin one")
         segment = self._capture.segment()
-        taken, peak = (self.phases[-1].device, self.phases[-1].device_peak) if self.phases else (0, 0)
+        taken, peak = (
+            (self.phases[-1].device_bytes, self.phases[-1].device_peak_bytes) if self.phases else (0, 0)
+        )
         self.phases.append(
             MemoryPhase(
                 name,
                 segment,
-                device=taken + segment.allocated_bytes - segment.freed_bytes,
-                device_peak=max(peak, taken + segment.peak_bytes),
-                host=_resident_bytes(),
+                device_bytes=taken + segment.allocated_bytes - segment.freed_bytes,
+                device_peak_bytes=max(peak, taken + segment.peak_bytes),
+                host_bytes=_read_resident_bytes(),
             )
         )
 
@@ -141,9 +143,9 @@ class MemoryUsageTracker:
     def print_memory_usage(self) -> None:
         """Print every phase in the lines that TTML's scripts parse, and the host's memory."""
         for phase in self.phases:
-            print("\n".join(_lines(phase)))
+            print("\n".join(_format_lines(phase)))
         if self.phases:
-            print(f"Overall DRAM Peak: {_megabytes(self.phases[-1].device_peak)}", flush=True)
+            print(f"Overall DRAM Peak: {_show_mb(self.phases[-1].device_peak_bytes)}", flush=True)
 
     def clear(self) -> None:
         """Forget all phases, and stop the capture if one is under way."""
@@ -156,26 +158,27 @@ class MemoryUsageTracker:
             capture.stop()
 
 
-def _lines(phase: MemoryPhase) -> tuple[str, ...]:
+def _format_lines(phase: MemoryPhase) -> tuple[str, ...]:
     segment = phase.segment
     change = segment.allocated_bytes - segment.freed_bytes
     return (
         f"--- {phase.name} ---",
-        f"  DRAM: Segment Peak {_megabytes(segment.peak_bytes)}, Allocations {_megabytes(segment.allocated_bytes)}, "
-        f"Deallocations {_megabytes(segment.freed_bytes)}, Segment Change {change / _MEGABYTE:+.2f} MB",
-        f"  DRAM: Cumulative Peak {_megabytes(phase.device_peak)}, Cumulative Current {_megabytes(phase.device)}",
-        f"  L1: Peak CB {_megabytes(segment.l1_circular_peak_bytes)}, "
-        f"Peak Buffer {_megabytes(segment.l1_buffer_peak_bytes)}, Peak Total {_megabytes(segment.l1_peak_bytes)}",
-        f"  Host: Resident {_megabytes(phase.host)}",
+        f"  DRAM: Segment Peak {_show_mb(segment.peak_bytes)}, Allocations {_show_mb(segment.allocated_bytes)}, "
+        f"Deallocations {_show_mb(segment.freed_bytes)}, Segment Change {change / _MEGABYTE:+.2f} MB",
+        f"  DRAM: Cumulative Peak {_show_mb(phase.device_peak_bytes)}, "
+        f"Cumulative Current {_show_mb(phase.device_bytes)}",
+        f"  L1: Peak CB {_show_mb(segment.l1_circular_peak_bytes)}, "
+        f"Peak Buffer {_show_mb(segment.l1_buffer_peak_bytes)}, Peak Total {_show_mb(segment.l1_peak_bytes)}",
+        f"  Host: Resident {_show_mb(phase.host_bytes)}",
     )
 
 
-def _megabytes(count: int) -> str:
+def _show_mb(count: int) -> str:
     return f"{count / _MEGABYTE:.2f} MB"
 
 
-def _resident_bytes() -> int:
-    """Return this process's resident size; its maximum so far where the system has no /proc."""
+def _read_resident_bytes() -> int:
+    """Return this process's resident size, or its maximum so far where the system has no /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

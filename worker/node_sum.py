@@ -13,12 +13,12 @@ from services.tensors.kernels.arithmetic import Float32Array, add
 
 
 class NodeSum:
-    """Adds up the leaves of one node, in order.
+    """The sum of one node's leaves, which are added in order.
 
     Args:
         out: [elements of the layout] float32, the array that the node's sum is written to.
         leaves: number of leaves (micro-batches) of the node.
-        ready: called with an offset when the node's sum is complete from there to its end.
+        ready: callback, called with an offset when the node's sum is complete from there to its end.
     """
 
     def __init__(self, out: Float32Array, leaves: int, ready: Callable[[int], None]) -> None:

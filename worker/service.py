@@ -51,18 +51,18 @@ log = logging.getLogger("tiermesh.worker")
 
 
 class WorkerService:
-    """One worker.
+    """The service of one worker.
 
     Args:
         name: stable name of the worker, for people.
         aggregators: `HOST:PORT` of the aggregator and of its standbys.
-        security: own certificate, and the authorities whose certificates are trusted.
-        data_dir: folder that is searched for corpora and tokenizers missing at the job's path; None for none.
+        security: the worker's certificate, and the authorities whose certificates it trusts.
+        data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
         allowed_models: code of users' own models that jobs may name.
         shared_memory: whether tensors may travel through memory shared with a peer.
-        make_step: makes the training step of a job.
-        clock: monotonic time in seconds, by which computing is measured.
+        make_step: factory of a job's training step.
+        clock: monotonic clock in seconds, which measures the time spent computing.
         hello_seconds: maximum wait for an aggregator's Welcome.
     """
 
@@ -130,7 +130,7 @@ class WorkerService:
             if reason != logged.get(address):
                 log.warning("aggregator %s: %s; trying again", address, reason)
                 logged[address] = reason
-            # An aggregator that ended a working link is tried again where it was, before its standbys.
+            # An aggregator that ended a working link is tried again before its standbys.
             retry_same = self._was_welcome and not silent
             if retry_same or self._aggregators.failed():
                 await backoff.wait()
@@ -141,8 +141,7 @@ class WorkerService:
             self._mailbox = Mailbox()
             self._feed(ev.Connected())
             attend = control.stream_stream(
-                "/tiermesh.Cluster/Attend",
-                request_serializer=encode_with_checksum,
+                "/tiermesh.Cluster/Attend", request_serializer=encode_with_checksum
             )()
             orders = ControlReader(attend.read, pb.WorkerCommand, "Attend")
             hello = wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))

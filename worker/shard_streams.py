@@ -28,15 +28,15 @@ class ShardStreams:
 
     Args:
         aggregator: `HOST:PORT` of the aggregator.
-        welcome: its answer to Hello, which names its shards.
-        streams: opens data streams.
+        welcome: the aggregator's answer to Hello, which names its shards.
+        streams: connector that opens data streams.
         shared_memory: whether payloads may travel through memory shared with a peer.
-        core: decides which chunks are sent.
-        device: has the sums of leases.
+        core: the worker's core, which decides which chunks are sent.
+        device: the device thread, which has the sums of leases.
         incarnation: id of this process.
-        feed: passes the core an input that came with a chunk.
+        feed: callback that passes the core an input and the chunk it came with.
         metrics: metrics of this worker.
-        on_open: called when all streams are open.
+        on_open: callback, called when all streams are open.
     """
 
     def __init__(

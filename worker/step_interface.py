@@ -58,7 +58,7 @@ class Step(Protocol):
 
 
 class StepFactory(Protocol):
-    """Makes the step of a job; a class whose constructor takes these arguments is one."""
+    """Factory of a job's step, for example a class whose constructor takes these arguments."""
 
     def __call__(
         self,
@@ -78,5 +78,6 @@ class StepFactory(Protocol):
             data_dir: folder of this host that is searched for data files missing at the job's path.
             allowed_models: modules and factories of users' own models that jobs may name.
             around_phase: gives a context manager that each forward and backward pass runs in.
-            on_non_finite: called with a micro-batch's index and a parameter's name, if that gradient is not finite.
+            on_non_finite: callback, called with a micro-batch's index and a parameter's name, if that gradient is not
+                finite.
         """

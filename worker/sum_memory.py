@@ -34,7 +34,9 @@ class LeaseSum:
 
 
 class SumMemory:
-    """Lends memory to leases. Only the device thread calls its methods; the event loop sets `sharing`.
+    """Memory that leases borrow for their sums.
+
+    Only the device thread calls its methods. The event loop sets `sharing`.
 
     An aggregator may read shared chunks after their lease is dropped: chunks of a revoked lease that have arrived are
     part of the step's sum. So memory is reused only when newer weights show that the step is committed.

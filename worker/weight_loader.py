@@ -57,16 +57,16 @@ class WeightInbox:
 
 
 class WeightLoader:
-    """Puts the chunks of one version after the other on the mesh, parameter by parameter, on the device thread.
+    """Loader that puts one weight version after another on the mesh, by parameter, on the device thread.
 
     Float32 weights in memory that the aggregator shares are read in place. The aggregator may overwrite them with newer
     weights meanwhile. Then the rest of the old version is skipped, because the newer one is on its way.
 
     Args:
         step: the step whose parameters the weights are.
-        fetch: called by a pass before it uses a parameter that is not on the mesh yet, with the index of its layout
-            entry; returns when the parameter is on the mesh.
-        on_new_version: called when the first chunk of a version has arrived.
+        fetch: callback, called by a pass before it uses a parameter that is not on the mesh yet, with the index of its
+            layout entry; returns when the parameter is on the mesh.
+        on_new_version: callback, called when the first chunk of a version has arrived.
 
     Attributes:
         loaded: number of parameters of the newest version that are on the mesh: the first ones of the layout.

@@ -1,4 +1,4 @@
-"""Converts mesh graph descriptors of the older YAML format (`mgd.yaml`), which ttnn no longer reads."""
+"""Conversion of mesh graph descriptors of the older YAML format (`mgd.yaml`), which ttnn no longer reads."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def gpt2(tmp_path: Path) -> Outcome:
     return run_step("gpt2", "ddp", (1, 2), backend="emulator", dtype="bfloat16", folder=tmp_path)
 
 
-def _scaled(found: Outcome, name: str, factor: float) -> Outcome:
+def _scale_gradients(found: Outcome, name: str, factor: float) -> Outcome:
     gradients = {
         each: values * factor if name in each else values for each, values in found.gradients.items()
     }
@@ -64,20 +64,20 @@ def test_wrong_values_are_named(gpt2: Outcome) -> None:
     (loss,) = find_differences(dataclasses.replace(gpt2, loss=gpt2.loss * 1.01), gpt2)
     assert loss.startswith("loss ")
     # A forgotten all-reduce: each device's half instead of the sum.
-    halved = find_differences(_scaled(gpt2, "", 0.5), gpt2)
+    halved = find_differences(_scale_gradients(gpt2, "", 0.5), gpt2)
     assert halved[0] == "gradient 50.00% off, expected at most 5%"
     assert len(halved) > 10
     largest = max(gpt2.gradients, key=lambda name: float(np.linalg.norm(gpt2.gradients[name])))
     assert any(
         f"gradient of {largest} 200.00% off" in each
-        for each in find_differences(_scaled(gpt2, largest, -1), gpt2)
+        for each in find_differences(_scale_gradients(gpt2, largest, -1), gpt2)
     )
 
 
 def test_zeros_and_nan_are_wrong(gpt2: Outcome) -> None:
     zeros = Outcome(0.0, {name: np.zeros_like(values) for name, values in gpt2.gradients.items()})
     assert len(find_differences(zeros, gpt2)) > 2
-    assert len(find_differences(_scaled(gpt2, "", float("nan")), gpt2)) > 2
+    assert len(find_differences(_scale_gradients(gpt2, "", float("nan")), gpt2)) > 2
     assert find_differences(dataclasses.replace(gpt2, loss=float("nan")), gpt2) != []
 
 

@@ -109,7 +109,7 @@ def test_a_failing_device_is_still_closed(fails: str) -> None:
 @pytest.mark.parametrize("fails", ["open", "links up"])
 def test_a_failed_open_says_why_and_disables_the_fabric(fails: str) -> None:
     module = FakeModule(fails)
-    with pytest.raises(Failed, match=r"mesh_shape: \[1, 8\] can't be opened: .* failed; .*tt-smi -r"):
+    with pytest.raises(Failed, match=r"mesh_shape: \[1, 8\].* failed.*tt-smi -r"):
         open_mesh((1, 8), module=module)
     assert module.calls[-1] == "links down"
     open_mesh((1, 8), module=FakeModule()).close()

@@ -389,7 +389,7 @@ def test_a_cache_takes_no_more_than_its_window(mesh: Mesh):
     cache = ops.KeyValueCache(mesh, 1, 32, WIDTH)
     row = constant(mesh, normal(1, 1, 1, WIDTH), mesh.dtype).value
     rows = constant(mesh, normal(1, 1, 32, WIDTH), mesh.dtype).value
-    with pytest.raises(ValueError, match="cache of 32: 1 tokens at position 32"):
+    with pytest.raises(ValueError, match=r"cache.*\b32\b.*\b1\b.*position 32"):
         cache.extend(row, row, 32)
-    with pytest.raises(ValueError, match="32 tokens at position 1"):
+    with pytest.raises(ValueError, match=r"32 tokens.*position 1"):
         cache.extend(rows, rows, 1)

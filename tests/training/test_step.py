@@ -44,46 +44,46 @@ def make_config(tmp_path: Path) -> Callable[..., JobConfig]:
     return make
 
 
-def loaded(config: JobConfig, mesh: Mesh) -> TrainingStep:
+def load_step(config: JobConfig, mesh: Mesh) -> TrainingStep:
     step = TrainingStep(config, mesh)
-    put(step, step.initial_weights())
+    load_weights(step, step.initial_weights())
     return step
 
 
-def put(step: TrainingStep, weights: Any) -> None:
+def load_weights(step: TrainingStep, weights: Any) -> None:
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
 
 
-def gradient(step: TrainingStep, at: int = 0, index: int = 0) -> tuple[float, Any]:
+def compute_gradient(step: TrainingStep, at: int = 0, index: int = 0) -> tuple[float, Any]:
     out = np.full(step.layout.elements, np.nan, np.float32)
     loss = step.micro_batch(at, index, out, lambda offset: None)
     return loss, out
 
 
 def test_same_step_and_index_same_bits(mesh: Mesh, make_config: Callable[..., JobConfig]):
-    first_loss, first = gradient(loaded(make_config(), mesh), 3, 1)
-    step = loaded(make_config(), mesh)
-    gradient(step, 9, 9)  # what was computed before makes no difference
-    loss, again = gradient(step, 3, 1)
+    first_loss, first = compute_gradient(load_step(make_config(), mesh), 3, 1)
+    step = load_step(make_config(), mesh)
+    compute_gradient(step, 9, 9)  # what was computed before makes no difference
+    loss, again = compute_gradient(step, 3, 1)
     assert loss == first_loss
     assert again.tobytes() == first.tobytes()
-    assert gradient(step, 3, 2)[0] != loss
-    assert gradient(step, 4, 1)[0] != loss
-    assert gradient(loaded(make_config(seed=8), mesh), 3, 1)[0] != loss
+    assert compute_gradient(step, 3, 2)[0] != loss
+    assert compute_gradient(step, 4, 1)[0] != loss
+    assert compute_gradient(load_step(make_config(seed=8), mesh), 3, 1)[0] != loss
 
 
 def test_each_micro_batch_has_its_own_dropout(mesh: Mesh, make_config: Callable[..., JobConfig]):
-    with_dropout = gradient(loaded(make_config(), mesh))[0]
-    without = gradient(loaded(make_config({"dropout_prob": 0.0}), mesh))[0]
+    with_dropout = compute_gradient(load_step(make_config(), mesh))[0]
+    without = compute_gradient(load_step(make_config({"dropout_prob": 0.0}), mesh))[0]
     assert with_dropout != without
 
 
 def test_gradients_are_complete_from_the_offset_that_is_reported(
     mesh: Mesh, make_config: Callable[..., JobConfig]
 ):
-    step = loaded(make_config({"weight_tying": True}), mesh)
-    expected = gradient(step)[1]
+    step = load_step(make_config({"weight_tying": True}), mesh)
+    expected = compute_gradient(step)[1]
     out = np.full(step.layout.elements, np.nan, np.float32)
     offsets: list[int] = []
 
@@ -119,11 +119,11 @@ def test_every_strategy_gives_the_same_step(
     tying: bool,
 ):
     config = make_config({"dropout_prob": 0.0, "weight_tying": tying})
-    single_step = loaded(config, open_emulator())
-    single_loss, single = gradient(single_step)
+    single_step = load_step(config, open_emulator())
+    single_loss, single = compute_gradient(single_step)
     single_sums = [single_step.evaluate(index) for index in range(single_step.evaluation_batches)]
-    spread_step = loaded(config, open_emulator(device.mesh_shape, axes=choose_axes(device)))
-    loss, spread = gradient(spread_step)
+    spread_step = load_step(config, open_emulator(device.mesh_shape, axes=choose_axes(device)))
+    loss, spread = compute_gradient(spread_step)
     assert loss == pytest.approx(single_loss, rel=1e-6)
     for entry in spread_step.layout.entries:
         ours, theirs = (values[entry.offset : entry.stop] for values in (spread, single))
@@ -137,7 +137,7 @@ def test_every_strategy_gives_the_same_step(
 def test_evaluation_covers_the_held_out_split(mesh: Mesh, make_config: Callable[..., JobConfig]):
     sums = {}
     for size in (1, 8):
-        step = loaded(make_config(validation_batch_size=size), mesh)
+        step = load_step(make_config(validation_batch_size=size), mesh)
         results = [step.evaluate(index) for index in range(step.evaluation_batches)]
         assert results == [step.evaluate(index) for index in range(step.evaluation_batches)]
         sums[size] = [sum(part) for part in zip(*results, strict=True)]
@@ -149,16 +149,16 @@ def test_evaluation_covers_the_held_out_split(mesh: Mesh, make_config: Callable[
 
 
 def test_it_learns(mesh: Mesh, make_config: Callable[..., JobConfig]):
-    step = loaded(make_config({"dropout_prob": 0.0}), mesh)
+    step = load_step(make_config({"dropout_prob": 0.0}), mesh)
     weights = step.initial_weights()
     before = step.evaluate(0)[0]
     mean, square = np.zeros_like(weights), np.zeros_like(weights)
     for at in range(60):
-        slope = gradient(step, at)[1]
+        slope = compute_gradient(step, at)[1]
         mean += 0.1 * (slope - mean)
         square += 0.01 * (slope**2 - square)
         weights -= 0.01 * (mean / (1 - 0.9 ** (at + 1))) / (np.sqrt(square / (1 - 0.99 ** (at + 1))) + 1e-8)
-        put(step, weights)
+        load_weights(step, weights)
     assert step.evaluate(0)[0] < 0.6 * before
 
 
@@ -169,7 +169,7 @@ def test_linear_regression_finds_the_function(mesh: Mesh):
         validation_batch_size=64,
         optimizer=OptimizerConfig(weight_decay_on="matrices"),
     )
-    step = loaded(config, mesh)
+    step = load_step(config, mesh)
     assert [(entry.name, entry.shape, entry.decays) for entry in step.layout.entries] == [
         ("linear.weight", (8, 4), True),
         ("linear.bias", (4,), False),
@@ -177,8 +177,8 @@ def test_linear_regression_finds_the_function(mesh: Mesh):
     assert step.tokens_per_micro_batch == 64 and step.evaluation_batches == 2
     weights = step.initial_weights()
     for at in range(200):
-        weights -= 0.5 * gradient(step, at)[1]
-        put(step, weights)
+        weights -= 0.5 * compute_gradient(step, at)[1]
+        load_weights(step, weights)
     results = [step.evaluate(index) for index in range(2)]
     assert sum(rows for _, rows in results) == 100
     assert sum(total for total, _ in results) / 100 < 1e-4
@@ -191,8 +191,8 @@ def test_linear_regression_data_parallel(open_emulator: Callable[..., Mesh]):
         batch_size=64,
         validation_batch_size=64,
     )
-    single = gradient(loaded(config, open_emulator()))
-    spread = gradient(loaded(config, open_emulator((1, 8))))
+    single = compute_gradient(load_step(config, open_emulator()))
+    spread = compute_gradient(load_step(config, open_emulator((1, 8))))
     assert spread[0] == pytest.approx(single[0], rel=1e-6)
     np.testing.assert_allclose(spread[1], single[1], atol=1e-5 * np.abs(single[1]).max())
 
@@ -219,7 +219,7 @@ def test_the_bits_do_not_depend_on_the_emulator_s_threads(dtype: str, make_confi
     results = []
     for threads in (1, 2, 3):
         with open_mesh((1, 1), backend="emulator", dtype=dtype, threads=threads) as mesh:
-            loss, out = gradient(loaded(make_config(model, batch_size=32), mesh))
+            loss, out = compute_gradient(load_step(make_config(model, batch_size=32), mesh))
         results.append((loss, out.tobytes()))
     assert results[0] == results[1] == results[2]
 
@@ -241,9 +241,9 @@ def test_a_non_finite_gradient_is_reported_before_it_is_ready(
     step = FaultyStep(
         make_config(), mesh, on_non_finite=lambda index, parameter: reported.append((index, parameter))
     )
-    put(step, step.initial_weights())
+    load_weights(step, step.initial_weights())
     names = [entry.name for entry in step.layout.entries]
-    gradient(step)
+    compute_gradient(step)
     assert reported == []
 
     def overwrite(offset: int) -> None:

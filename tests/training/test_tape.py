@@ -23,44 +23,44 @@ MESH: Any = SimpleNamespace(
     shape=(2, 4),
     axes=Axes(data=0, tensor=1),
 )
-"""Where what is summed over devices shows in the number: rows add 10, columns 1,000."""
+"""Stand-in for the sum over devices, visible in the number: a sum over rows adds 10, over columns 1,000."""
 
 
-class Kept:
-    """A value that a backward function keeps, and that a weak reference can watch."""
+class KeptFactor:
+    """Factor that a backward function keeps, and that a weak reference can watch."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
 
-def parameter(name: str, value: float) -> Parameter:
+def make_parameter(name: str, value: float) -> Parameter:
     made = Parameter(name, (1,), export_name=name)
     made.value = value
     return made
 
 
-def times(tape: Tape, x: Variable, factor: float | Kept) -> Variable:
-    kept = factor if isinstance(factor, Kept) else Kept(factor)
+def scale(tape: Tape, x: Variable, factor: float | KeptFactor) -> Variable:
+    kept = factor if isinstance(factor, KeptFactor) else KeptFactor(factor)
     return tape.record(x.value * kept.factor, (x,), lambda gradient: (gradient * kept.factor,))
 
 
-def product(tape: Tape, x: Variable, y: Variable) -> Variable:
+def multiply(tape: Tape, x: Variable, y: Variable) -> Variable:
     x_value, y_value = x.value, y.value
     return tape.record(x_value * y_value, (x, y), lambda gradient: (gradient * y_value, gradient * x_value))
 
 
-def finals(tape: Tape, loss: Variable, seed: float = 1.0) -> list[tuple[str, float]]:
+def run_backward(tape: Tape, loss: Variable, seed: float = 1.0) -> list[tuple[str, float]]:
     found: list[tuple[str, float]] = []
-    tape.backward(loss, seed, lambda of, gradient: found.append((of.name, gradient)))
+    tape.backward(loss, seed, lambda parameter, gradient: found.append((parameter.name, gradient)))
     return found
 
 
 def test_gradients_come_last_used_first_and_shared_ones_once():
     tape = Tape(MESH)
-    a, b = parameter("a", 3.0), parameter("b", 5.0)
-    loss = product(tape, product(tape, a, b), a)  # a * b * a
+    a, b = make_parameter("a", 3.0), make_parameter("b", 5.0)
+    loss = multiply(tape, multiply(tape, a, b), a)  # a * b * a
     assert loss.value == 45.0
-    assert finals(tape, loss, 2.0) == [
+    assert run_backward(tape, loss, 2.0) == [
         ("b", 2 * 9.0),
         ("a", 2 * 2 * 15.0),
     ]
@@ -68,11 +68,11 @@ def test_gradients_come_last_used_first_and_shared_ones_once():
 
 
 def test_values_are_freed_while_the_pass_runs():
-    watched: list[weakref.ref[Kept]] = []
+    watched: list[weakref.ref[KeptFactor]] = []
     alive: list[list[bool]] = []
 
     def kept_and_watched(tape: Tape, x: Variable, factor: float) -> Variable:
-        kept = Kept(factor)
+        kept = KeptFactor(factor)
         watched.append(weakref.ref(kept))
 
         def backward(gradient: float) -> tuple[float]:
@@ -82,74 +82,74 @@ def test_values_are_freed_while_the_pass_runs():
         return tape.record(x.value * factor, (x,), backward)
 
     tape = Tape(MESH)
-    x: Variable = parameter("x", 1.0)
+    x: Variable = make_parameter("x", 1.0)
     for factor in (2.0, 3.0, 4.0):
         x = kept_and_watched(tape, x, factor)
-    assert finals(tape, x) == [("x", 24.0)]
+    assert run_backward(tape, x) == [("x", 24.0)]
     assert alive == [[True, True, True], [True, True, False], [True, False, False]]
     assert all(ref() is None for ref in watched)
 
 
 def test_nothing_is_kept_when_not_recording():
     tape = Tape(MESH, recording=False)
-    result = times(tape, parameter("a", 2.0), 3.0)
+    result = scale(tape, make_parameter("a", 2.0), 3.0)
     assert result.value == 6.0 and not result.requires_grad and len(tape) == 0
 
 
 def test_constants_get_no_gradient_and_need_no_record():
     tape = Tape(MESH)
     constant = Variable(2.0, WHOLE)
-    assert not times(tape, constant, 3.0).requires_grad
+    assert not scale(tape, constant, 3.0).requires_grad
     assert len(tape) == 0
 
 
 def test_the_gradient_of_a_replicated_parameter_is_summed_over_devices_once():
     tape = Tape(MESH)
     rows = Variable(2.0, ROWS)
-    weight = parameter("w", 3.0)
-    loss = product(tape, product(tape, rows, weight), weight)
+    weight = make_parameter("w", 3.0)
+    loss = multiply(tape, multiply(tape, rows, weight), weight)
     assert loss.placements == ROWS
-    assert finals(tape, loss) == [("w", 12.0 + 10)]
+    assert run_backward(tape, loss) == [("w", 12.0 + 10)]
 
 
 def test_the_gradient_of_a_sharded_parameter_is_summed_and_cut_as_the_parameter_is():
     tape = Tape(MESH)
-    weight = parameter("w", 3.0)
+    weight = make_parameter("w", 3.0)
     weight.placements = over_data(3)
-    loss = product(tape, Variable(2.0, ROWS), weight)
+    loss = multiply(tape, Variable(2.0, ROWS), weight)
     assert loss.placements == ROWS
-    assert finals(tape, loss) == [("w", 2.0 + 300_000)]
+    assert run_backward(tape, loss) == [("w", 2.0 + 300_000)]
 
 
 def test_partial_gradients_are_summed_over_tensor_devices_before_the_next_operation():
     """Use two layers by columns on one operand, as gate and up of a feed-forward: one sum for both."""
     tape = Tape(MESH)
-    x = times(tape, parameter("x", 2.0), 5.0)
+    x = scale(tape, make_parameter("x", 2.0), 5.0)
     gate = tape.record(x.value, (x,), lambda gradient: (gradient * 3,), over_tensor(3))
     up = tape.record(x.value, (x,), lambda gradient: (gradient * 4,), over_tensor(3))
     both = tape.record(gate.value, (gate, up), lambda gradient: (gradient, gradient))
     assert both.placements == over_tensor(3)
     loss = tape.record(both.value, (both,), lambda gradient: (gradient,), WHOLE)
-    assert finals(tape, loss) == [("x", 5.0 * (7 + 1000))]
+    assert run_backward(tape, loss) == [("x", 5.0 * (7 + 1000))]
 
 
 def test_a_partial_summand_is_completed_before_a_whole_one_is_added():
     """Use a residual stream, where x enters a layer by columns and a sum."""
     tape = Tape(MESH)
-    x = times(tape, parameter("x", 2.0), 5.0)
+    x = scale(tape, make_parameter("x", 2.0), 5.0)
     columns = tape.record(x.value, (x,), lambda gradient: (gradient * 3,), over_tensor(3))
     back = tape.record(columns.value, (columns,), lambda gradient: (gradient,), WHOLE)
-    assert finals(tape, product(tape, x, back)) == [("x", 5.0 * (10.0 + (30.0 + 1000)))]
+    assert run_backward(tape, multiply(tape, x, back)) == [("x", 5.0 * (10.0 + (30.0 + 1000)))]
 
 
 def test_sharded_inputs_have_sharded_gradients():
     tape = Tape(MESH)
-    weight = parameter("w", 3.0)
+    weight = make_parameter("w", 3.0)
     weight.placements = over_tensor(3)
     columns = Variable(2.0, Placements(sharded(2), sharded(3)))
-    loss = product(tape, columns, weight)
+    loss = multiply(tape, columns, weight)
     assert loss.placements == columns.placements
-    assert finals(tape, loss) == [("w", 2.0 + 10)]
+    assert run_backward(tape, loss) == [("w", 2.0 + 10)]
 
 
 @pytest.mark.parametrize(
@@ -158,82 +158,82 @@ def test_sharded_inputs_have_sharded_gradients():
 )
 def test_operands_with_different_placements_are_refused(one: Placements, other: Placements):
     with pytest.raises(ValueError, match="placements"):
-        product(Tape(MESH), Variable(1.0, one), Variable(1.0, other))
+        multiply(Tape(MESH), Variable(1.0, one), Variable(1.0, other))
 
 
 def test_an_operation_may_not_leave_a_partial_sum():
     with pytest.raises(ValueError, match="partial sum"):
         Tape(MESH).record(
-            1.0, (parameter("w", 1.0),), lambda gradient: (gradient,), Placements(PARTIAL, PARTIAL)
+            1.0, (make_parameter("w", 1.0),), lambda gradient: (gradient,), Placements(PARTIAL, PARTIAL)
         )
 
 
 def test_recomputing_gives_the_same_gradients_and_keeps_nothing():
-    a, b = parameter("a", 3.0), parameter("b", 5.0)
+    a, b = make_parameter("a", 3.0), make_parameter("b", 5.0)
     calls: list[bool] = []
 
     def block(tape: Tape, x: Variable) -> Variable:
         calls.append(True)
-        return product(tape, times(tape, product(tape, x, b), 2.0), a)
+        return multiply(tape, scale(tape, multiply(tape, x, b), 2.0), a)
 
     def loss(tape: Tape, *, recompute: bool) -> Variable:
-        x = times(tape, a, 7.0)
+        x = scale(tape, a, 7.0)
         for _ in range(2):
             x = tape.recompute(lambda y: block(tape, y), x) if recompute else block(tape, x)
-        return times(tape, x, 1.0)
+        return scale(tape, x, 1.0)
 
     plain = Tape(MESH)
-    expected = finals(plain, loss(plain, recompute=False))
+    expected = run_backward(plain, loss(plain, recompute=False))
     calls.clear()
     tape = Tape(MESH)
     final = loss(tape, recompute=True)
     assert len(tape) == 1 + 2 + 1
     assert len(calls) == 2
-    assert sorted(finals(tape, final)) == sorted(expected)
+    assert sorted(run_backward(tape, final)) == sorted(expected)
     assert len(calls) == 4
     assert len(tape) == 0
 
 
 def test_a_recomputed_function_must_end_with_its_result():
     tape = Tape(MESH)
-    a = parameter("a", 3.0)
+    a = make_parameter("a", 3.0)
 
     def block(x: Variable) -> Variable:
-        result = times(tape, x, 2.0)
-        times(tape, x, 3.0)
+        result = scale(tape, x, 2.0)
+        scale(tape, x, 3.0)
         return result
 
-    result = tape.recompute(block, times(tape, a, 1.0))
+    result = tape.recompute(block, scale(tape, a, 1.0))
     with pytest.raises(ValueError, match=r"recompute.*result"):
-        finals(tape, times(tape, result, 1.0))
+        run_backward(tape, scale(tape, result, 1.0))
 
 
 def test_nothing_is_recomputed_when_not_recording():
     tape = Tape(MESH, recording=False)
-    assert tape.recompute(lambda x: times(tape, x, 3.0), parameter("a", 2.0)).value == 6.0
+    assert tape.recompute(lambda x: scale(tape, x, 3.0), make_parameter("a", 2.0)).value == 6.0
     assert len(tape) == 0
 
 
 def test_backward_needs_the_last_recorded_loss():
     tape = Tape(MESH)
-    first = times(tape, parameter("a", 2.0), 3.0)
-    times(tape, first, 2.0)
+    first = scale(tape, make_parameter("a", 2.0), 3.0)
+    scale(tape, first, 2.0)
     with pytest.raises(ValueError, match="last record"):
-        finals(tape, first)
+        run_backward(tape, first)
     with pytest.raises(ValueError, match="last record"):
-        finals(Tape(MESH), first)
+        run_backward(Tape(MESH), first)
 
 
 def test_a_value_that_does_not_enter_the_loss_is_an_error():
     tape = Tape(MESH)
-    a = parameter("a", 2.0)
-    times(tape, a, 3.0)
+    a = make_parameter("a", 2.0)
+    scale(tape, a, 3.0)
     with pytest.raises(ValueError, match="does not enter the loss"):
-        finals(tape, times(tape, a, 2.0))
+        run_backward(tape, scale(tape, a, 2.0))
 
 
 def test_an_abandoned_tape_leaves_nothing_on_parameters():
-    a = parameter("a", 2.0)
-    times(Tape(MESH), a, 3.0)
+    a = make_parameter("a", 2.0)
+    scale(Tape(MESH), a, 3.0)
     tape = Tape(MESH)
-    assert finals(tape, times(tape, a, 5.0)) == [("a", 5.0)]
+    assert run_backward(tape, scale(tape, a, 5.0)) == [("a", 5.0)]

@@ -1,7 +1,8 @@
 """A traced pass gives the results of an untraced one, also on a device that refuses to capture.
 
-The emulator can't capture, so a test device is made of it. Between `begin_trace_capture` and `end_trace_capture` it
-records the calls and, as a real device does, leaves their results undefined. `execute_trace` makes the calls again.
+The emulator can't capture, so the tests wrap it in a device that can. Between `begin_trace_capture` and
+`end_trace_capture` it records the calls and, as a real device does, leaves their results undefined. `execute_trace`
+makes the calls again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TEXT = "".join(f"{number} times {number} is {number * number}.\n" for number in 
 
 
 class CapturingDevice:
-    """The emulator, with traces."""
+    """The emulator with support for traces."""
 
     __name__ = "mesh.emulator"
 
@@ -42,9 +43,9 @@ class CapturingDevice:
         found = getattr(emulator, name)
         if name == "experimental":
             return Namespace(self, found)
-        return self.captured(name, found) if callable(found) and name[0].islower() else found
+        return self.capture(name, found) if callable(found) and name[0].islower() else found
 
-    def captured(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def capture(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if not self.capturing:
                 return function(*arguments, **options)
@@ -52,13 +53,13 @@ class CapturingDevice:
                 raise RuntimeError(f"{name}: not supported during trace capture")
             result = function(*arguments, **options)
             self.calls.append((function, arguments, options, result))
-            for tensor in tensors_in(result):
+            for tensor in find_tensors(result):
                 tensor.array = np.full_like(tensor.array, 77)
             return result
 
         return call
 
-    def Tensor(self, *arguments: Any, **options: Any) -> Any:  # the module's own name
+    def Tensor(self, *arguments: Any, **options: Any) -> Any:  # the name in ttnn
         if self.capturing:
             raise RuntimeError("Tensor: writes are not supported during trace capture")
         return emulator.Tensor(*arguments, **options)
@@ -73,8 +74,8 @@ class CapturingDevice:
     def execute_trace(self, device: Any, trace: int, *, cq_id: int, blocking: bool) -> None:
         self.executed += 1
         for function, arguments, options, result in self.calls:
-            again = tensors_in(function(*arguments, **options))
-            for tensor, value in zip(tensors_in(result), again, strict=True):
+            again = find_tensors(function(*arguments, **options))
+            for tensor, value in zip(find_tensors(result), again, strict=True):
                 tensor.array = value.array
 
     def release_trace(self, device: Any, trace: int) -> None:
@@ -87,14 +88,14 @@ class Namespace:
         self._owner, self._module = owner, module
 
     def __getattr__(self, name: str) -> Any:
-        return self._owner.captured(name, getattr(self._module, name))
+        return self._owner.capture(name, getattr(self._module, name))
 
 
-def tensors_in(result: Any) -> list[Any]:
+def find_tensors(result: Any) -> list[Any]:
     if isinstance(result, emulator.Tensor):
         return [result]
     if isinstance(result, (list, tuple)):
-        return [tensor for part in result for tensor in tensors_in(part)]
+        return [tensor for part in result for tensor in find_tensors(part)]
     return []
 
 
@@ -129,7 +130,7 @@ def capturing(device: CapturingDevice) -> Iterator[Mesh]:
         yield mesh
 
 
-def passes(config: JobConfig, mesh: Mesh) -> list[Any]:
+def run_passes(config: JobConfig, mesh: Mesh) -> list[Any]:
     """Return loss and gradient of micro-batches over steps with different weights, with a held-out batch in between."""
     step = TrainingStep(config, mesh)
     weights = step.initial_weights()
@@ -151,9 +152,9 @@ def passes(config: JobConfig, mesh: Mesh) -> list[Any]:
 def test_it_gives_the_results_of_an_untraced_pass(
     device: CapturingDevice, capturing: Mesh, make_config: Callable[..., JobConfig], options: dict[str, Any]
 ):
-    expected = passes(make_config(trace=False, **options), capturing)
+    expected = run_passes(make_config(trace=False, **options), capturing)
     assert device.executed == 0
-    found = passes(make_config(trace=True, **options), capturing)
+    found = run_passes(make_config(trace=True, **options), capturing)
     assert device.executed == 5  # of six passes, the first is not traced
     assert device.released == 1
     for one, other in zip(found, expected, strict=True):
@@ -167,9 +168,9 @@ def test_a_device_that_refuses_to_capture_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ):
     mesh = open_emulator()
-    expected = passes(make_config(trace=False), mesh)
+    expected = run_passes(make_config(trace=False), mesh)
     with caplog.at_level(logging.WARNING, "tiermesh.worker"):
-        found = passes(make_config(trace=True), mesh)
+        found = run_passes(make_config(trace=True), mesh)
     assert len(caplog.records) == 1
     assert "capture a trace (" in caplog.records[0].getMessage()
     assert "Not supported for slow dispatch" in caplog.records[0].getMessage()

@@ -30,7 +30,7 @@ JOB = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegre
 
 
 class Device:
-    """A device thread, and the inputs for the core that it gave."""
+    """A device thread, and the inputs for the core that it returned."""
 
     def __init__(self, make_step: StepFactory = TrainingStep) -> None:
         self.metrics = WorkerMetrics()
@@ -40,12 +40,12 @@ class Device:
         builder = JobBuilder(make_step=make_step, open_mesh=self._open_mesh)
         self.thread = DeviceThread(self.inputs.put, self.metrics, builder)
 
-    def give(self, effect: ev.Effect) -> None:
-        """Give it an effect of the core."""
+    def carry_out(self, effect: ev.Effect) -> None:
+        """Carry out an effect of the core."""
         self.thread.carry_out(effect, None)
 
-    def next(self) -> ev.Input:
-        """Return its next input for the core."""
+    def next_input(self) -> ev.Input:
+        """Wait for the thread's next input for the core, and return it."""
         return self.inputs.get(timeout=LIMIT_SECONDS)
 
     def _open_mesh(self, *arguments: Any, **settings: Any) -> Mesh:
@@ -55,8 +55,8 @@ class Device:
         return self.meshes[-1]
 
     @property
-    def fit(self) -> float | None:
-        """Value of the metric."""
+    def mesh_fit(self) -> float | None:
+        """Value of the metric `tiermesh_mesh_fit`."""
         return self.metrics.registry.get_sample_value("tiermesh_mesh_fit", {"role": "worker"})
 
 
@@ -87,16 +87,16 @@ def _is_closed(mesh: Mesh) -> bool:
     return False
 
 
-def _lease(count: int) -> ev.Perform:
+def _make_lease(count: int) -> ev.Perform:
     return ev.Perform(pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=count))
 
 
 def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
-    device.give(ev.Build("a", JOB))
-    assert isinstance(device.next(), ev.Built)
-    device.give(ev.DropJob())
-    device.give(ev.Build("b", JOB))
-    assert isinstance(device.next(), ev.Built), "a process has one mesh at a time: the first was closed"
+    device.carry_out(ev.Build("a", JOB))
+    assert isinstance(device.next_input(), ev.Built)
+    device.carry_out(ev.DropJob())
+    device.carry_out(ev.Build("b", JOB))
+    assert isinstance(device.next_input(), ev.Built), "a process has one mesh at a time: the first was closed"
     assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
 
 
@@ -104,17 +104,17 @@ def test_rates_and_memory_of_a_job_are_measured(
     device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TRACK_MEMORY, "1")
-    device.give(ev.Build("a", JOB))
-    built = device.next()
+    device.carry_out(ev.Build("a", JOB))
+    built = device.next_input()
     assert isinstance(built, ev.Built)
     values = np.zeros(built.elements, np.float32)
     chunk = pack_chunk(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
     device.thread.carry_out(ev.Load(chunk.header), chunk)
-    device.give(_lease(2))
-    while not isinstance(device.next(), ev.LeaseComputed):
+    device.carry_out(_make_lease(2))
+    while not isinstance(device.next_input(), ev.LeaseComputed):
         pass
-    device.give(ev.Perform(pb.Lease(job="a", generation=1, lease=8, phase=pb.TRAIN, first=2, count=2)))
-    while not isinstance(device.next(), ev.LeaseComputed):
+    device.carry_out(ev.Perform(pb.Lease(job="a", generation=1, lease=8, phase=pb.TRAIN, first=2, count=2)))
+    while not isinstance(device.next_input(), ev.LeaseComputed):
         pass
     phases = ["MODEL_CREATION", "WEIGHTS_LOADED", "FORWARD_PASS", "BACKWARD_PASS", "FIRST_ITERATION_COMPLETE"]
     printed = capsys.readouterr().out
@@ -146,9 +146,9 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
             return 0.0
 
     device = Device(BlockedStep)
-    device.give(ev.Build("a", JOB))
-    assert isinstance(device.next(), ev.Built)
-    device.give(_lease(100))
+    device.carry_out(ev.Build("a", JOB))
+    assert isinstance(device.next_input(), ev.Built)
+    device.carry_out(_make_lease(100))
     assert begun.wait(LIMIT_SECONDS)
     device.thread.drop_leases()
     assert not _is_closed(device.meshes[0]), "not under the running micro-batch"
@@ -168,27 +168,27 @@ def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
             )
 
     device = make_device(FailingStep)
-    device.give(ev.Build("a", JOB))
-    assert isinstance(device.next(), ev.Built)
-    device.give(_lease(2))
-    failed = device.next()
+    device.carry_out(ev.Build("a", JOB))
+    assert isinstance(device.next_input(), ev.Built)
+    device.carry_out(_make_lease(2))
+    failed = device.next_input()
     assert isinstance(failed, ev.LeaseFailed)
     assert "links between devices" in failed.reason and "\n" not in failed.reason
-    device.give(ev.DropJob())
-    device.give(ev.Build("b", JOB))
-    assert isinstance(device.next(), ev.Built)
+    device.carry_out(ev.DropJob())
+    device.carry_out(ev.Build("b", JOB))
+    assert isinstance(device.next_input(), ev.Built)
     assert _is_closed(device.meshes[0])
 
 
 def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(device: Device) -> None:
     device.refusal = Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
-    device.give(ev.Build("a", JOB))
-    assert device.next() == ev.BuildFailed("a", str(device.refusal), unfit=True)
-    assert device.fit == 0
+    device.carry_out(ev.Build("a", JOB))
+    assert device.next_input() == ev.BuildFailed("a", str(device.refusal), unfit=True)
+    assert device.mesh_fit == 0
     device.refusal = None
-    device.give(ev.Build("a", JOB))
-    assert isinstance(device.next(), ev.Built)
-    assert device.fit == 1
+    device.carry_out(ev.Build("a", JOB))
+    assert isinstance(device.next_input(), ev.Built)
+    assert device.mesh_fit == 1
 
 
 def test_a_job_that_cannot_be_built_leaves_no_mesh_open(make_device: Callable[..., Device]) -> None:
@@ -196,16 +196,16 @@ def test_a_job_that_cannot_be_built_leaves_no_mesh_open(make_device: Callable[..
         raise Failed("no such corpus")
 
     device = make_device(refuse)
-    device.give(ev.Build("a", JOB))
-    assert device.next() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
+    device.carry_out(ev.Build("a", JOB))
+    assert device.next_input() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
     assert _is_closed(device.meshes[0])
 
 
 def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device.give(ev.Build("a", JOB))
-    assert isinstance(device.next(), ev.Built)
+    device.carry_out(ev.Build("a", JOB))
+    assert isinstance(device.next_input(), ev.Built)
     close = Mesh.close
 
     def fail(mesh: Mesh) -> None:
@@ -214,23 +214,23 @@ def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
 
     with monkeypatch.context() as patched:
         patched.setattr(Mesh, "close", fail)
-        device.give(ev.Build("b", JOB))
-        assert isinstance(device.next(), ev.Built)
+        device.carry_out(ev.Build("b", JOB))
+        assert isinstance(device.next_input(), ev.Built)
     assert "job a: the mesh did not close: internal error, RuntimeError" in caplog.text
 
 
 def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) -> None:
-    device.give(ev.Build("a", JOB))
-    built = device.next()
+    device.carry_out(ev.Build("a", JOB))
+    built = device.next_input()
     assert isinstance(built, ev.Built)
     values = np.linspace(-1, 1, built.elements, dtype=np.float32)
     chunk = pack_chunk(ChunkHeader(job="a", generation=1, dtype=FLOAT32), 0, values)
     device.thread.carry_out(ev.Load(chunk.header), chunk)
     lease = pb.Lease(job="a", generation=1, lease=7, phase=pb.TRAIN, count=4, checksums=[1, 3])
-    device.give(ev.Perform(lease))
+    device.carry_out(ev.Perform(lease))
     inputs: list[ev.Input] = []
     while not (inputs and isinstance(inputs[-1], ev.LeaseComputed)):
-        inputs.append(device.next())
+        inputs.append(device.next_input())
     computed = inputs[-1]
     assert isinstance(computed, ev.LeaseComputed)
     assert [each.micro_batch for each in computed.checksums] == [1, 3]
@@ -238,8 +238,8 @@ def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) ->
         index = checksum.micro_batch
         check = pb.Lease(job="a", generation=1, lease=number, phase=pb.VERIFY, first=index, count=1)
         check.checksums.append(index)
-        device.give(ev.Perform(check))
-        assert device.next() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "the micro-batch alone"
+        device.carry_out(ev.Perform(check))
+        assert device.next_input() == ev.LeaseComputed(number, 0.0, 0, (checksum,)), "the micro-batch alone"
         assert device.thread.find_sum(number) is None
     micro_batches = device.metrics.registry.get_sample_value(
         "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}

@@ -15,15 +15,17 @@ from worker.gradient_checksum import GradientChecksum
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=8)
 
 
-def _layout(sizes: list[int]) -> Layout:
+def _build_layout(sizes: list[int]) -> Layout:
     return Layout.build((f"t{at}", (size,), False, f"t{at}", False) for at, size in enumerate(sizes))
 
 
-def _gradient(layout: Layout, seed: int) -> Float32Array:
+def _draw_gradient(layout: Layout, seed: int) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(layout.elements).astype(np.float32)
 
 
-def _checksum(layout: Layout, values: Float32Array, offsets: list[int], then: Callable[[int], None]) -> int:
+def _compute_checksum(
+    layout: Layout, values: Float32Array, offsets: list[int], then: Callable[[int], None]
+) -> int:
     checksum = GradientChecksum(layout, values)
     for offset in offsets:
         checksum.advance_to(offset)
@@ -35,22 +37,22 @@ def _checksum(layout: Layout, values: Float32Array, offsets: list[int], then: Ca
 def test_it_does_not_depend_on_the_pieces_nor_on_what_is_added_to_them(
     sizes: list[int], seed: int, data: st.DataObject
 ) -> None:
-    layout = _layout(sizes)
-    at_once = _checksum(layout, _gradient(layout, seed), [0], lambda offset: None)
+    layout = _build_layout(sizes)
+    at_once = _compute_checksum(layout, _draw_gradient(layout, seed), [0], lambda offset: None)
     stops = sorted(data.draw(st.sets(st.sampled_from([each.offset for each in layout.entries]))) | {0})[::-1]
-    values = _gradient(layout, seed)
+    values = _draw_gradient(layout, seed)
 
     def add(offset: int) -> None:
         values[offset:] += 1
 
-    assert _checksum(layout, values, stops, add) == at_once
+    assert _compute_checksum(layout, values, stops, add) == at_once
 
 
 @given(SIZES, st.data())
 def test_every_bit_counts(sizes: list[int], data: st.DataObject) -> None:
-    layout = _layout(sizes)
-    values = _gradient(layout, 1)
-    before = _checksum(layout, values, [0], lambda offset: None)
+    layout = _build_layout(sizes)
+    values = _draw_gradient(layout, 1)
+    before = _compute_checksum(layout, values, [0], lambda offset: None)
     at, bit = data.draw(st.integers(0, layout.elements - 1)), data.draw(st.integers(0, 31))
     values.view(np.uint32)[at] ^= np.uint32(1 << bit)
-    assert _checksum(layout, values, [0], lambda offset: None) != before
+    assert _compute_checksum(layout, values, [0], lambda offset: None) != before

@@ -1,4 +1,4 @@
-"""The meters count right: n time stamps span n - 1 steps, and memory is measured phase by phase."""
+"""Meters of the worker: n time stamps span n - 1 steps, and memory is measured phase by phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.config.models import LinearRegressionConfig
 from worker.meters import MemoryUsageTracker, PerformanceMeter
 
 
-def _config(**fields: Any) -> JobConfig:
+def _load_config(**fields: Any) -> JobConfig:
     return JobConfig(model=LinearRegressionConfig(), **{"batch_size": 8, **fields})
 
 
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def _metered(config: JobConfig, times: list[float], window_size: int = 10) -> PerformanceMeter:
+def _make_meter(config: JobConfig, times: list[float], window_size: int = 10) -> PerformanceMeter:
     clock = Clock()
     meter = PerformanceMeter(config, window_size, clock=clock)
     for each in times:
@@ -42,24 +42,24 @@ def _metered(config: JobConfig, times: list[float], window_size: int = 10) -> Pe
 
 
 def test_ten_stamps_span_nine_steps() -> None:
-    meter = _metered(_config(gradient_accumulation_steps=4), [float(second) for second in range(10)])
+    meter = _make_meter(_load_config(gradient_accumulation_steps=4), [float(second) for second in range(10)])
     assert meter.get_metrics() == (32.0, 32.0)
 
 
 def test_only_the_newest_steps_count() -> None:
-    meter = _metered(_config(), [0.0, 100.0, 101.0, 102.0], window_size=3)
+    meter = _make_meter(_load_config(), [0.0, 100.0, 101.0, 102.0], window_size=3)
     assert meter.get_metrics()[0] == 8.0
 
 
 def test_rates_are_zero_before_time_has_passed() -> None:
-    assert _metered(_config(), []).get_metrics() == (0.0, 0.0)
-    assert _metered(_config(), [5.0]).get_metrics() == (0.0, 0.0)
-    assert _metered(_config(), [5.0, 5.0]).get_metrics() == (0.0, 0.0)
+    assert _make_meter(_load_config(), []).get_metrics() == (0.0, 0.0)
+    assert _make_meter(_load_config(), [5.0]).get_metrics() == (0.0, 0.0)
+    assert _make_meter(_load_config(), [5.0, 5.0]).get_metrics() == (0.0, 0.0)
 
 
 def test_steps_count_with_their_own_number_of_micro_batches() -> None:
     clock = Clock()
-    meter = PerformanceMeter(_config(), clock=clock)
+    meter = PerformanceMeter(_load_config(), clock=clock)
     for seconds, micro_batches in ((0.0, 100), (1.0, 1), (3.0, 5)):
         clock.now = seconds
         meter.step(micro_batches)
@@ -73,38 +73,38 @@ def test_tokens_of_a_sequence() -> None:
     class Config:
         batch_size, gradient_accumulation_steps, model = 4, 2, Model()
 
-    meter = _metered(Config(), [0.0, 2.0])  # type: ignore[arg-type]
+    meter = _make_meter(Config(), [0.0, 2.0])  # type: ignore[arg-type]
     assert meter.get_metrics() == (4.0, 1024.0)
 
 
 # ---- memory ----
 
 
-def _tensor(mesh: Mesh, tiles: int) -> Any:
+def _allocate(mesh: Mesh, tiles: int) -> Any:
     tt = mesh.tt
     return tt.ones([tiles * 32, 32], dtype=tt.float32, layout=tt.TILE_LAYOUT, device=mesh.handle)
 
 
 PAGES = 12 * 32 * 32 * 4
-"""What 12 tiles take: one in each bank."""
+"""Bytes that 12 tiles take on a chip: one tile in each bank."""
 
 
 def test_memory_by_phase(mesh: Mesh) -> None:
-    kept_from_before = _tensor(mesh, 12)
+    kept_from_before = _allocate(mesh, 12)
     tracker = MemoryUsageTracker(mesh)
     tracker.begin_capture()
-    kept = _tensor(mesh, 12)
+    kept = _allocate(mesh, 12)
     tracker.snapshot("FORWARD_PASS")
-    dropped = _tensor(mesh, 36)
+    dropped = _allocate(mesh, 36)
     del dropped, kept
     tracker.end_capture("BACKWARD_PASS")
     forward, backward = tracker.phases
-    assert (forward.device, forward.device_peak) == (PAGES, PAGES)
+    assert (forward.device_bytes, forward.device_peak_bytes) == (PAGES, PAGES)
     assert forward.segment == MemorySegment(peak_bytes=PAGES, allocated_bytes=PAGES)
-    assert (backward.device, backward.device_peak) == (0, 4 * PAGES)
+    assert (backward.device_bytes, backward.device_peak_bytes) == (0, 4 * PAGES)
     assert (backward.segment.peak_bytes, backward.segment.allocated_bytes) == (3 * PAGES, 3 * PAGES)
     assert backward.segment.freed_bytes == 4 * PAGES
-    assert forward.host > 1 << 20
+    assert forward.host_bytes > 1 << 20
     del kept_from_before
 
 
@@ -113,7 +113,7 @@ def test_printed_lines_are_those_that_ttml_s_scripts_parse(
 ) -> None:
     tracker = MemoryUsageTracker(mesh)
     tracker.begin_capture()
-    kept = [_tensor(mesh, 12 * 22)]  # 22 tiles of 4096 bytes in each of 12 banks: 1.03 MiB
+    kept = [_allocate(mesh, 12 * 22)]  # 22 tiles of 4096 bytes in each of 12 banks: 1.03 MiB
     tracker.snapshot("MODEL_CREATION")
     kept.clear()
     tracker.end_capture("FIRST_ITERATION_COMPLETE")
@@ -135,7 +135,7 @@ def test_printed_lines_are_those_that_ttml_s_scripts_parse(
 
 def test_snapshots_need_a_capture(mesh: Mesh) -> None:
     tracker = MemoryUsageTracker(mesh)
-    with pytest.raises(RuntimeError, match="snapshot X: no capture"):
+    with pytest.raises(RuntimeError, match=r"snapshot X\b.*capture"):
         tracker.snapshot("X")
     tracker.begin_capture()
     with pytest.raises(RuntimeError, match="under way"):
@@ -145,25 +145,25 @@ def test_snapshots_need_a_capture(mesh: Mesh) -> None:
     assert tracker.phases == []
 
 
-def _node(kind: str, **params: Any) -> dict[str, Any]:
+def _make_node(kind: str, **params: Any) -> dict[str, Any]:
     return {"node_type": kind, "params": params}
 
 
 def test_ttnn_records_of_buffers() -> None:
     nodes = [
-        _node("capture_start"),
-        _node("buffer_allocate", type="DRAM", max_size_per_bank=2048),
-        _node("circular_buffer_allocate", size=100, device_id=0, globally_allocated="0"),
-        _node("circular_buffer_allocate", size=200, device_id=0, globally_allocated="0"),
-        _node("circular_buffer_allocate", size=200, device_id=1, globally_allocated="0"),
-        _node("circular_buffer_allocate", size=900, device_id=0, globally_allocated="1"),
-        _node("buffer_allocate", type="L1", max_size_per_bank=50),
-        _node("circular_buffer_deallocate_all", device_id=0),
-        _node("circular_buffer_deallocate_all", device_id=1),
-        _node("buffer_allocate", type="DRAM", max_size_per_bank=4096),
-        _node("buffer_deallocate", type="DRAM", max_size_per_bank=2048),
-        _node("buffer_deallocate", type="L1", max_size_per_bank=50),
-        _node("circular_buffer_allocate", size=10, device_id=0, globally_allocated="0"),
+        _make_node("capture_start"),
+        _make_node("buffer_allocate", type="DRAM", max_size_per_bank=2048),
+        _make_node("circular_buffer_allocate", size=100, device_id=0, globally_allocated="0"),
+        _make_node("circular_buffer_allocate", size=200, device_id=0, globally_allocated="0"),
+        _make_node("circular_buffer_allocate", size=200, device_id=1, globally_allocated="0"),
+        _make_node("circular_buffer_allocate", size=900, device_id=0, globally_allocated="1"),
+        _make_node("buffer_allocate", type="L1", max_size_per_bank=50),
+        _make_node("circular_buffer_deallocate_all", device_id=0),
+        _make_node("circular_buffer_deallocate_all", device_id=1),
+        _make_node("buffer_allocate", type="DRAM", max_size_per_bank=4096),
+        _make_node("buffer_deallocate", type="DRAM", max_size_per_bank=2048),
+        _make_node("buffer_deallocate", type="L1", max_size_per_bank=50),
+        _make_node("circular_buffer_allocate", size=10, device_id=0, globally_allocated="0"),
     ]
     assert summarise_graph(nodes, 12) == MemorySegment(
         peak_bytes=12 * 6144,
@@ -179,7 +179,7 @@ def test_memory_is_that_of_one_chip(open_emulator: Callable[..., Mesh]) -> None:
     mesh = open_emulator((1, 2))
     tracker = MemoryUsageTracker(mesh, every_buffer=True)
     tracker.begin_capture()
-    kept = _tensor(mesh, 12)
+    kept = _allocate(mesh, 12)
     tracker.end_capture("ONE")
-    assert tracker.phases[0].device == PAGES
+    assert tracker.phases[0].device_bytes == PAGES
     del kept

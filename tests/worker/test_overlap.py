@@ -51,7 +51,7 @@ MODELS = {
 
 
 class WatchedWeightInbox(WeightInbox):
-    """Notes in `waits` each time the device thread begins to wait."""
+    """Inbox that records in `waits` each time the device thread begins to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class WatchedWeightInbox(WeightInbox):
 
 
 class Device:
-    """A device thread with a job on its mesh, and the inputs for the core that it gave."""
+    """A device thread with a job on its mesh, and the inputs for the core that it returned."""
 
     def __init__(
         self, config: JobConfig, clock: Callable[[], float] = time.perf_counter, **settings: Any
@@ -75,25 +75,25 @@ class Device:
         builder = JobBuilder(clock=clock)
         self.thread = DeviceThread(self.inputs.put, self.metrics, builder, inbox=self.inbox, **settings)
         self.thread.carry_out(ev.Build("a", config.to_json()), None)
-        built = self.until(ev.Built)
+        built = self.wait_for(ev.Built)
         self.elements = built.elements
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
-        self.until(ev.InitialWeightsMade)
+        self.wait_for(ev.InitialWeightsMade)
         node_sum = self.thread.find_sum(1)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         self.initial = np.concatenate([part for part in parts if part is not None])
 
-    def until(self, kind: Any) -> Any:
-        """Return the next input for the core of that kind."""
+    def wait_for(self, kind: Any) -> Any:
+        """Wait for the next input of that kind for the core, and return it."""
         while True:
             event = self.inputs.get(timeout=LIMIT_SECONDS)
             assert not isinstance(event, ev.LeaseFailed | ev.BuildFailed), event
             if isinstance(event, kind):
                 return event
 
-    def give(self, version: int, *chunks: int) -> None:
-        """Let chunks of the weights of step `version` arrive."""
+    def load_weights(self, version: int, *chunks: int) -> None:
+        """Load chunks of the weights of step `version`, as if they had arrived."""
         values = self.initial * np.float32(1 + version / 8)
         for index in chunks:
             start, stop = chunk_range(self.elements, index)
@@ -108,13 +108,13 @@ class Device:
         order = pb.Lease(job="a", generation=1, step=version, lease=lease, phase=pb.TRAIN, count=2)
         self.thread.carry_out(ev.Perform(order), None)
 
-    def until_waiting(self) -> None:
-        """Return when the device thread has nothing left to do and waits for weights."""
+    def wait_until_idle(self) -> None:
+        """Return when the device thread has nothing left to do but to wait for weights."""
         self.inbox.waits.get(timeout=LIMIT_SECONDS)
 
-    def find_sum(self, lease: int) -> bytes:
+    def wait_for_sum(self, lease: int) -> bytes:
         """Wait until a lease is computed, and return the bytes of its sum."""
-        assert self.until(ev.LeaseComputed).lease == lease
+        assert self.wait_for(ev.LeaseComputed).lease == lease
         node_sum = self.thread.find_sum(lease)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         return b"".join(part.tobytes() for part in parts if part is not None)
@@ -167,20 +167,20 @@ def test_a_pass_that_waits_for_every_chunk_gives_the_same_bits(
 ) -> None:
     device = make_device(model=MODELS[model], device=mesh)
     assert device.chunks > 2
-    device.give(0, *range(device.chunks))
-    device.until(ev.Loaded)
-    device.give(1, *range(device.chunks))
-    device.until(ev.Loaded)
+    device.load_weights(0, *range(device.chunks))
+    device.wait_for(ev.Loaded)
+    device.load_weights(1, *range(device.chunks))
+    device.wait_for(ev.Loaded)
     device.perform(2, 1)
-    expected = device.find_sum(2)
-    device.give(0, *range(device.chunks))  # other weights again
-    device.until(ev.Loaded)
-    device.give(1, 0)
+    expected = device.wait_for_sum(2)
+    device.load_weights(0, *range(device.chunks))  # other weights again
+    device.wait_for(ev.Loaded)
+    device.load_weights(1, 0)
     device.perform(3, 1)
     for chunk in range(1, device.chunks):
-        device.until_waiting()
-        device.give(1, chunk)
-    assert device.find_sum(3) == expected
+        device.wait_until_idle()
+        device.load_weights(1, chunk)
+    assert device.wait_for_sum(3) == expected
 
 
 def test_the_forward_pass_runs_as_far_as_the_weights_that_have_arrived(
@@ -188,33 +188,33 @@ def test_the_forward_pass_runs_as_far_as_the_weights_that_have_arrived(
 ) -> None:
     device = make_device()
     last = device.chunks - 1
-    device.give(0, *range(device.chunks))
-    device.give(1, *range(last))
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, *range(last))
     device.perform(2, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     assert blocks == ["blocks.0", "blocks.1"], "as far as weights have arrived"
     inputs = [device.inputs.get(timeout=LIMIT_SECONDS)]
     assert inputs == [ev.Loaded("a", Version(1, 0))] and device.inputs.empty(), (
         "some of the new weights are missing"
     )
-    device.give(1, last)
+    device.load_weights(1, last)
     assert device.inputs.get(timeout=LIMIT_SECONDS) == ev.Loaded("a", Version(1, 1)), (
         "reported from within the pass"
     )
-    device.until(ev.LeaseComputed)
+    device.wait_for(ev.LeaseComputed)
     assert blocks == ["blocks.0", "blocks.1", "blocks.2"] * 2, "two micro-batches"
 
 
 def test_waiting_for_weights_does_not_count_as_computing(make_device: Callable[..., Device]) -> None:
     clock = [0.0]
     device = make_device({"clock": lambda: clock[0]})
-    device.give(0, *range(device.chunks))
-    device.give(1, 0)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, 0)
     device.perform(2, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     clock[0] += 1000.0  # time passes only while it waits
-    device.give(1, *range(1, device.chunks))
-    assert device.until(ev.LeaseComputed).seconds == 0.0
+    device.load_weights(1, *range(1, device.chunks))
+    assert device.wait_for(ev.LeaseComputed).seconds == 0.0
 
     def metric(name: str) -> float | None:
         return device.metrics.registry.get_sample_value(
@@ -227,58 +227,58 @@ def test_waiting_for_weights_does_not_count_as_computing(make_device: Callable[.
 
 def test_chunks_may_arrive_in_any_order(make_device: Callable[..., Device]) -> None:
     device = make_device()
-    device.give(1, *range(device.chunks))
+    device.load_weights(1, *range(device.chunks))
     device.perform(2, 1)
-    expected = device.find_sum(2)
-    device.give(0, *range(device.chunks))
-    device.give(1, device.chunks - 1)
+    expected = device.wait_for_sum(2)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, device.chunks - 1)
     device.perform(3, 1)
     for chunk in reversed(range(device.chunks - 1)):
-        device.until_waiting()
-        device.give(1, chunk)
-    assert device.find_sum(3) == expected
+        device.wait_until_idle()
+        device.load_weights(1, chunk)
+    assert device.wait_for_sum(3) == expected
 
 
 def test_the_lease_after_one_that_was_dropped_while_it_waited_is_right(
     make_device: Callable[..., Device],
 ) -> None:
     device = make_device()
-    device.give(2, *range(device.chunks))
+    device.load_weights(2, *range(device.chunks))
     device.perform(2, 2)
-    expected = device.find_sum(2)
-    device.give(0, *range(device.chunks))
-    device.give(1, 0, 1)
+    expected = device.wait_for_sum(2)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, 0, 1)
     device.perform(3, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     device.thread.carry_out(ev.DropLease(3), None)
-    device.give(2, 0)  # a newer version than the one it waited for
+    device.load_weights(2, 0)  # a newer version than the one it waited for
     device.perform(4, 2)
-    device.give(2, *range(1, device.chunks))
-    assert device.find_sum(4) == expected
+    device.load_weights(2, *range(1, device.chunks))
+    assert device.wait_for_sum(4) == expected
     assert device.thread.find_sum(3) is None
 
 
 def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., Device]) -> None:
     device = make_device()
-    device.give(0, *range(device.chunks))
-    device.give(1, 0, 1)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, 0, 1)
     device.perform(3, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     next_job = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig())
     for effect in (ev.DropLease(3), ev.DropJob(), ev.Build("b", next_job.to_json())):
         device.thread.carry_out(effect, None)
-    assert device.until(ev.Built).job == "b"
+    assert device.wait_for(ev.Built).job == "b"
 
 
 def test_a_worker_stops_while_a_lease_waits(make_device: Callable[..., Device]) -> None:
     device = make_device()
-    device.give(0, *range(device.chunks))
-    device.give(1, 0)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, 0)
     device.perform(3, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     device.thread.drop_leases()
     device.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=4, phase=pb.INITIALISE)), None)
-    assert device.until(ev.InitialWeightsMade).lease == 4, (
+    assert device.wait_for(ev.InitialWeightsMade).lease == 4, (
         "the thread is free, as it must be to close the mesh"
     )
 
@@ -287,25 +287,25 @@ def test_a_captured_pass_waits_for_all_weights_first(
     make_device: Callable[..., Device], blocks: list[str]
 ) -> None:
     device = make_device(model=GPT2.model_copy(update={"dropout_prob": 0.0}), device=DeviceConfig(trace=True))
-    device.give(0, *range(device.chunks))
-    device.give(1, *range(device.chunks - 1))
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, *range(device.chunks - 1))
     device.perform(2, 1)
-    device.until_waiting()
+    device.wait_until_idle()
     assert blocks == []
-    device.give(1, device.chunks - 1)
-    device.until(ev.LeaseComputed)
+    device.load_weights(1, device.chunks - 1)
+    device.wait_for(ev.LeaseComputed)
 
 
 def test_a_long_wait_for_weights_is_logged(
     make_device: Callable[..., Device], caplog: pytest.LogCaptureFixture
 ) -> None:
     device = make_device({"patience_seconds": 0.01})
-    device.give(0, *range(device.chunks))
-    device.give(1, 0, 1)
+    device.load_weights(0, *range(device.chunks))
+    device.load_weights(1, 0, 1)
     with caplog.at_level(logging.WARNING):
         device.perform(2, 1)
-        device.until_waiting()
-        device.until_waiting()
-        device.give(1, *range(2, device.chunks))
-        device.until(ev.LeaseComputed)
+        device.wait_until_idle()
+        device.wait_until_idle()
+        device.load_weights(1, *range(2, device.chunks))
+        device.wait_for(ev.LeaseComputed)
     assert re.search("job a: lease 2 .*chunk 2", caplog.text)

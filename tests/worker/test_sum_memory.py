@@ -63,10 +63,10 @@ def test_private_memory_is_not_reused_for_a_shared_sum() -> None:
 def test_sums_are_sent_when_no_shared_memory_can_be_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: object) -> None:
+    def fail_as_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
+    monkeypatch.setattr(shared_memory.os, "posix_fallocate", fail_as_full)
     memory = SumMemory()
     memory.sharing = True
     assert memory.take(ELEMENTS, 4).shared is None

@@ -31,7 +31,8 @@ class Tape:
     Args:
         mesh: the mesh whose device module the operations call.
         recording: False for evaluation and generation, which keep nothing for a backward pass.
-        dropout_seed: returns the seed of a dropout site, given the site's name; None switches dropout off.
+        dropout_seed: function that returns the seed of a dropout site, given the site's name; None switches dropout
+            off.
         inputs: keeps the inputs of the pass on the mesh for the next one; None uploads them for this pass alone.
     """
 
@@ -71,7 +72,7 @@ class Tape:
             dtype: dtype on the mesh.
             layout: tensor layout on the mesh.
             placements: placements over the mesh's axes.
-            prepare: returns the array to upload, given `source`; a function of it alone.
+            prepare: function that returns the array to upload, given `source`; a function of it alone.
         """
         if self._inputs is not None:
             value = self._inputs.tensor(source, prepare, dtype, layout, placements)
@@ -157,8 +158,8 @@ class Tape:
         Args:
             loss: result of a loss operation. Its gradient is the number `seed`, the weight of each of its elements.
             seed: weight of an element, for example 1 / tokens for the mean over the tokens.
-            on_final: called with each parameter and its gradient as soon as that is complete, last used first. The
-                gradient lies as the parameter does, and is dropped when the call returns.
+            on_final: callback, called with each parameter and its gradient as soon as that is complete, last used
+                first. The gradient lies as the parameter does, and is dropped when the call returns.
 
         Raises:
             ValueError: `loss` is not what was recorded last, or a recorded value does not enter it.

@@ -19,7 +19,7 @@ PADDING, BEGIN, END = "<PAD>", "<BEG>", "<END>"
 
 
 class Tokenizer:
-    """Encodes text to ids, and decodes ids.
+    """Converter of text to token ids and back.
 
     Args:
         tokenizer: the Hugging Face tokenizer.

@@ -17,7 +17,7 @@ from training.parameter_placement import TILE
 
 
 class Decoder:
-    """Computes the logits of the next token of one text, as the text grows.
+    """Decoder of one text, which computes the logits of its next token as the text grows.
 
     The first tokens go through the model at once. Each further token is a pass of one row, whose cost does not depend
     on the number of earlier tokens. When the window is full, the caches are filled again from its last half.

@@ -58,7 +58,7 @@ class _Source:
         tokenizer: its tokenizer.
         sampling: the sampling settings of its job, or the defaults.
         endings: ids that end a text.
-        weights: returns its weights, float32, flat, given the model's layout.
+        weights: function that returns its weights, float32, flat, given the model's layout.
     """
 
     config: GPT2Config | LlamaConfig
@@ -135,7 +135,7 @@ class Text:
 
     Args:
         tokenizer: tokenizer of the text.
-        ids: list to which the caller appends; its present ids are not shown.
+        ids: list to which the caller appends. The text of the ids in it at the start is not shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: list[int]) -> None:

@@ -12,7 +12,7 @@ from training.autograd.variable import Variable
 from training.models.model import Array, constant
 
 MASKED = -1e9
-"""Added to the score of a key that a query may not see; well inside bfloat16's range."""
+"""Summand of the score of a key that a query may not see; well inside bfloat16's range."""
 
 
 class Masks:

@@ -170,7 +170,7 @@ def test_problems_of_a_graph_are_refused(change: tuple[str, str], message: str, 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="No such file"):
         read_descriptor(tmp_path / "none.textproto")
-    with pytest.raises(Refused, match="larger than 1048576 bytes"):
+    with pytest.raises(Refused, match="1048576 bytes"):
         read_descriptor(_file(tmp_path, " " * (1 << 21)))
     (tmp_path / "bytes.textproto").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(Refused, match="is not text"):
@@ -258,9 +258,9 @@ def test_the_mesh_of_this_host_among_several(tmp_path: Path) -> None:
     descriptor = read_descriptor(path)
     assert find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "0"}) == [2, 8], "two hosts share the mesh"
     assert find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "1"}) == [1, 1]
-    with pytest.raises(Refused, match=r"TT_MESH_ID: is not set, expected .*one of 0, 1"):
+    with pytest.raises(Refused, match=r"TT_MESH_ID.*not set.*0, 1"):
         find_local_shape(descriptor, path, {})
-    with pytest.raises(Refused, match="TT_MESH_ID: is '5'"):
+    with pytest.raises(Refused, match=r"TT_MESH_ID.*'5'"):
         find_local_shape(descriptor, path, {MESH_ID_VARIABLE: "5"})
     alike = _file(tmp_path, LEGACY, "mgd.yaml")
     assert find_local_shape(read_descriptor(alike), alike, {}) == [1, 8], "all meshes have this shape"
@@ -324,7 +324,7 @@ def test_ttnn_chooses_for_other_meshes(shape: tuple[int, int], tmp_path: Path) -
 
 
 def test_a_descriptor_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"can't be written.*TT_MESH_GRAPH_DESC_PATH"):
+    with pytest.raises(Failed, match=r"written.*TT_MESH_GRAPH_DESC_PATH"):
         choose_descriptor((1, 8), {}, _file(tmp_path, "a file, no folder") / "cache")
 
 
@@ -372,5 +372,5 @@ def test_a_relative_path_is_made_absolute_and_kept(
 
 def test_ttnn_reads_one_descriptor_per_process(load_ttnn: LoadTtnn) -> None:
     load_ttnn((1, 8))
-    with pytest.raises(Failed, match=r"mesh_shape: \[2, 4\].*one descriptor per process.*restart"):
+    with pytest.raises(Failed, match=r"mesh_shape: \[2, 4\].*descriptor.*restart"):
         load_ttnn((2, 4))

@@ -37,13 +37,13 @@ def test_refusals(one_chip: Mesh) -> None:
     with pytest.raises(RuntimeError, match="UINT32"):
         tt.embedding(tensor(one_chip, np.ones((1, 32), np.int32)), table)
     with pytest.raises(RuntimeError, match="divisible by tile width"):
-        tt.embedding_bw(_ids(one_chip, 2, 48), table, tensor(one_chip, np.ones((1, 1, 96, 48))))
+        tt.embedding_bw(_draw_ids(one_chip, 2, 48), table, tensor(one_chip, np.ones((1, 1, 96, 48))))
     with pytest.raises(RuntimeError, match="gradient of shape"):
-        tt.embedding_bw(_ids(one_chip, 2, 32), table, tensor(one_chip, np.ones((2, 1, 32, 48))))
+        tt.embedding_bw(_draw_ids(one_chip, 2, 32), table, tensor(one_chip, np.ones((2, 1, 32, 48))))
     with pytest.raises(RuntimeError, match="must be ROW_MAJOR"):
         tiled = tensor(one_chip, np.ones((2, 32), int))
         tt.embedding_bw(tiled, table, tensor(one_chip, np.ones((1, 1, 64, 48))))
 
 
-def _ids(mesh: Mesh, *shape: int) -> Any:
+def _draw_ids(mesh: Mesh, *shape: int) -> Any:
     return tensor(mesh, np.ones(shape, int), layout=tt.ROW_MAJOR_LAYOUT)

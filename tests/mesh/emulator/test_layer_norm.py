@@ -15,7 +15,7 @@ from tests.support.emulated import assert_close, empty, tensor
 Array = np.ndarray[Any, Any]
 
 
-def reference(
+def compute_reference(
     x: Array, gamma: Array, beta: Array, dy: Array
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     mean = x.mean(-1, keepdims=True)
@@ -33,7 +33,7 @@ def test_forward_and_backward(
 ) -> None:
     x = numbers.standard_normal((*rows, width)) * 3 + 5
     dy, gamma, beta = (numbers.standard_normal(shape) for shape in ((*rows, width), (1, width), (1, width)))
-    y, mean, rstd, dx, dgamma, dbeta = reference(x, gamma, beta, dy)
+    y, mean, rstd, dx, dgamma, dbeta = compute_reference(x, gamma, beta, dy)
     operand, scale = tensor(one_chip, x), tensor(one_chip, gamma)
     out = tt.moreh_layer_norm(
         operand,
@@ -64,7 +64,7 @@ def test_forward_and_backward(
 def test_rows_over_chips(open_emulator: Callable[..., Mesh], numbers: np.random.Generator) -> None:
     x, dy = numbers.standard_normal((1, 1, 64, 32)), numbers.standard_normal((1, 1, 64, 32))
     gamma = numbers.standard_normal((1, 32))
-    y, _, _, dx, dgamma, _ = reference(x, gamma, np.zeros((1, 32)), dy)
+    y, _, _, dx, dgamma, _ = compute_reference(x, gamma, np.zeros((1, 32)), dy)
     mesh = open_emulator((1, 8))
     operand, scale = tensor(mesh, x, shard=2), tensor(mesh, gamma)
     out = tt.moreh_layer_norm(operand, 1, 1e-5, scale, mean=empty(mesh, 1, 1, 8), rstd=empty(mesh, 1, 1, 8))

@@ -10,7 +10,7 @@ from mesh.transfer import download
 from tests.support.emulated import tensor
 
 
-def allocated_bytes(mesh: Mesh) -> int:
+def read_allocated_bytes(mesh: Mesh) -> int:
     view = tt.get_memory_view(mesh.handle, tt.BufferType.DRAM)
     assert view.total_bytes_allocated_per_bank + view.total_bytes_free_per_bank == view.total_bytes_per_bank
     return view.total_bytes_allocated_per_bank
@@ -34,20 +34,20 @@ def test_bytes_are_those_of_a_wormhole_chip(
 
 
 def test_live_tensors_are_counted(loudbox: Mesh) -> None:
-    assert allocated_bytes(loudbox) == 0
+    assert read_allocated_bytes(loudbox) == 0
     x = tensor(loudbox, np.ones((1, 1, 8 * 32, 64)), shard=2)  # two tiles on each chip
-    assert allocated_bytes(loudbox) == 4096
+    assert read_allocated_bytes(loudbox) == 4096
     view, moved = tt.reshape(x, [32, 64]), tt.transpose(x, 2, 3)
-    assert allocated_bytes(loudbox) == 2 * 4096  # a view has no memory of its own
+    assert read_allocated_bytes(loudbox) == 2 * 4096  # a view has no memory of its own
     host = moved.cpu()
     download(loudbox, x)
-    assert allocated_bytes(loudbox) == 2 * 4096
+    assert read_allocated_bytes(loudbox) == 2 * 4096
     del moved, host, x
-    assert allocated_bytes(loudbox) == 4096
+    assert read_allocated_bytes(loudbox) == 4096
     tt.deallocate(view)
-    assert allocated_bytes(loudbox) == 0
+    assert read_allocated_bytes(loudbox) == 0
     del view
-    assert allocated_bytes(loudbox) == 0
+    assert read_allocated_bytes(loudbox) == 0
 
 
 def test_the_peak_counts_tensors_alive_at_once(one_chip: Mesh) -> None:

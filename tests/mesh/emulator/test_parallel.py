@@ -1,4 +1,4 @@
-"""The emulator's threads: results must not depend on their number."""
+"""Results of the emulator do not depend on its number of threads."""
 
 from __future__ import annotations
 

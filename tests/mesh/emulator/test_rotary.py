@@ -9,7 +9,7 @@ from mesh.transfer import download
 from tests.support.emulated import assert_close, tensor
 
 
-def tables(length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def make_tables(length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     angles = np.arange(length)[:, None] * 10_000.0 ** -(np.arange(width // 2) / (width // 2))
     both = np.concatenate([angles, angles], axis=1)[None, None]
     return np.cos(both), np.sin(both)
@@ -17,7 +17,7 @@ def tables(length: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_rotates_pairs_half_a_head_apart(one_chip: Mesh, numbers: np.random.Generator) -> None:
     x = numbers.standard_normal((2, 3, 40, 64))
-    cos, sin = tables(50, 64)
+    cos, sin = make_tables(50, 64)
     rotated = download(
         one_chip,
         tt.experimental.rotary_embedding_hf(
@@ -30,7 +30,7 @@ def test_rotates_pairs_half_a_head_apart(one_chip: Mesh, numbers: np.random.Gene
 
 def test_rotating_back_is_the_gradient(one_chip: Mesh, numbers: np.random.Generator) -> None:
     x, dy = numbers.standard_normal((2, 1, 2, 32, 64))
-    cos, sin = (tensor(one_chip, table) for table in tables(32, 64))
+    cos, sin = (tensor(one_chip, table) for table in make_tables(32, 64))
     rotate = tt.experimental.rotary_embedding
     rotated = download(one_chip, rotate(tensor(one_chip, x[None]), cos, sin))
     back = download(one_chip, rotate(tensor(one_chip, dy[None]), cos, tt.neg(sin)))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PEERS = ROOT / "tests" / "support" / "numerics"
 
 
-def torch_python() -> str | None:
+def find_torch_python() -> str | None:
     """Return an interpreter with PyTorch: this one, or that of the benchmarks; None without one."""
     if find_spec("torch") is not None:
         return sys.executable
@@ -24,7 +24,7 @@ def torch_python() -> str | None:
     return str(python) if python.is_file() else None
 
 
-PYTHON = torch_python()
+PYTHON = find_torch_python()
 GOLDEN = find_spec("torch") is not None and find_spec("ttnn") is not None
 
 

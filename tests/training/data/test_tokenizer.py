@@ -65,5 +65,5 @@ def test_byte_pairs_from_a_file():
 
 
 def test_a_file_that_is_no_tokenizer_is_refused():
-    with pytest.raises(Refused, match=r"tokenizer_path: here\.json is no Hugging Face tokenizer"):
+    with pytest.raises(Refused, match=r"tokenizer_path.*here\.json.*Hugging Face"):
         load_tokenizer(b"{}", "here.json")

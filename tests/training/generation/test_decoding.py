@@ -38,7 +38,7 @@ MODELS: dict[str, Any] = {
 }
 
 
-def loaded(mesh: Mesh, config: Any) -> Any:
+def load_model(mesh: Mesh, config: Any) -> Any:
     random = np.random.default_rng(8)
     model = build_model(config, VOCABULARY, mesh)
     for parameter in model.parameters():
@@ -47,7 +47,7 @@ def loaded(mesh: Mesh, config: Any) -> Any:
     return model
 
 
-def uncached(mesh: Mesh, model: TextModel, seen: list[int]) -> np.ndarray[Any, Any]:
+def compute_uncached(mesh: Mesh, model: TextModel, seen: list[int]) -> np.ndarray[Any, Any]:
     """Return the logits after `seen`, computed over the whole text as in training."""
     padded = np.zeros((1, WINDOW), np.uint32)
     padded[0, : len(seen)] = seen
@@ -55,7 +55,7 @@ def uncached(mesh: Mesh, model: TextModel, seen: list[int]) -> np.ndarray[Any, A
     return download(mesh, logits.value).reshape(-1)
 
 
-def seen_of(ids: list[int], prompt: int) -> list[int]:
+def select_seen(ids: list[int], prompt: int) -> list[int]:
     """Return the tokens that the decoder sees: all, until the window is full; then its last half and what follows."""
     if len(ids) <= WINDOW:
         return ids
@@ -68,14 +68,14 @@ def seen_of(ids: list[int], prompt: int) -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("prompt", [1, 5, 32, 64, 90])
 def test_the_cache_gives_the_logits_of_the_whole_text(mesh: Mesh, name: str, prompt: int):
-    model = loaded(mesh, MODELS[name])
+    model = load_model(mesh, MODELS[name])
     decoder = Decoder(mesh, model, WINDOW)
     random = np.random.default_rng(prompt)
     ids = random.integers(0, VOCABULARY, prompt).tolist()
     for _ in range(80):
         found = decoder.logits(ids)
-        seen = ids[-WINDOW:] if len(ids) == prompt else seen_of(ids, prompt)
-        np.testing.assert_allclose(found, uncached(mesh, model, seen), rtol=1e-4, atol=1e-4)
+        seen = ids[-WINDOW:] if len(ids) == prompt else select_seen(ids, prompt)
+        np.testing.assert_allclose(found, compute_uncached(mesh, model, seen), rtol=1e-4, atol=1e-4)
         ids.append(int(random.integers(0, VOCABULARY)))
 
 
@@ -88,22 +88,22 @@ def test_the_cache_gives_the_logits_of_the_whole_text(mesh: Mesh, name: str, pro
     ],
 )
 def test_the_same_tokens_are_drawn(mesh: Mesh, name: str, sampling: SamplingConfig):
-    model = loaded(mesh, MODELS[name])
+    model = load_model(mesh, MODELS[name])
     decoder = Decoder(mesh, model, WINDOW)
     ids = [3, 1, 4, 1, 5]
     for uniform in np.random.default_rng(2).random(WINDOW - len(ids)):
         token = choose(decoder.logits(ids), ids, sampling, float(uniform))
-        assert token == choose(uncached(mesh, model, ids), ids, sampling, float(uniform))
+        assert token == choose(compute_uncached(mesh, model, ids), ids, sampling, float(uniform))
         ids.append(token)
     assert len(set(ids)) > 5
 
 
-class Counted:
-    """The emulator, with the calls made of it and the elements that they gave."""
+class CountedEmulator:
+    """The emulator, with a record of the calls made to it and the number of elements they returned."""
 
     __name__ = "mesh.emulator"
 
-    def __init__(self, module: Any, owner: Counted | None = None) -> None:
+    def __init__(self, module: Any, owner: CountedEmulator | None = None) -> None:
         self._module = module
         self._owner = self if owner is None else owner
         self.costs: list[tuple[str, int]] = []
@@ -111,12 +111,12 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
         if name == "experimental":
-            return Counted(found, self._owner)
+            return CountedEmulator(found, self._owner)
         if not callable(found) or isinstance(found, type):
             return found
-        return self._counting(name, found)
+        return self._count_calls(name, found)
 
-    def _counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             result = function(*arguments, **options)
             parts = result if isinstance(result, (list, tuple)) else [result]
@@ -129,9 +129,9 @@ class Counted:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_token_costs_the_same(name: str):
-    counted = Counted(emulator)
+    counted = CountedEmulator(emulator)
     with open_mesh((1, 1), module=counted, dtype="float32") as mesh:
-        decoder = Decoder(mesh, loaded(mesh, MODELS[name]), WINDOW)
+        decoder = Decoder(mesh, load_model(mesh, MODELS[name]), WINDOW)
         ids = [1, 2, 3]
         costs = []
         while len(ids) <= WINDOW:
@@ -150,7 +150,7 @@ def test_every_token_costs_the_same(name: str):
 
 
 def test_a_text_grows_by_one_token(mesh: Mesh):
-    decoder = Decoder(mesh, loaded(mesh, MODELS["gpt2"]), WINDOW)
+    decoder = Decoder(mesh, load_model(mesh, MODELS["gpt2"]), WINDOW)
     decoder.logits([1, 2])
     with pytest.raises(ValueError, match=r"4 tokens.*expected 3"):
         decoder.logits([1, 2, 3, 4])

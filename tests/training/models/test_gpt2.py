@@ -50,7 +50,7 @@ def gelu(x: Any, tanh: bool) -> Any:
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
+def compute_reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
     """Return the negative log-likelihoods of a GPT-2 given as Hugging Face's tensors and config; float64, flat."""
     heads = config["n_head"]
 
@@ -87,7 +87,7 @@ def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets
     return -np.log(probabilities[np.arange(len(logits)), targets.reshape(-1).astype(np.int64)])
 
 
-def batch(seed: int = 3) -> tuple[Any, Any]:
+def draw_batch(seed: int = 3) -> tuple[Any, Any]:
     random = np.random.default_rng(seed)
     shape = (SEQUENCES, TOKENS)
     return (
@@ -110,11 +110,11 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
         load_parameter(mesh, parameter, values[parameter.export_name].astype(np.float32))
     tensors = {**values, **model.constant_exports()}
     config = model.hugging_face_config()
-    inputs, targets = batch()
+    inputs, targets = draw_batch()
 
     tape = Tape(mesh)
     loss = model.loss(tape, inputs, targets)
-    expected = reference(tensors, config, inputs, targets)
+    expected = compute_reference(tensors, config, inputs, targets)
     np.testing.assert_allclose(download(mesh, loss.value).reshape(-1), expected, rtol=3e-5, atol=3e-5)
 
     gradients: dict[str, Any] = {}
@@ -127,8 +127,8 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
     step = 1e-6
     for name, value in values.items():
         direction = random.standard_normal(value.shape)
-        above = reference({**tensors, name: value + step * direction}, config, inputs, targets).mean()
-        below = reference({**tensors, name: value - step * direction}, config, inputs, targets).mean()
+        above = compute_reference({**tensors, name: value + step * direction}, config, inputs, targets).mean()
+        below = compute_reference({**tensors, name: value - step * direction}, config, inputs, targets).mean()
         found = float((gradients[name].astype(np.float64) * direction).sum())
         size = float(np.linalg.norm(gradients[name]))
         assert found == pytest.approx((above - below) / (2 * step), rel=1e-3, abs=1e-3 * size), name
@@ -205,7 +205,7 @@ def test_logits_of_a_position_see_only_what_is_before(mesh: Mesh):
     model = GPT2(GPT2Config(**SMALL), VOCABULARY, mesh)
     for parameter in model.parameters():
         load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
-    ids = batch()[0][:1]
+    ids = draw_batch()[0][:1]
     first = download(mesh, model.logits(Tape(mesh, recording=False), ids, 5).value)
     assert first.shape == (1, 1, 1, VOCABULARY)
     changed = ids.copy()
@@ -218,13 +218,13 @@ def test_logits_of_a_position_see_only_what_is_before(mesh: Mesh):
 
 
 def test_a_sequence_of_no_whole_tiles_is_refused(mesh: Mesh):
-    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*64"):
+    with pytest.raises(Refused, match=r"max_sequence_length.*\b40\b.*\b32\b.*\b64\b"):
         GPT2(GPT2Config(**{**SMALL, "max_sequence_length": 40}), VOCABULARY, mesh)
 
 
 def test_bfloat16_stays_close_to_float32(open_emulator: Callable[..., Mesh]):
     losses = {}
-    inputs, targets = batch()
+    inputs, targets = draw_batch()
     for dtype in ("float32", "bfloat16"):
         mesh = open_emulator(dtype=dtype)
         model = GPT2(GPT2Config(**SMALL), VOCABULARY, mesh)

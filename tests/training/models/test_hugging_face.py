@@ -43,7 +43,7 @@ LLAMA: dict[str, Any] = {
     "num_heads": 4, "num_groups": 2, "embedding_dim": 128, "intermediate_dim": 192, "num_blocks": 2,
     "max_sequence_length": 64, "dropout_prob": 0.0, "theta": 10000.0,
 }  # fmt: skip
-# Stretched where this few tokens tell: wavelengths of 6 to 63,000 tokens around a context of 16.
+# With a context of 16, rotations of 6 to 63,000 tokens are stretched, so a few tokens show the scaling.
 SCALED = RopeScaling(scaling_factor=8.0, original_context_length=16)
 
 MODELS: dict[str, GPT2Config | LlamaConfig] = {
@@ -85,13 +85,13 @@ def job_with(model: GPT2Config | LlamaConfig, corpus: Path) -> JobConfig:
     return JobConfig(seed=7, model=model, data=data)
 
 
-def noisy(step: TrainingStep) -> Any:
+def add_noise(step: TrainingStep) -> Any:
     """Return weights as if trained: no zeros, ones or equal rows that would hide a mistake."""
     noise = np.random.Generator(np.random.PCG64(1)).standard_normal(step.layout.elements, np.float32)
     return step.initial_weights() + np.float32(0.1) * noise
 
 
-def exported(root: Path, config: JobConfig, step: TrainingStep, weights: Any) -> Path:
+def export(root: Path, config: JobConfig, step: TrainingStep, weights: Any) -> Path:
     return write_checkpoint(
         root, job="j", generation=1, step=3, config_json=config.to_json(), layout=step.layout, weights=weights,
         optimizer_state={}, files=step.checkpoint_files(),
@@ -105,11 +105,11 @@ def checkpoint(
     """Return a checkpoint's folder, its flat weights, and the loss of each of 32 or 64 tokens."""
     config = job_with(MODELS[request.param], corpus)
     step = TrainingStep(config, mesh)
-    weights = noisy(step)
+    weights = add_noise(step)
     for index, entry in enumerate(step.layout.entries):
         step.load(index, weights[entry.offset : entry.stop])
     loss, tokens = step.evaluate(0)
-    return exported(tmp_path / "run", config, step, weights), weights, loss / tokens
+    return export(tmp_path / "run", config, step, weights), weights, loss / tokens
 
 
 def test_an_exported_model_gives_the_loss_of_the_published_architecture(
@@ -205,7 +205,7 @@ def test_config_json_gives_back_the_job_s_model_config(name: str, corpus: Path, 
     assert found == config.model.model_copy(update=changes)
 
 
-def rewritten(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+def rewrite(folder: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
     """Write a plain Hugging Face folder of the checkpoint's model, with changed tensors."""
     target.mkdir()
     for name in ("config.json", "tokenizer.json"):
@@ -219,8 +219,8 @@ def llama(tmp_path: Path, corpus: Path, mesh: Mesh) -> tuple[Path, Any]:
     """Return a checkpoint's folder and its weights."""
     config = job_with(MODELS["llama"], corpus)
     step = TrainingStep(config, mesh)
-    weights = noisy(step)
-    return exported(tmp_path / "run", config, step, weights), weights
+    weights = add_noise(step)
+    return export(tmp_path / "run", config, step, weights), weights
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -230,7 +230,7 @@ def test_half_precision_becomes_float32(
     import ml_dtypes
 
     half = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
-    folder = rewritten(
+    folder = rewrite(
         llama[0], tmp_path / "half", lambda all_: {name: t.astype(half) for name, t in all_.items()}
     )
     step = TrainingStep(job_of({"model_path": str(folder)})[0], mesh)
@@ -240,7 +240,7 @@ def test_half_precision_becomes_float32(
 def test_weights_in_several_files(
     llama: tuple[Path, Any], tmp_path: Path, job_of: Callable[..., Any], mesh: Mesh
 ) -> None:
-    folder = rewritten(llama[0], tmp_path / "parts", lambda tensors: tensors)
+    folder = rewrite(llama[0], tmp_path / "parts", lambda tensors: tensors)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -260,13 +260,15 @@ def test_older_names_and_buffers_of_gpt2(
     """Use the format of the first GPT-2 files on the hub: no prefix, and causal masks among the weights."""
     config = job_with(MODELS["gpt2"], corpus)
     step = TrainingStep(config, mesh)
-    weights = noisy(step)
+    weights = add_noise(step)
 
-    def older(tensors: dict[str, Any]) -> dict[str, Any]:
+    def rename_to_old_format(tensors: dict[str, Any]) -> dict[str, Any]:
         bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
         return bare | {"h.0.attn.bias": np.ones((1, 1, 32, 32), np.float32)}
 
-    folder = rewritten(exported(tmp_path / "run", config, step, weights), tmp_path / "older", older)
+    folder = rewrite(
+        export(tmp_path / "run", config, step, weights), tmp_path / "older", rename_to_old_format
+    )
     job, _ = job_of({"model_path": str(folder)})
     assert np.array_equal(TrainingStep(job, mesh).initial_weights(), weights)
 
@@ -277,8 +279,8 @@ def test_fewer_positions_take_the_first_rows(
     longer = MODELS["gpt2"].model_copy(update={"max_sequence_length": 64})
     config = job_with(longer, corpus)
     step = TrainingStep(config, mesh)
-    weights = noisy(step)
-    folder = exported(tmp_path / "run", config, step, weights)
+    weights = add_noise(step)
+    folder = export(tmp_path / "run", config, step, weights)
     job, _ = job_of({"model_path": str(folder), "max_sequence_length": 32})
     shorter = TrainingStep(job, mesh)
     rows = {entry.name: entry for entry in shorter.layout.entries}["position_embedding.weight"]
@@ -291,19 +293,19 @@ def test_fewer_positions_take_the_first_rows(
 def test_a_worker_checks_the_files_against_the_job(
     llama: tuple[Path, Any], tmp_path: Path, job_of: Callable[..., Any], mesh: Mesh
 ) -> None:
-    folder = rewritten(llama[0], tmp_path / "model", lambda tensors: tensors)
+    folder = rewrite(llama[0], tmp_path / "model", lambda tensors: tensors)
     job, _ = job_of({"model_path": str(folder)})
     step = TrainingStep(job, mesh)
     elsewhere = tmp_path / "data" / "model"
     elsewhere.parent.mkdir()
     folder.rename(elsewhere)
-    with pytest.raises(Refused, match=r"model_path: no such folder on this host .*--data"):
+    with pytest.raises(Refused, match=r"model_path.*--data"):
         step.initial_weights()
     assert np.array_equal(load_pretrained_weights(job, step.layout, elsewhere.parent), llama[1])
     with (elsewhere / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x7f")
-    with pytest.raises(Refused, match=r"model\.safetensors has sha256 .* the job expects"):
+    with pytest.raises(Refused, match=r"model\.safetensors.*sha256"):
         load_pretrained_weights(job, step.layout, elsewhere.parent)
 
 

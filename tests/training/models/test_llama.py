@@ -48,11 +48,15 @@ OPTIONS = [
     {"num_groups": 4, "weight_tying": True},
     {"num_groups": 1, "theta": 500000.0, "rope_scaling": SCALING},
     {"num_heads": 2, "num_groups": 1, "runner_type": "memory_efficient"},  # heads of 64
-    {"num_heads": 2, "num_groups": 2, "embedding_dim": 192},  # heads of 96, which the rotating kernel hasn't
+    {
+        "num_heads": 2,
+        "num_groups": 2,
+        "embedding_dim": 192,
+    },  # heads of 96, which the rotary kernel doesn't support
 ]
 
 
-def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
+def compute_reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets: Any) -> Any:
     """Return the negative log-likelihoods of a Llama given as Hugging Face's tensors and config; float64, flat.
 
     Written from the papers: RMSNorm (arXiv:1910.07467), rotary positions (arXiv:2104.09864) in Hugging Face's order of
@@ -70,7 +74,7 @@ def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets
     def in_heads(x: Any, count: int) -> Any:
         return x.reshape(sequences, tokens, count, width).transpose(0, 2, 1, 3)
 
-    turning = np.array([one_frequency(config, pair) for pair in range(width // 2)])
+    turning = np.array([compute_frequency(config, pair) for pair in range(width // 2)])
     angles = np.arange(tokens)[:, None] * turning
 
     def rotated(x: Any) -> Any:
@@ -108,7 +112,7 @@ def reference(tensors: dict[str, Any], config: dict[str, Any], ids: Any, targets
     return -np.log(probabilities[np.arange(len(logits)), targets.reshape(-1).astype(np.int64)])
 
 
-def one_frequency(config: dict[str, Any], pair: int) -> float:
+def compute_frequency(config: dict[str, Any], pair: int) -> float:
     """Return radians per token of one pair, with Llama 3.1's three cases written out."""
     plain = float(config["rope_theta"] ** (-2 * pair / config["head_dim"]))
     scaling = config["rope_scaling"]
@@ -126,7 +130,7 @@ def one_frequency(config: dict[str, Any], pair: int) -> float:
     return float((1 - smooth) * plain / scaling["factor"] + smooth * plain)
 
 
-def batch(seed: int = 3) -> tuple[Any, Any]:
+def draw_batch(seed: int = 3) -> tuple[Any, Any]:
     random = np.random.default_rng(seed)
     ids = random.integers(0, VOCABULARY, (SEQUENCES, TOKENS + 1), dtype=np.uint32)
     return ids[:, :-1].copy(), ids[:, 1:].copy()
@@ -151,11 +155,11 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
         values[parameter.export_name] = value.astype(np.float32).astype(np.float64)
         load_parameter(mesh, parameter, values[parameter.export_name].astype(np.float32))
     config = model.hugging_face_config()
-    inputs, targets = batch()
+    inputs, targets = draw_batch()
 
     tape = Tape(mesh)
     loss = model.loss(tape, inputs, targets)
-    expected = reference(values, config, inputs, targets)
+    expected = compute_reference(values, config, inputs, targets)
     np.testing.assert_allclose(download(mesh, loss.value).reshape(-1), expected, rtol=1e-5, atol=1e-5)
 
     gradients: dict[str, Any] = {}
@@ -168,8 +172,8 @@ def test_losses_and_gradients_of_every_option(mesh: Mesh, options: dict[str, Any
     step = 1e-6
     for name, value in values.items():
         direction = random.standard_normal(value.shape)
-        above = reference({**values, name: value + step * direction}, config, inputs, targets).mean()
-        below = reference({**values, name: value - step * direction}, config, inputs, targets).mean()
+        above = compute_reference({**values, name: value + step * direction}, config, inputs, targets).mean()
+        below = compute_reference({**values, name: value - step * direction}, config, inputs, targets).mean()
         found = float((gradients[name].astype(np.float64) * direction).sum())
         size = float(np.linalg.norm(gradients[name]))
         assert found == pytest.approx((above - below) / (2 * step), rel=1e-3, abs=1e-3 * size), name
@@ -260,7 +264,7 @@ def test_frequencies_are_llama_s(scaling: RopeScaling | None):
         }
     config = {"head_dim": 32, "rope_theta": 10000.0, "rope_scaling": stated}
     found = compute_frequencies(32, 10000.0, scaling)
-    np.testing.assert_allclose(found, [one_frequency(config, pair) for pair in range(16)], rtol=1e-12)
+    np.testing.assert_allclose(found, [compute_frequency(config, pair) for pair in range(16)], rtol=1e-12)
     plain = compute_frequencies(32, 10000.0, None)
     blended = (found != plain) & ~np.isclose(found, plain / 8)
     # All three cases are there.
@@ -270,7 +274,7 @@ def test_frequencies_are_llama_s(scaling: RopeScaling | None):
 
 
 def test_a_sequence_of_no_whole_tiles_is_refused(mesh: Mesh):
-    with pytest.raises(Refused, match=r"max_sequence_length: 40, expected a multiple of 32.*64"):
+    with pytest.raises(Refused, match=r"max_sequence_length.*\b40\b.*\b32\b.*\b64\b"):
         build(mesh, max_sequence_length=40)
 
 
@@ -280,12 +284,12 @@ def test_a_row_of_no_whole_heads_is_an_error(open_emulator: Callable[..., Mesh])
     for parameter in model.parameters():
         load_parameter(mesh, parameter, draw_initial_value(parameter, 4))
     with pytest.raises(ValueError, match=r"16 elements.*multiple.*32"):
-        model.loss(Tape(mesh), *batch())
+        model.loss(Tape(mesh), *draw_batch())
 
 
 def test_bfloat16_stays_close_to_float32(open_emulator: Callable[..., Mesh]):
     found = {}
-    inputs, targets = batch()
+    inputs, targets = draw_batch()
     for dtype in ("float32", "bfloat16"):
         mesh = open_emulator(dtype=dtype)
         model = build(mesh)

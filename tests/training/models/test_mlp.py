@@ -32,13 +32,13 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def config(hidden: tuple[int, ...], activation: Any = "relu", bias: bool = True) -> MLPConfig:
+def load_config(hidden: tuple[int, ...], activation: Any = "relu", bias: bool = True) -> MLPConfig:
     return MLPConfig(
         input_features=12, hidden_features=hidden, output_features=5, activation=activation, bias=bias
     )
 
 
-def reference(values: dict[str, Any], layers: int, activation: str, inputs: Any, targets: Any) -> Any:
+def compute_reference(values: dict[str, Any], layers: int, activation: str, inputs: Any, targets: Any) -> Any:
     x = inputs.astype(np.float64)
     for index in range(layers):
         x = x @ values[f"layers.{index}.weight"] + values.get(f"layers.{index}.bias", 0)
@@ -75,18 +75,20 @@ def run(mesh: Mesh, model_config: MLPConfig) -> tuple[dict[str, Any], dict[str, 
 @pytest.mark.parametrize("hidden", [(), (32,), (32, 64)])
 @pytest.mark.parametrize("bias", [True, False])
 def test_losses_and_gradients(mesh: Mesh, activation: str, hidden: tuple[int, ...], bias: bool):
-    values, found, inputs, targets = run(mesh, config(hidden, activation, bias))
+    values, found, inputs, targets = run(mesh, load_config(hidden, activation, bias))
     layers = len(hidden) + 1
     assert len(values) == layers * (1 + bias)
     np.testing.assert_allclose(
-        found["loss"], reference(values, layers, activation, inputs, targets), rtol=1e-5
+        found["loss"], compute_reference(values, layers, activation, inputs, targets), rtol=1e-5
     )
     random = np.random.default_rng(6)
     step = 1e-6
     for name, value in values.items():
         direction = random.standard_normal(value.shape)
         above, below = (
-            reference({**values, name: value + sign * step * direction}, layers, activation, inputs, targets)
+            compute_reference(
+                {**values, name: value + sign * step * direction}, layers, activation, inputs, targets
+            )
             for sign in (1, -1)
         )
         slope = (above.mean() - below.mean()) / (2 * step)
@@ -108,8 +110,8 @@ def test_losses_and_gradients(mesh: Mesh, activation: str, hidden: tuple[int, ..
 def test_every_strategy_gives_what_one_device_gives(
     open_emulator: Callable[..., Mesh], hidden: tuple[int, ...], shape: tuple[int, int], axes: Axes
 ):
-    expected = run(open_emulator(), config(hidden, "silu"))[1]
-    found = run(open_emulator(shape, axes=axes), config(hidden, "silu"))[1]
+    expected = run(open_emulator(), load_config(hidden, "silu"))[1]
+    found = run(open_emulator(shape, axes=axes), load_config(hidden, "silu"))[1]
     for name, values in expected.items():
         assert np.abs(found[name] - values).max() <= 1e-5 * np.abs(values).max(), name
 

@@ -46,13 +46,13 @@ INPUTS = st.one_of(
 )
 
 
-def connected() -> Dialogue:
+def connect() -> Dialogue:
     talk = Dialogue(CHUNKS)
     talk.connect()
     return talk
 
 
-def leased() -> Dialogue:
+def lease_all() -> Dialogue:
     talk = start_with_weights(CHUNKS)
     talk.lease(1)
     return talk
@@ -60,9 +60,9 @@ def leased() -> Dialogue:
 
 STATES: dict[str, Callable[[], Dialogue]] = {
     "alone": lambda: Dialogue(CHUNKS),
-    "connected": connected,
+    "connected": connect,
     "with weights": lambda: start_with_weights(CHUNKS),
-    "leased": leased,
+    "leased": lease_all,
 }
 
 
@@ -96,7 +96,7 @@ def test_windows_beyond_the_maximum_are_forgotten() -> None:
 
 
 def test_a_mesh_that_stays_unfit_is_tried_again_without_end() -> None:
-    talk = connected()
+    talk = connect()
     talk.join()
     for attempt in range(1, 1200):
         (_, line) = talk.give(ev.BuildFailed("a", "no mesh", unfit=True))

@@ -29,15 +29,15 @@ def test_each_stripe_sends_its_chunks_in_the_agreed_order() -> None:
     talk.lease(5)
     talk.give(ev.NodeReady(5, 1))
 
-    def sent(index: int) -> list[int]:
+    def take_sent(index: int) -> list[int]:
         taken = []
         while (header := talk.core.next_chunk(Stripe(index, 3))) is not None:
             taken.append(header.index)
         return taken
 
-    assert sent(1) == [4, 1]
-    assert sent(0) == [6, 3], "chunk 0 is not computed yet"
-    assert sent(2) == [5, 2]
+    assert take_sent(1) == [4, 1]
+    assert take_sent(0) == [6, 3], "chunk 0 is not computed yet"
+    assert take_sent(2) == [5, 2]
 
 
 def test_non_finite_gradients_are_named_with_chunk_0_each_time_it_is_sent() -> None:
