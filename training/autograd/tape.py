@@ -72,7 +72,7 @@ class Tape:
             dtype: dtype on the mesh.
             layout: tensor layout on the mesh.
             placements: placements over the mesh's axes.
-            prepare: function that returns the array to upload, given `source`; a function of it alone.
+            prepare: function that returns the array to upload, given `source`. The array depends on nothing else.
         """
         if self._inputs is not None:
             value = self._inputs.tensor(source, prepare, dtype, layout, placements)
