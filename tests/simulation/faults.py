@@ -112,7 +112,7 @@ class Faults:
             case "hang" if healthy := [each for each in alive if each.name not in self.hung]:
                 cluster.injected["device hangs"] += 1
                 worker = rng.choice(healthy)
-                worker.hang_seconds = HANG_SECONDS
+                worker.device.hang_seconds = HANG_SECONDS
                 # A second hang would start after the first one, long after the last fault.
                 self.hung.add(worker.name)
                 self.disturb(HANG_SECONDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
@@ -17,6 +16,7 @@ from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
+from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 
@@ -31,26 +31,6 @@ UNFIT = 0.1
 """Probability that a mesh can't be opened, as long as there are faults."""
 LIE = 0.2
 """Probability that a liar corrupts a micro-batch."""
-Task = Iterator[float]
-"""Work of the device. It yields the duration of each piece, or WAIT."""
-WAIT = -1.0
-"""Yielded by a task to wait until a chunk arrives or a lease is dropped."""
-
-
-class LeaseState:
-    """State of a lease.
-
-    Attributes:
-        key: Key of the gradient, or None before it is computed and for leases without one.
-        ready_from: First chunk that is complete; all later ones are too.
-        dropped: Whether the core has dropped the lease.
-    """
-
-    def __init__(self, lease: pb.Lease) -> None:
-        self.lease = lease
-        self.key: int | None = None
-        self.ready_from = 1 << 30
-        self.dropped = False
 
 
 class SimulatedWorker(Process):
@@ -60,7 +40,7 @@ class SimulatedWorker(Process):
         super().__init__(cluster, f"{name}.{incarnation}")
         self.name = name
         self.core = WorkerCore(name=name)
-        self.hang_seconds = 0.0
+        self.device = DeviceQueue(self)
         self.lies = LIE * (name == LIAR)
         self.sick_leases = 0
         self.failed_in_a_row = 0
@@ -76,9 +56,6 @@ class SimulatedWorker(Process):
         self._sums: dict[int, LeaseState] = {}
         self._arrived: deque[tuple[ChunkHeader, int]] = deque()
         self._loaded: tuple[int, int] = (0, -1)
-        self._waiting = False  # whether the device waits for weights in a lease
-        self._tasks: deque[Task] = deque()
-        self._busy = False
         self._heard_seconds = 0.0
         self._events = Pipe(
             cluster.loop,
@@ -193,24 +170,24 @@ class SimulatedWorker(Process):
         match effect:
             case ev.Load():
                 self._arrived.append((effect.header, payload))
-                self._do(self._load())
-                self._wake_device()
+                self.device.submit(self._load())
+                self.device.wake()
             case ev.Perform():
                 state = self._sums[effect.lease.lease] = LeaseState(effect.lease)
                 self._check_bound(effect.lease)
-                self._do(self._perform(state))
+                self.device.submit(self._perform(state))
             case ev.DropLease():
                 self._sums.pop(effect.lease).dropped = True
-                self._wake_device()
+                self.device.wake()
             case ev.ToAggregator():
                 if self._link is not None:
                     self._link.up_control.send(self.core.epoch, effect.body)
             case ev.Build():
-                self._do(self._build(effect))
+                self.device.submit(self._build(effect))
             case ev.BuildLater():
                 self.later(effect.seconds, lambda: self.feed(ev.BuildDue(effect.attempt)))
             case ev.DropJob():
-                self._do(self._drop())
+                self.device.submit(self._drop())
 
     def _check_bound(self, lease: pb.Lease) -> None:
         """Check that sums of one version only are kept (except initial weights, until there are newer ones)."""
@@ -222,25 +199,6 @@ class SimulatedWorker(Process):
             )
 
     # ---- the device ----
-
-    def _do(self, task: Task) -> None:
-        self._tasks.append(task)
-        if not self._busy:
-            self._work()
-
-    def _work(self) -> None:
-        self._busy = True
-        while self._tasks:
-            seconds = next(self._tasks[0], None)
-            if seconds is None:
-                self._tasks.popleft()
-            elif seconds == WAIT:
-                return
-            elif seconds or self.hang_seconds:
-                seconds, self.hang_seconds = seconds + self.hang_seconds, 0.0
-                self.later(seconds, self._work)
-                return
-        self._busy = False
 
     def _from_device(self, event: ev.Input) -> None:
         if isinstance(event, ev.LeaseEvaluated):
@@ -305,17 +263,10 @@ class SimulatedWorker(Process):
                 self._take()
                 if state.dropped or self._on_mesh(chunk) == version:
                     break
-                self._waiting = True
                 yield WAIT
             if state.dropped:
                 return
             yield self._seconds * self.cluster.rng.random() * 0.1
-
-    def _wake_device(self) -> None:
-        """Wake the device, since something happened that it may wait for."""
-        if self._waiting:
-            self._waiting = False
-            self._work()
 
     def _weights(self, lease: pb.Lease) -> tuple[int, ...]:
         """Return the weights on the mesh. Check that they are those of the lease's version."""

@@ -24,8 +24,9 @@ from tests.simulation.mutations import forgets_orphans
 from tests.simulation.network import Pipe
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulated_cluster import SimulatedCluster
+from tests.simulation.simulated_device import WAIT, LeaseState
 from tests.simulation.simulated_optimizer import SimulatedOptimizer
-from tests.simulation.simulated_worker import WAIT, LeaseState, SimulatedWorker
+from tests.simulation.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_SEEDS, SEEDS = 100, 500
@@ -87,12 +88,12 @@ def test_leases_are_begun_and_dropped_before_all_weights_have_arrived(
     waited = []
     await_weights = SimulatedWorker._await_weights
 
-    def watched(self: SimulatedWorker, held: LeaseState) -> Iterator[float]:
+    def watched(self: SimulatedWorker, state: LeaseState) -> Iterator[float]:
         waits = 0
-        for seconds in await_weights(self, held):
+        for seconds in await_weights(self, state):
             waits += seconds == WAIT
             yield seconds
-        waited.append((waits > 0, held.dropped))
+        waited.append((waits > 0, state.dropped))
 
     monkeypatch.setattr(SimulatedWorker, "_await_weights", watched)
     for seed in range(20):
