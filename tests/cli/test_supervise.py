@@ -106,7 +106,7 @@ def test_a_daemon_is_restarted_on_its_port_unless_its_state_is_refused(tmp_path:
 def test_a_job_is_queued_once_although_the_aggregator_dies_during_submit(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
 ) -> None:
-    """Check that the job is queued once, whether or not the aggregator had stored it before it died."""
+    """Kill the aggregator before or after it stores the job, which must be queued once."""
     state = tmp_path / "state"
     submit, deaths = JobsClient.submit, iter([True])
 

@@ -211,7 +211,7 @@ def test_a_chunk_that_contradicts_itself(
 
 
 def test_refused_chunks_never_reach_the_sum(tmp_path: Path, gpt_spec: str, undisturbed: Bits) -> None:
-    """A dropped sender's leases go to the honest worker, and the job ends in the bits of an undisturbed run."""
+    """Check that the honest worker gets the leases of the dropped sender, and that the bits stay the same."""
     bad: list[dict[str, Any]] = [{"crc32c": 1}, {"offset": 4}, {"dtype": BFLOAT16}, {"payload": b"\0" * 40}]
     with Cluster(tmp_path, tiers=3, workers=1) as cluster:
         job = cluster.submit(gpt_spec)
@@ -310,7 +310,7 @@ def test_a_layout_that_differs_is_named(cluster: Cluster, job: str, rogue: Stock
 
 
 def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, rogue: StockWorker) -> None:
-    """Stale epochs, other jobs, unknown leases and messages of another kind have no effect."""
+    """Send stale epochs, other jobs, unknown leases and messages of another kind."""
     rogue.join()
     nonsense: list[dict[str, Any]] = [
         {"weights_loaded": pb.WeightsLoaded(job="nobody", step=3)},

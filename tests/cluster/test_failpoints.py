@@ -138,7 +138,7 @@ def spec(folder: Path, steps: int) -> str:
     return spec_of(folder, config)
 
 
-def calm(folder: Path, spec_json: str) -> Bits:
+def run_undisturbed(folder: Path, spec_json: str) -> Bits:
     """Return the result without faults."""
     with Cluster(folder, workers=1) as cluster:
         return bits(cluster.finish(cluster.submit(spec_json)))
@@ -164,16 +164,16 @@ def names_of(kills: Iterable[str | float]) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def short_calm(tmp_path_factory: pytest.TempPathFactory) -> Bits:
-    folder = tmp_path_factory.mktemp("calm")
-    return calm(folder, spec(folder, 40))
+def short_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Bits:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run_undisturbed(folder, spec(folder, 40))
 
 
 @pytest.mark.parametrize("tiers", [pytest.param(2, marks=pytest.mark.long), 3])
-def test_a_kill_at_each_kind_of_place(tmp_path: Path, tiers: int, short_calm: Bits) -> None:
+def test_a_kill_at_each_kind_of_place(tmp_path: Path, tiers: int, short_undisturbed: Bits) -> None:
     plan: dict[str, list[str | float]] = {role: list(kills) for role, kills in SHORT.items()}
     result, _ = killed(tmp_path / "cluster", spec(tmp_path, 40), tiers, plan, LIMIT_SECONDS)
-    assert result == short_calm
+    assert result == short_undisturbed
     wanted = names_of(kill for kills in plan.values() for kill in kills)
     assert kills_of(tmp_path / "cluster" / "failpoints.log") == wanted
 
@@ -201,4 +201,4 @@ def test_a_hundred_kills(tmp_path: Path, tiers: int) -> None:
     found = kills_of(tmp_path / "cluster" / "failpoints.log")
     assert set(found) == set(ALL), "every failpoint killed"
     assert found.total() + killer.timed >= total
-    assert result == calm(tmp_path / "calm", spec(tmp_path, steps))
+    assert result == run_undisturbed(tmp_path / "undisturbed", spec(tmp_path, steps))

@@ -81,7 +81,7 @@ def test_every_op_of_a_difference_has_an_example() -> None:
 
 
 def test_a_wrong_emulator_is_detected(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drawn call detects an emulator that returns wrong shapes or accepts too much."""
+    """Check that drawn calls detect an emulator that returns wrong shapes or accepts too much."""
 
     def ignore_second(first: Any, second: Any, **options: Any) -> Any:
         return emulator.neg(first)

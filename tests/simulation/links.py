@@ -153,11 +153,11 @@ class Link:
     def silent(self, until: float) -> None:
         """Leave pings unanswered until then."""
         if self.pinged:
-            for end, give_up in zip(self.ends, (self._close_and_tell, self.abandon), strict=True):
+            for end, give_up in zip(self.ends, (self._close_from_called_side, self.abandon), strict=True):
                 patience = STANDARD_TIMEOUTS.ping * (1 + self._cluster.rng.random())
                 end.later(patience, self._unanswered, until, give_up)
 
-    def _close_and_tell(self, reason: str) -> None:
+    def _close_from_called_side(self, reason: str) -> None:
         if self.up:
             self.close(reason)
             self._lost[0](reason)

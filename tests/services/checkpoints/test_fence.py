@@ -74,11 +74,11 @@ def test_replaced_process_does_not_remove_what_its_successor_writes(tmp_path: Pa
 
 
 def test_two_writers_of_one_step_do_not_mix(tmp_path: Path) -> None:
-    def other_one() -> None:
+    def other_writer() -> None:
         write(tmp_path, 10, value=2)
 
     with pytest.raises(Failed, match="epoch 2 has taken over"):
-        write(tmp_path, 10, value=1, fence=fence_of_replaced(other_one))
+        write(tmp_path, 10, value=1, fence=fence_of_replaced(other_writer))
     (path,) = list_checkpoints(tmp_path)
     assert read_checkpoint(path).weights[0] == 2
     assert list(tmp_path.iterdir()) == [path]

@@ -141,7 +141,7 @@ def test_blas_is_limited_to_one_thread() -> None:
 
 
 def test_malloc_keeps_freed_blocks_unless_the_user_set_malloc_variables() -> None:
-    """Fill 128 MiB repeatedly, on two threads: without page faults once the allocator keeps the block."""
+    """Fill 128 MiB repeatedly on two threads. There are no page faults once the allocator keeps the block."""
     script = textwrap.dedent("""
         import ctypes, resource, threading
         from services.runtime.process import tune_allocator

@@ -17,7 +17,7 @@ from tests.support.raw_http2 import PATH, PLAIN, serving, within
 PARTS = (b"before ", memoryview(b"the payload"))
 
 
-async def one_message(context: Any) -> None:
+async def echo_one_message(context: Any) -> None:
     """Read one message and send it back twice: in two parts, and whole."""
     message = await context.read()
     await write_message(context, message[:3], message[3:])
@@ -38,7 +38,7 @@ async def exchanged(streams: DataStreamConnector, address: str, tensor_port: int
 def test_messages_are_the_same_on_both_ports(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         streams = DataStreamConnector(PATH, PLAIN)
-        async with stock_server(one_message) as port, serving(one_message) as tensors:
+        async with stock_server(echo_one_message) as port, serving(echo_one_message) as tensors:
             address = f"127.0.0.1:{port}"
             whole = [b"before the payload"] * 2
             assert await exchanged(streams, address, tensors.port) == (True, whole)
@@ -57,7 +57,7 @@ def test_a_silent_tensor_port_is_given_up_after_a_limit(caplog: pytest.LogCaptur
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         streams = DataStreamConnector(PATH, PLAIN, connect_seconds=0.1)
         tensor_port = silent.sockets[0].getsockname()[1]
-        async with stock_server(one_message) as port:
+        async with stock_server(echo_one_message) as port:
             ours, got = await exchanged(streams, f"127.0.0.1:{port}", tensor_port)
         assert (ours, len(got)) == (False, 2)
         silent.close()

@@ -67,7 +67,7 @@ def put(newest: NewestWeights, step: int, *indices: int, dtype: DType = FLOAT32)
         newest.put(version(step, dtype), index, values_of(step, index), ELEMENTS)
 
 
-def holds(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FLOAT32) -> None:
+def check_content(chunks: list[TensorChunk], step: int, *indices: int, dtype: DType = FLOAT32) -> None:
     assert [chunk.header.index for chunk in chunks] == list(indices)
     for chunk in chunks:
         check_chunk(chunk, ELEMENTS, dtype)
@@ -80,10 +80,10 @@ def test_each_peer_gets_its_form(dtype: DType) -> None:
     newest = NewestWeights()
     local, remote = Peer(newest, on_host=True), Peer(newest, on_host=False)
     put(newest, 3, 0, 1, 2, dtype=dtype)
-    holds(local.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    check_content(local.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
     assert len(local.messages) == 1
     assert len(local.messages[0]) < 200
-    holds(remote.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
+    check_content(remote.receive(0, 1, 2), 3, 0, 1, 2, dtype=dtype)
     assert len(remote.messages) == 3
 
 
@@ -91,12 +91,12 @@ def test_a_later_peer_gets_all_chunks() -> None:
     newest = NewestWeights()
     put(newest, 3, 0, 1, 2)  # no peer is connected yet
     local = Peer(newest, on_host=True)
-    holds(local.receive(0, 1, 2), 3, 0, 1, 2)
+    check_content(local.receive(0, 1, 2), 3, 0, 1, 2)
     put(newest, 4, 0, 1, 2)
-    holds(local.receive(0, 1, 2), 4, 0, 1, 2)
+    check_content(local.receive(0, 1, 2), 4, 0, 1, 2)
     assert len(local.messages) == 1
     remote = Peer(newest, on_host=False)
-    holds(remote.receive(0, 2), 4, 0, 2)
+    check_content(remote.receive(0, 2), 4, 0, 2)
     first = remote.messages[0]
     remote.receive(0)
     assert remote.messages[0] is first, "made once"
@@ -134,8 +134,8 @@ def test_received_chunks_are_kept_unchanged_and_shared() -> None:
     newest = NewestWeights()
     local, other = Peer(newest, on_host=True), Peer(newest, on_host=False)
     newest.put_received(deserialize_chunk(message), message, ELEMENTS)
-    holds(local.receive(1), 3, 1)
-    holds(other.receive(1), 3, 1)
+    check_content(local.receive(1), 3, 1)
+    check_content(other.receive(1), 3, 1)
     assert other.messages[0] is message
 
 
@@ -144,7 +144,7 @@ def test_the_array_of_a_shard_has_places_of_its_stripe_only() -> None:
     newest = NewestWeights(stripe)
     local = Peer(newest, on_host=True)
     newest.put(version(3), 1, values_of(3, 1), stripe.element_count(ELEMENTS))
-    holds(local.receive(1), 3, 1)
+    check_content(local.receive(1), 3, 1)
     assert newest._array is not None
     assert newest._array.payload.size == 4 * CHUNK_ELEMENTS
     assert newest.is_last(1, ELEMENTS)
