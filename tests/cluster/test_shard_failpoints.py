@@ -13,7 +13,7 @@ import pytest
 from protos import jobs_pb2 as jobs
 from services.instrumentation.failpoints import FAILPOINTS
 from services.tensors.layout import CHUNK_ELEMENTS
-from tests.cluster.test_failpoints import EVERY_ROLE, calm, finish, kills_of, names_of, table
+from tests.cluster.test_failpoints import EVERY_ROLE, finish, kills_of, names_of, run_undisturbed, table
 from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
 from tests.support.cluster.harness import LIMIT_SECONDS, Cluster
 
@@ -72,7 +72,9 @@ def killed(folder: Path, spec_json: str, kills: Sequence[str], limit_seconds: fl
 
 def test_a_kill_within_an_update_a_checkpoint_and_a_recovery(tmp_path: Path) -> None:
     steps = spec(tmp_path, 12)
-    assert killed(tmp_path / "killed", steps, SHORT, LIMIT_SECONDS) == calm(tmp_path / "calm", steps)
+    assert killed(tmp_path / "killed", steps, SHORT, LIMIT_SECONDS) == run_undisturbed(
+        tmp_path / "undisturbed", steps
+    )
 
 
 @pytest.mark.slow
@@ -81,4 +83,6 @@ def test_kills_at_every_place_of_a_shard(tmp_path: Path) -> None:
     kills = [f"{name}=kill@{draw.randint(1, 3)}" for name in PLACES * 3]
     draw.shuffle(kills)
     steps = spec(tmp_path, 300)
-    assert killed(tmp_path / "killed", steps, kills, 600.0) == calm(tmp_path / "calm", steps)
+    assert killed(tmp_path / "killed", steps, kills, 600.0) == run_undisturbed(
+        tmp_path / "undisturbed", steps
+    )
