@@ -93,18 +93,18 @@ def _check_roles(options: AggregatorOptions) -> None:
     if options.shard and (options.shards or options.optimizer):
         other = "--shards" if options.shards else "--optimizer"
         raise Refused(
-            f"--shard and {other}: a shard takes its orders from an aggregator, and has neither shards nor an "
-            f"optimizer; give {other} to the aggregator"
+            f"--shard and {other}: given together, but a shard has neither shards nor an optimizer; give {other} to "
+            "the aggregator"
         )
     if options.shard and options.standby:
         raise Refused(
-            "--shard and --standby: a shard takes its orders from any aggregator that leads; give --standby to the "
-            "aggregator"
+            "--shard and --standby: given together, but only an aggregator can be a standby; remove one of the two"
         )
     if options.optimizer is not None:
         if options.shards:
             raise Refused(
-                "--shards and --optimizer: with shards the optimizer runs in 2-tier; give only one of the two"
+                "--shards and --optimizer: given together, but with shards the optimizer runs in the aggregator; "
+                "remove one of the two"
             )
         split_address("--optimizer", options.optimizer)
     for address in options.shards:
@@ -121,8 +121,8 @@ def _timeouts(options: AggregatorOptions) -> Timeouts:
     for name in options.timeout_overrides:
         if name in TIMEOUTS_IN_HEARTBEATS and name not in OWN_TIMEOUTS:
             raise Refused(
-                f"--timeout {name}: other processes use it too, so only the heartbeat sets it; expected one "
-                f"of {', '.join(OWN_TIMEOUTS)}"
+                f"--timeout {name}: can't be set here, since other processes use this timeout too; change "
+                f"--heartbeat-seconds, or set one of {', '.join(OWN_TIMEOUTS)}"
             )
     return Timeouts.from_heartbeat(options.heartbeat_seconds, options.timeout_overrides)
 

@@ -71,7 +71,7 @@ class WaitReporter:
             self._passed[key] = timeout
             if timeout and passed_before.get(key) != timeout:
                 log.warning(
-                    "waits for %s %s: %s, bucket %d, for %.1f s (longer than `%s`)",
+                    "waiting for %s %s: %s, chunk %d, for %.1f s (longer than timeout %s)",
                     each.role, each.peer, each.what, each.bucket, each.seconds, timeout,
                     extra={"job": each.job, "step": each.step},
                 )  # fmt: skip

@@ -73,7 +73,7 @@ class StandbyService:
             try:
                 await service.run()
             except Deposed as deposed:
-                log.warning("%s; it stands by from now on", deposed)
+                log.warning("%s; this aggregator is now a standby", deposed)
             finally:
                 self._handlers.set_leading(None)
                 self._sighting = None
@@ -109,7 +109,7 @@ class StandbyService:
         try:
             sighting = await asyncio.to_thread(queue.look, self._name)
             if self._sighting is None or sighting.epoch != self._sighting.epoch:
-                log.info("standby of %s", _describe_leader(sighting))
+                log.info("standby: the leader is %s", _describe_leader(sighting))
             self._sighting = sighting
             now = time.monotonic()
             if not succession.is_due(sighting, now):
@@ -121,7 +121,7 @@ class StandbyService:
         if epoch is None:
             return False  # another standby was faster, or the leader lives
         log.warning(
-            "takes over as epoch %d: %s", epoch, _describe_end(sighting, succession.silent_seconds(now))
+            "takes over with epoch %d: %s", epoch, _describe_end(sighting, succession.silent_seconds(now))
         )
         return True
 
@@ -131,12 +131,12 @@ class StandbyService:
             log.warning("%s; trying again", error)
 
     def _refusal(self) -> str:
-        return f"standby of {_describe_leader(self._sighting)}"
+        return f"this aggregator is a standby; the leader is {_describe_leader(self._sighting)}"
 
 
 def _describe_leader(sighting: LeaderSighting | None) -> str:
     if sighting is None or not sighting.epoch:
-        return "nobody yet"
+        return "not known yet"
     return f"{sighting.leader or 'an aggregator'} (epoch {sighting.epoch})"
 
 
@@ -144,5 +144,5 @@ def _describe_end(sighting: LeaderSighting, silent_seconds: float) -> str:
     if not sighting.epoch:
         return "there was no leader before"
     return f"{_describe_leader(sighting)} " + (
-        f"was silent for {silent_seconds:.1f} s" if sighting.takeover_seconds else "has left"
+        f"was silent for {silent_seconds:.1f} s" if sighting.takeover_seconds else "has resigned"
     )

@@ -65,7 +65,7 @@ def run(mesh_shape: str | None, backend: str, output: Output) -> None:
                 f"axis {check.axis} ({AXIS_NAMES[check.axis]}, {check.devices} devices): {_outcome(check)}"
             )
         if not checks:
-            output.say("one device: no links to check")
+            output.say("mesh [1, 1]: no links to check, since there is only one device")
         passed = all(check.passed for check in checks)
         output.result(
             {

@@ -87,6 +87,7 @@ worker = make_worker_command()
 @option(
     "--shards",
     default="",
+    show_default=False,
     metavar="HOST:PORT,...",
     help="Addresses of the shards that tensors are split over (2 tiers).  [default: none]",
 )

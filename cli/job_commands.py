@@ -49,7 +49,7 @@ _log_level_option = option(
 @option(
     "--tiers",
     type=click.Choice(["2", "3"]),
-    show_default="3, with --shards 2",
+    show_default="3; 2 with --shards",
     help="3 runs the optimizer as a daemon of its own, 2 inside the aggregator.",
 )
 @option(

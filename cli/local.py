@@ -71,8 +71,7 @@ def run(options: LocalOptions, output: Output) -> None:
     """
     if options.shards and options.tiers == 3:
         raise Refused(
-            f"--shards {options.shards} and --tiers 3 exclude each other: shards hold the optimizer's "
-            "tensors; give --tiers 2"
+            f"--shards {options.shards} and --tiers 3: given together, but shards need 2 tiers; give --tiers 2"
         )
     config = None if options.resume else read_job(options.job, options.overrides, output)
     with lock_state_dir(options.state_dir):

@@ -102,10 +102,7 @@ def check(*, of_mesh: bool, mesh_shape: str | None, backend: str, output: Output
     Runs an all-reduce with a known sum along each axis, and prints which device is where.
     """
     if not of_mesh:
-        raise Refused(
-            "check: links between the roles of a cluster can't be checked yet; give --mesh to check the mesh "
-            "of this host"
-        )
+        raise Refused("check: no check selected; give --mesh to check the mesh of this host")
     from cli.check import run
 
     run(mesh_shape, backend, output)

@@ -270,20 +270,17 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
     for key, value in read_document(path, "--config").items():
         name = by_flag.get(str(key).replace("_", "-"))
         if name is None:
-            raise unknown_key_error(f"--config {path}", key, value, by_flag)
+            raise Refused(f"--config {path}: {unknown_key_error('', key, value, by_flag)}")
+        no_text = Refused(
+            f"--config {path}: {key}: {format_value(value)} given, expected a plain value or a list of them; correct it"
+        )
         if isinstance(value, dict) or value is None:
-            raise Refused(
-                f"--config {path}: {key}: {format_value(value)} given, expected a plain value or a list of "
-                "them; correct it"
-            )
+            raise no_text
         # Text, as on the command line, so that the option's own type checks it.
         try:
             defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
         except (ValueError, RecursionError):  # a number with too many digits, a list that contains itself
-            raise Refused(
-                f"--config {path}: {key}: {format_value(value)} given, expected a plain value or a list of "
-                "them; correct it"
-            ) from None
+            raise no_text from None
     context.default_map = {**(context.default_map or {}), **defaults}
 
 

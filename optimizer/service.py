@@ -205,7 +205,7 @@ class OptimizerService:
         session.send(answer)
         self._session = session
         self.engine.connect(hello, session.callbacks)
-        log.info("aggregator %s attends, epoch %d", hello.name, hello.epoch_seen)
+        log.info("aggregator %s: connected, epoch %d", hello.name, hello.epoch_seen)
         cause = ""
         try:
             await run_until_first_ends(
@@ -221,7 +221,7 @@ class OptimizerService:
             self.engine.disconnect(session.callbacks)
             if self._session is session:
                 self._session = None
-            log.info("aggregator %s has left%s", hello.name, cause)
+            log.info("aggregator %s: disconnected%s", hello.name, cause)
 
     async def _take_orders(
         self, session: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]

@@ -121,7 +121,7 @@ class DeviceThread:
                 mesh = self._builder.open_job_mesh(config)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
-                log.error("job %s: unfit, trying again later: %s", effect.job, error)
+                log.error("job %s: this worker is unfit, trying again later: %s", effect.job, error)
                 self._feed(ev.BuildFailed(effect.job, str(error), unfit=True))
                 return
             self._metrics.set_mesh_fit(True)

@@ -121,7 +121,7 @@ class WorkerService:
             silent = False
             try:
                 await self._attend(address, backoff)
-                reason = "it ended the stream"
+                reason = "the peer ended the stream"
             except LINK_ERRORS as error:
                 reason = describe_link_error(error, "Welcome", self._hello_seconds)
                 silent = isinstance(error, LinkClosed)
@@ -148,7 +148,7 @@ class WorkerService:
             first = await send_hello(attend, hello, orders, self._hello_seconds)
             welcome = unwrap(first)
             if not isinstance(welcome, pb.Welcome):
-                raise LinkClosed(f"its first message is {type(welcome).__name__}, expected Welcome")
+                raise LinkClosed(f"the first message is {type(welcome).__name__}, expected Welcome")
             if first.epoch < self._core.epoch:
                 raise LinkClosed(
                     f"aggregator {welcome.name} has epoch {first.epoch}, expected at least {self._core.epoch}: a newer "
@@ -156,7 +156,7 @@ class WorkerService:
                 )
             self._was_welcome = True
             self._aggregators.answered()
-            log.info("works for aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
+            log.info("connected to aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
             timeouts = read_timeouts(welcome)
             backoff.set_max(timeouts.retry)
             self._feed(ev.Ordered(first.epoch, welcome))
@@ -234,4 +234,4 @@ def read_timeouts(welcome: pb.Welcome) -> Timeouts:
     try:
         return Timeouts.from_heartbeat(welcome.heartbeat_seconds)
     except Refused as refused:
-        raise LinkClosed(f"its Welcome names a {refused}") from None
+        raise LinkClosed(f"invalid Welcome: {refused}") from None

@@ -83,7 +83,5 @@ def _shared(elements: int, wire_bytes: int) -> SharedArray | None:
     try:
         return SharedArray(elements * wire_bytes, CHUNK_ELEMENTS * wire_bytes)
     except OSError as error:
-        log.warning(
-            "gradients travel over gRPC: no shared memory can be made for them on this host (%s)", error
-        )
+        log.warning("gradients go over gRPC: shared memory can't be created (%s)", error)
         return None

@@ -120,10 +120,10 @@ class AggregatorCore:
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why a worker's chunk is stale; None if it is wanted."""
         if header.epoch != self.epoch:
-            return Refusal(f"its epoch is {header.epoch}, this aggregator's is {self.epoch}")
+            return Refusal(f"the chunk's epoch is {header.epoch}, this aggregator's is {self.epoch}")
         if self.run is None or self.run.job.id != header.job:
             running = self.run.job.id if self.run else "none"
-            return Refusal(f"its job is {header.job!r}, the running job is {running}")
+            return Refusal(f"the chunk's job is {header.job!r}, the running job is {running}")
         return self.run.lease_book.check_chunk(session, header)
 
     def status(self, now: float) -> ClusterStatus:
@@ -186,7 +186,7 @@ class AggregatorCore:
         if self.run is None:
             return None
         if not self.optimizer:
-            return f"the optimizer: {self._optimizer_lost_reason}"
+            return f"waits for the optimizer: {self._optimizer_lost_reason}"
         return describe_wait(self.run, self._own_time(now))
 
     # ---- inputs ----

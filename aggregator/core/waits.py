@@ -32,37 +32,35 @@ class OptimizerWait:
 def describe_wait(run: RunningJob, now: float) -> str:
     """Return one line on what a job waits for, while the optimizer is connected."""
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
-        return "the optimizer's answer"
+        return "waits for the optimizer's status"
     detail = f"; {run.job.detail}" if run.job.detail else ""
     if run.phase is JobPhase.CHECKPOINT:
-        return f"the optimizer to write the checkpoint of step {run.job.step}{detail}"
+        return f"waits for the optimizer to write the checkpoint of step {run.job.step}{detail}"
     shortage = run.quorum.describe_shortage(now)
     if shortage is not None:
         return shortage
     if run.phase is JobPhase.TRAIN and run.lease_book.step_sum is None:
-        return f"the optimizer to start step {run.job.step} over"
+        return f"waits for the optimizer to restart step {run.job.step}"
     if not run.members:
-        return "workers: none is connected"
+        return "waits for a worker to connect"
     able = run.lease_book.able_members()
     if not able:
-        return "workers to build the job: " + ", ".join(
+        return "waits for workers to build the job: " + ", ".join(
             f"{member.name} ({member.describe()})" for member in run.members.values()
         )
     holders = sum(member.loaded_version == run.version for member in able)
-    return (
-        f"{run.job.phase} of step {run.job.step}; {holders} of {len(able)} workers hold its weights{detail}"
-    )
+    return f"phase {run.job.phase}, step {run.job.step}; {holders} of {len(able)} workers have its weights{detail}"
 
 
 def describe_optimizer_debt(run: RunningJob) -> str | None:
     """Return what a job waits for the connected optimizer to do; None for nothing."""
     if run.optimizer_state == pb.OptimizerStatus.STATE_UNSPECIFIED:
-        return "an answer: where it stands"
+        return "its status"
     if run.phase is JobPhase.CHECKPOINT:
         return "the last checkpoint"
     step_sum = run.lease_book.step_sum
     if run.phase is JobPhase.TRAIN and step_sum is None:
-        return "to start over"
+        return "to restart the step"
     if run.version is not None and run.router.weights.prefix < run.chunks:
         return "the weights"
     return "the update" if step_sum is not None and step_sum.coverage.complete else None

@@ -127,7 +127,7 @@ class RemoteOptimizerLink:
         while True:
             try:
                 await self._attend(backoff)
-                reason = "it ended the stream"
+                reason = "the peer ended the stream"
             except LINK_ERRORS as error:
                 reason = describe_link_error(error, "Hello")
                 if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
@@ -158,13 +158,13 @@ class RemoteOptimizerLink:
                 await send_hello(attend, wrap(pb.OptimizerCommand, self._epoch, self._hello), messages)
             )
             if not isinstance(hello, pb.Hello):
-                raise LinkClosed("its first message is not a Hello")
+                raise LinkClosed("the first message is not a Hello; check that the address is an optimizer's")
             link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
             self._orders, self._chunks = Mailbox(), asyncio.Queue()
             self._room.set()
             self._up, self._control, self._link = True, control, link
             backoff.reset()
-            log.info("optimizer %s at %s", hello.name, self._address)
+            log.info("optimizer %s: connected at %s", hello.name, self._address)
             self._callbacks.connected(hello.name)
             heartbeats = Heartbeats(self._timeouts, lambda: self.send_order(pb.Heartbeat()))
             try:
@@ -264,7 +264,7 @@ class RemoteOptimizerLink:
                 self._array = SharedArray(elements * _SUM_BYTES, CHUNK_ELEMENTS * _SUM_BYTES)
             except OSError as error:
                 self._array = None
-                log.warning("sums go over gRPC, since shared memory for them can't be made: %s", error)
+                log.warning("sums go over gRPC: shared memory can't be created (%s)", error)
         return self._array
 
     def send(self, prepared: Prepared) -> None:

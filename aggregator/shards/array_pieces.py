@@ -68,7 +68,8 @@ def read_piece(piece: pb.ArrayPiece) -> NDArray[Any]:
     checksum = _checksum(piece)
     if checksum != piece.crc32c:
         raise DamagedPiece(
-            f"{place}: {len(piece.data)} bytes with crc32c {checksum:08x}, expected {piece.crc32c:08x}: it was damaged"
+            f"{place}: {len(piece.data)} bytes with crc32c {checksum:08x}, expected {piece.crc32c:08x}: the "
+            "message was damaged"
         )
     if piece.dtype not in ("float32", "int64"):
         raise Refused(f"{place}: dtype {piece.dtype[:_MAX_NAME_CHARACTERS]!r}, expected float32 or int64")

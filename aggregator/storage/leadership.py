@@ -121,9 +121,9 @@ class Leadership:
         known = set(self.standbys.silent_seconds(began_seconds))
         self._forgotten = self.standbys.update(looks, began_seconds)
         for name in sorted(set(looks) - known):
-            log.info("aggregator %s stands by", name)
+            log.info("standby %s: registered in the queue", name)
         for name in sorted(known - set(looks)):
-            log.warning("aggregator %s no longer stands by", name)
+            log.warning("standby %s: removed from the queue", name)
         self._renewed_seconds = began_seconds
 
     def _lapsed(self) -> Deposed:

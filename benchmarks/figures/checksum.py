@@ -1,4 +1,4 @@
-"""checksum: CPU seconds for the CRC-32C of a gigabyte of chunks, beside the cost of copying the same chunks."""
+"""checksum: CPU seconds for the CRC-32C of a gigabyte of chunks, compared with copying the same chunks."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class Hosts:
         for sender, receiver in self._ways(name, direction):
             _run(*_neighbour("replace", sender, receiver), "lladdr", _NOBODY, "nud", "permanent")
 
-    def mend(self, name: str, direction: Direction) -> None:
+    def restore_link(self, name: str, direction: Direction) -> None:
         """Unblock a host's link that was cut in this direction.
 
         Raises:

@@ -17,7 +17,7 @@ PIECE_BYTES = 1 << 20
 
 
 def receive(connection: socket.socket, into: memoryview) -> None:
-    """Fill `into`."""
+    """Receive until `into` is full."""
     position = 0
     while position < len(into):
         position += connection.recv_into(into[position : position + PIECE_BYTES])

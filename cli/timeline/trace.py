@@ -117,7 +117,9 @@ class StepTrace:
     def __init__(self, folder: Path) -> None:
         paths = sorted(folder.glob("*.json"))
         if not paths:
-            raise Refused(f"{folder}: no timeline files; give the folder that daemons got as --timeline")
+            raise Refused(
+                f"{folder}: no timeline files; give the folder that the daemons wrote to with --timeline"
+            )
         contents = [_read_file(path) for path in paths]
         self.files = {str(each["otherData"]["process"]): each for each in contents}
         self._one_clock = len({each["otherData"]["boot_id"] for each in contents}) == 1
@@ -242,7 +244,7 @@ class StepTrace:
                 hidden += length(moving) - length(exposed)
         if not transfer:
             raise Refused(
-                f"the timelines have no complete step with {payload.value} on their way; record more steps with "
+                f"the timelines have no complete step with {payload.value} on the wire; record more steps with "
                 "--timeline-steps, on every daemon"
             )
         return Overlap(transfer, hidden)

@@ -1,4 +1,4 @@
-"""gelu and its gradient, exact and in the tanh approximation. Computed in blocks that fit into the cache.
+"""GELU and its gradient, exact and in the tanh approximation, computed in blocks that fit into the cache.
 
 Both variants are `x * Phi(x)` with `Phi(x) = 1 / (1 + exp(q(x)))`. For the tanh variant, q is the usual cubic. For the
 exact one, q(x) = log(Phi(-x) / Phi(x)), which is odd and smooth. It is approximated by x times a polynomial of degree 6

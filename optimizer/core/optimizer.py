@@ -144,17 +144,17 @@ class OptimizerCore:
             )
         if hello.role != "aggregator":
             return Refusal(
-                f"{hello.name} says that it is a {hello.role!r}; only aggregators attend an optimizer"
+                f"{hello.name} has role {hello.role!r}, expected 'aggregator'; only aggregators connect to an optimizer"
             )
         if hello.epoch_seen < self.epoch:
             return Refusal(
-                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this optimizer obeys epoch "
+                f"aggregator {hello.name} has epoch {hello.epoch_seen}, this optimizer obeys epoch "
                 f"{self.epoch}: a newer aggregator has taken over; stop this one"
             )
         if hello.epoch_seen > LAST_EPOCH:
             return Refusal(
-                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the "
-                "aggregator's job queue from a backup, since its epoch is damaged"
+                f"aggregator {hello.name} has epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the "
+                "aggregator's job queue from a backup, since the chunk's epoch is damaged"
             )
         return None
 
@@ -310,15 +310,15 @@ class OptimizerCore:
         """Return why a chunk is stale; None if the open job can use it."""
         job = self.open_job
         if header.epoch != self.epoch:
-            return Refusal(f"its epoch is {header.epoch}, this optimizer obeys epoch {self.epoch}")
+            return Refusal(f"the chunk's epoch is {header.epoch}, this optimizer obeys epoch {self.epoch}")
         if job is None or header.job != job.job:
-            return Refusal(f"its job is {header.job!r}, the open job is {job.job if job else 'none'}")
+            return Refusal(f"the chunk's job is {header.job!r}, the open job is {job.job if job else 'none'}")
         if job.state == pb.OptimizerStatus.RECEIVING:
             initial = header.kind == INITIAL_WEIGHTS
-            return None if initial else Refusal("it is a gradient, and the job has no weights yet")
+            return None if initial else Refusal("the chunk is a gradient, but the job has no weights yet")
         if header.kind != GRADIENT or (header.generation, header.step) != (job.generation, job.step):
             return Refusal(
-                f"its kind is {header.kind}, its generation {header.generation}, its step {header.step}; the job waits "
+                f"the chunk's kind is {header.kind}, generation {header.generation}, step {header.step}; the job waits "
                 f"for gradients of generation {job.generation}, step {job.step}"
             )
         return None

@@ -82,7 +82,7 @@ def write_checkpoint(
         Failed: the disk failed, such as when it is full, or the fence did. Nothing is left behind.
     """
     if weights.shape != (layout.elements,):
-        raise ValueError(f"weights {weights.shape}: the layout has {layout.elements} elements")
+        raise ValueError(f"weights: shape {weights.shape}, expected ({layout.elements},) as the layout says")
     check_file_names(files)
     model = export_tensors(layout, weights, read_constants(files))
     path = root / f"step-{step:08d}"

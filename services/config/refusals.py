@@ -27,7 +27,7 @@ _EXPECTED = {
     "model_attributes_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
     "string_type": "a text",
-    "string_unicode": "a text of valid Unicode",
+    "string_unicode": "valid Unicode text",
     "tuple_type": "a list",
     "union_tag_not_found": "a mapping with model_type",
 }

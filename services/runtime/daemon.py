@@ -73,7 +73,7 @@ class Service(Protocol):
         """
 
     async def run(self) -> None:
-        """Work until there is a reason to end; raise an error if that is the reason."""
+        """Serve until cancelled; raise an error that ends the service."""
 
     async def stop(self) -> None:
         """Finish work under way, notify peers, and close files."""
@@ -106,7 +106,7 @@ def run_role(
         timeline.start(options.timeline, role, options.name)
     tuned = process.tune_allocator()
     process.limit_blas_to_one_thread()
-    log.debug("allocator %s", "tuned" if tuned else "left as it is")
+    log.debug("allocator %s", "tuned" if tuned else "not tuned")
 
     async def serve() -> None:
         failpoints.arm(os.environ)

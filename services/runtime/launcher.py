@@ -164,7 +164,7 @@ class DaemonProcess:
     @property
     def process(self) -> ChildProcess:
         """Child process of the latest start."""
-        assert self._process is not None, f"{self.name}: start() comes first"
+        assert self._process is not None, f"{self.name}: start() must be called first"
         return self._process
 
     @property

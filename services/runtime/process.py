@@ -94,7 +94,9 @@ def make_state_dir(path: Path) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise Refused(f"--state-dir {path}: can't be written to ({error.strerror}); give another") from None
+        raise Refused(
+            f"--state-dir {path}: can't be written ({error.strerror}); give another folder"
+        ) from None
 
 
 def run_daemon(

@@ -240,7 +240,7 @@ def _find_mismatch(chunk: TensorChunk, elements_total: int, dtype: DType) -> Ref
         return None
     checksum = crc32c.value(chunk.payload)
     if checksum != header.crc32c:
-        return Refusal(f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: it was damaged")
+        return Refusal(f"crc32c {checksum:#010x}, expected {header.crc32c:#010x}: the message was damaged")
     return None
 
 

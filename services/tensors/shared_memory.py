@@ -183,7 +183,7 @@ def open_memory(process: int, descriptor: int, flags: int) -> int:
             raise NotShared(f"{path} belongs to another user")
         # If the owner could shorten it, this process might read past its end and die of SIGBUS.
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
-            raise NotShared(f"{path} can be shortened")
+            raise NotShared(f"{path} is not sealed against shrinking")
     except BaseException:
         os.close(opened)
         raise

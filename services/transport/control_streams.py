@@ -94,7 +94,7 @@ async def send_hello(
     answer = await asyncio.wait_for(write_and_read(), limit_seconds)
     if answer is None:
         await raise_call_status(call)
-        raise LinkClosed("it ended the stream")
+        raise LinkClosed("the peer ended the stream")
     return answer
 
 

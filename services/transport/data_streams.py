@@ -52,7 +52,7 @@ class DataStreamConnector:
             metadata: metadata of the call.
         """
         host, _ = split_address("address", address)
-        reason = "it has none"
+        reason = "the peer has none"
         if tensor_port:
             tensor_address = join_address(host, tensor_port)
             try:
@@ -75,7 +75,7 @@ class DataStreamConnector:
         if reason != self._warned.get(address):
             self._warned[address] = reason
             log.warning(
-                "tensors go to the main port %s, which costs about half as much CPU time again: the tensor port can't "
+                "tensors go to the main port %s, which takes about 50 %% more CPU time: the tensor port can't "
                 "be used (%s); open that port in the firewall (--tensor-port at the peer fixes its number)",
                 address,
                 reason,
@@ -100,4 +100,4 @@ async def write_message(stream: Any, *parts: Message) -> None:
     except asyncio.InvalidStateError:  # raised by both kinds if the stream ended before the write
         if isinstance(stream, grpc.aio.Call):
             await raise_call_status(stream)
-        raise LinkClosed("it ended the stream") from None
+        raise LinkClosed("the peer ended the stream") from None

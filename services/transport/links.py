@@ -76,7 +76,7 @@ async def write_to_call(call: Any, message: Any) -> None:
         await call.write(message)
     except asyncio.InvalidStateError:  # raised by grpc.aio if the stream ended before the write
         await raise_call_status(call)
-        raise LinkClosed("it ended the stream") from None
+        raise LinkClosed("the peer ended the stream") from None
 
 
 async def raise_call_status(call: Any) -> None:

@@ -137,7 +137,7 @@ class NewestWeights:
                 self._array = SharedArray(elements * size, CHUNK_ELEMENTS * size, self._stripe_count)
             except OSError as error:
                 self._array = None
-                log.warning("weights over gRPC: no shared memory can be made for them here (%s)", error)
+                log.warning("weights go over gRPC: shared memory can't be created (%s)", error)
         return self._array
 
     def has_version(self, header: ChunkHeader) -> bool:

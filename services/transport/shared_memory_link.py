@@ -188,7 +188,7 @@ class ClientTensorLink(TensorLink):
         try:
             self._descriptor = make_memory(_PAGE_BYTES)
         except OSError as error:  # no memory left, not permitted, or not Linux
-            log.warning("tensors of %s over gRPC: no shared memory can be made here (%s)", peer, error)
+            log.warning("tensors of %s over gRPC: shared memory can't be created (%s)", peer, error)
             return
         self._page = mmap.mmap(self._descriptor, _PAGE_BYTES)
         self._page[_OWNER_TOKEN], self._page[_SERVER_PROOF] = (
@@ -213,9 +213,9 @@ class ClientTensorLink(TensorLink):
             answer = _metadata_value(await call.initial_metadata() or ())
             if answer is None or answer == _DECLINED:
                 reason = (
-                    "it can't read this process's memory"
+                    "the peer can't read this process's memory"
                     if answer
-                    else "it does not answer the offer of shared memory"
+                    else "the peer does not answer the offer of shared memory"
                 )
                 log.info("tensors of %s over gRPC: %s", self._peer, reason)
                 self.close()
@@ -278,7 +278,7 @@ class ServerTensorLink(TensorLink):
         self._own_token = secrets.token_bytes(_TOKEN_BYTES)
         offer = _metadata_value(invocation_metadata or ())
         if offer is None:
-            log.info("tensors of %s over gRPC: it offers no shared memory", peer)
+            log.info("tensors of %s over gRPC: the peer offers no shared memory", peer)
             return
         process, descriptor, token = _parse_offer(offer)
         if not enabled:

@@ -124,21 +124,24 @@ def test_a_standby_refuses_calls_of_every_kind_and_names_the_leader(tmp_path: Pa
     async def scenario() -> None:
         standby = Standby(tmp_path)
         async with standby.served() as channel:
-            await until(channel, "standby of nobody yet")
+            await until(channel, "this aggregator is a standby; the leader is not known yet")
             async with standby.running():
-                await until(channel, "standby of a (epoch 1)")
+                await until(channel, "this aggregator is a standby; the leader is a (epoch 1)")
                 assert (
                     await why_not(JobsStub(channel).Watch(jobs.JobRequest(job="j")))
-                    == "standby of a (epoch 1)"
+                    == "this aggregator is a standby; the leader is a (epoch 1)"
                 )
                 attend = channel.stream_stream("/tiermesh.Cluster/Attend")()
-                assert await why_not(attend) == "standby of a (epoch 1)"
+                assert await why_not(attend) == "this aggregator is a standby; the leader is a (epoch 1)"
                 with pytest.raises(grpc.aio.AioRpcError) as unknown:
                     await channel.unary_unary("/tiermesh.Optimizer/Attend")(b"")
                 assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
                 stream: Any = TensorStream()
                 await standby.service.tensor_methods()["/tiermesh.Cluster/Exchange"](stream)
-                assert stream.status == (grpc.StatusCode.UNAVAILABLE, "standby of a (epoch 1)")
+                assert stream.status == (
+                    grpc.StatusCode.UNAVAILABLE,
+                    "this aggregator is a standby; the leader is a (epoch 1)",
+                )
         assert not standby.leaders
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))
@@ -148,7 +151,7 @@ def test_a_leader_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) 
     async def scenario() -> None:
         standby = Standby(tmp_path)
         async with standby.served() as channel, standby.running():
-            await until(channel, "standby of a (epoch 1)")
+            await until(channel, "this aggregator is a standby; the leader is a (epoch 1)")
             leader.resign()
             await until(channel, "")
             (led,) = standby.leaders
@@ -158,7 +161,7 @@ def test_a_leader_answers_until_it_is_deposed(tmp_path: Path, leader: JobQueue) 
             assert led.tensor_port == TENSOR_PORT
             assert leader.raise_epoch("a", takeover_seconds=2 * LIMIT_SECONDS) == 3
             led.deposed.set()
-            await until(channel, "standby of a (epoch 3)")
+            await until(channel, "this aggregator is a standby; the leader is a (epoch 3)")
             assert standby.leaders == [led]
 
     asyncio.run(asyncio.wait_for(scenario(), LIMIT_SECONDS))

@@ -94,7 +94,7 @@ def test_a_silent_peer_is_disconnected(rogue: StockWorker) -> None:
     ("changed", "line"),
     [
         ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 2; install the same version"),
-        ({"role": "optimizer"}, "rogue says that its role is 'optimizer'"),
+        ({"role": "optimizer"}, "rogue has role 'optimizer'"),
         ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator's epoch is 1"),
         ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected 0 of 1"),
         ({"name": "worker-1"}, "a worker named worker-1 is connected already"),
@@ -119,7 +119,7 @@ def test_a_newer_connection_of_the_same_process_replaces_the_older(rogue: StockW
 def test_the_data_stream_ends_with_the_control_stream(cluster: Cluster, rogue: StockWorker) -> None:
     rogue.join()
     rogue.data.send(chunk(header(rogue, job="a sign of life"), FIRST_CHUNK))
-    cluster.aggregator.wait_log("worker rogue: dropped a chunk: its job is 'a sign of life'")
+    cluster.aggregator.wait_log("worker rogue: dropped a chunk: the chunk's job is 'a sign of life'")
     rogue.control.cancel()
     assert "its control stream ended" in refusal(rogue.data, grpc.StatusCode.UNAVAILABLE)
 
@@ -188,7 +188,7 @@ def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
         ({"dtype": BFLOAT16}, "chunk 0: dtype BFLOAT16, expected FLOAT32"),
         ({"dtype": 0}, "chunk 0: dtype DTYPE_UNSPECIFIED, expected FLOAT32"),
         ({"payload": b"\0" * 40}, "chunk 0: payload of 40 bytes, expected 2097152"),
-        ({"crc32c": 1}, "expected 0x00000001: it was damaged"),
+        ({"crc32c": 1}, "expected 0x00000001: the message was damaged"),
         ({"own_crc32c": 2}, "expected 0x00000002; even this index may be wrong"),
     ],
 )
@@ -259,13 +259,16 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"job": "nobody"}, "its job is 'nobody', the running job is"),
-        ({"epoch": 0}, "its epoch is 0, this aggregator's is 1"),
-        ({"epoch": 9}, "its epoch is 9, this aggregator's is 1"),
-        ({"step": 0}, "it belongs to generation 1, step 0; the job is in generation 1 at step"),
-        ({"step": 10**6}, "it belongs to generation 1, step 1000000; the job is in generation 1 at step"),
-        ({"generation": 0}, "it belongs to generation 0, step 1; the job is in generation 1 at step"),
-        ({"kind": WEIGHTS}, "its kind is 2, expected a gradient or initial weights"),
+        ({"job": "nobody"}, "the chunk's job is 'nobody', the running job is"),
+        ({"epoch": 0}, "the chunk's epoch is 0, this aggregator's is 1"),
+        ({"epoch": 9}, "the chunk's epoch is 9, this aggregator's is 1"),
+        ({"step": 0}, "the chunk belongs to generation 1, step 0; the job is in generation 1 at step"),
+        (
+            {"step": 10**6},
+            "the chunk belongs to generation 1, step 1000000; the job is in generation 1 at step",
+        ),
+        ({"generation": 0}, "the chunk belongs to generation 0, step 1; the job is in generation 1 at step"),
+        ({"kind": WEIGHTS}, "the chunk's kind is 2, expected a gradient or initial weights"),
         ({"kind": INITIAL_WEIGHTS}, "it has initial weights, which lease 12345 does not ask for"),
     ],
 )
@@ -283,7 +286,7 @@ def test_a_lease_that_another_worker_holds(cluster: Cluster, job: str, rogue: St
     lease = leased(rogue, cluster, job)
     foreign = header(rogue, job=job, generation=lease.generation, step=lease.step, lease=lease.lease + 1000)
     rogue.data.send(chunk(foreign, FIRST_CHUNK))
-    cluster.aggregator.wait_log(f"its lease is {lease.lease + 1000}, which this worker does not hold")
+    cluster.aggregator.wait_log(f"the chunk's lease is {lease.lease + 1000}, which this worker does not hold")
     assert not rogue.data.ended
 
 
@@ -297,7 +300,7 @@ def test_a_fingerprint_that_differs_is_named(cluster: Cluster, job: str, rogue: 
     rogue.say(ready=pb.Ready(job=join.job, layout_hash=layout_hash(cluster, job), fingerprint=found))
     reason = rogue.order("leave").reason
     assert reason.startswith("fingerprint differs: numpy is '0.9', the job's is '")
-    cluster.aggregator.wait_log(f"worker rogue takes no part: {reason}")
+    cluster.aggregator.wait_log(f"worker rogue takes no part in the job: {reason}")
     (status,) = [each for each in cluster.status().workers if each.name == "rogue"]
     assert (status.state, status.detail) == ("refused", reason)
 
@@ -326,7 +329,7 @@ def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, 
         rogue.say(**body)
         rogue.control.send(pb.WorkerMessage(epoch=999, **body))
     rogue.say(failure=pb.Failure(job=job, reason="heard all of it"))
-    cluster.aggregator.wait_log("worker rogue takes no part: heard all of it")
+    cluster.aggregator.wait_log("worker rogue takes no part in the job: heard all of it")
 
 
 # ---- calls of users ----
@@ -375,9 +378,9 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
 @pytest.mark.parametrize(
     ("epoch", "changed", "code", "line"),
     [
-        (0, {}, ABORTED, "aggregator intruder is of epoch 0, this optimizer obeys epoch 1"),
+        (0, {}, ABORTED, "aggregator intruder has epoch 0, this optimizer obeys epoch 1"),
         (1, {"protocol": 99}, PRECONDITION, "aggregator intruder speaks protocol 99, this optimizer 2"),
-        (1, {"role": "worker"}, PRECONDITION, "intruder says that it is a 'worker'"),
+        (1, {"role": "worker"}, PRECONDITION, "intruder has role 'worker'"),
     ],
 )
 def test_a_refusal_keeps_the_optimizer_with_its_aggregator(
@@ -389,9 +392,9 @@ def test_a_refusal_keeps_the_optimizer_with_its_aggregator(
     line: str,
 ) -> None:
     assert cluster.optimizer is not None
-    before = cluster.optimizer.log_text().count("attends, epoch")
+    before = cluster.optimizer.log_text().count("connected, epoch")
     assert line in refusal(intruder.attend(intruder.hello(epoch, **changed)), code)
-    assert cluster.optimizer.log_text().count("attends, epoch") == before
+    assert cluster.optimizer.log_text().count("connected, epoch") == before
 
 
 def test_the_optimizer_wants_control_before_data(intruder: StockAggregator) -> None:

@@ -211,7 +211,7 @@ def test_an_older_aggregator_does_not_regain_the_optimizer(tmp_path: Path, long_
         finally:
             other.close()
         line = error_line(other)
-        assert "aggregator other is of epoch 1, this optimizer obeys epoch 2" in line
+        assert "aggregator other has epoch 1, this optimizer obeys epoch 2" in line
         assert cluster.wait_step(job, cluster.job(job).step + 2).generation == 1
 
 
@@ -220,7 +220,7 @@ def test_a_restarted_optimizer_remembers_its_epoch(tmp_path: Path) -> None:
         assert cluster.optimizer is not None
         cluster.aggregator.kill()
         cluster.start_aggregator()
-        cluster.optimizer.wait_log("attends, epoch 2")
+        cluster.optimizer.wait_log("connected, epoch 2")
         cluster.aggregator.kill()
         cluster.optimizer.kill()
         cluster.start_optimizer()
@@ -232,7 +232,7 @@ def test_a_restarted_optimizer_remembers_its_epoch(tmp_path: Path) -> None:
             assert other.ended() == 1
         finally:
             other.close()
-        assert "aggregator other is of epoch 1, this optimizer obeys epoch 2" in error_line(other)
+        assert "aggregator other has epoch 1, this optimizer obeys epoch 2" in error_line(other)
 
 
 # ---- damaged checkpoints ----

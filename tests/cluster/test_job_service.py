@@ -147,7 +147,7 @@ def test_a_job_that_no_worker_can_build_fails(cluster: Cluster, corpus: Path, tm
             moved.write_text(after)
         job = cluster.submit(spec)
         ended = cluster.wait(job, lambda each: each.state == jobs.FAILED, "its failure")
-        assert ended.detail.startswith("no worker can run it; worker-")
+        assert ended.detail.startswith("no worker can run the job: worker-")
         assert reason in ended.detail and "\n" not in ended.detail
 
 

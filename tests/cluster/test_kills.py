@@ -141,7 +141,7 @@ def test_a_frozen_worker_loses_its_leases_and_comes_back(
         (line,) = [each for each in cluster.aggregator.log_text().splitlines() if "silent for" in each]
         assert logged_seconds(line) - frozen_seconds <= 3 * heartbeat_seconds
         frozen.thaw()
-        eventually(lambda: frozen.log_text().count("works for aggregator") == 2, "its return")
+        eventually(lambda: frozen.log_text().count("connected to aggregator") == 2, "its return")
         ended = cluster.finish(job)
         assert (bits(ended), ended.generation) == (undisturbed, 1)
         assert reported_steps(cluster, job) == list(range(1, STEPS + 1)), (

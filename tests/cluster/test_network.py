@@ -106,10 +106,10 @@ def test_a_worker_cut_off_in_a_step_comes_back(
         network.aggregator.wait_log("Step: 3,")
         hosts.cut("worker-1", direction)
         network.aggregator.wait_log("worker worker-1 is gone")
-        hosts.mend("worker-1", direction)
+        hosts.restore_link("worker-1", direction)
         assert network.result()["model_sha256"] == undisturbed.model_sha256
         eventually(
-            lambda: network.workers[0].log_text().count("works for aggregator") == 2, "worker-1 to be back"
+            lambda: network.workers[0].log_text().count("connected to aggregator") == 2, "worker-1 to be back"
         )
 
 
@@ -123,7 +123,7 @@ def test_a_worker_cut_off_while_it_joins(
         hosts.cut("worker-2", direction)
         network.start_worker("worker-2")
         network.aggregator.wait_log("Step: 4,")
-        hosts.mend("worker-2", direction)
+        hosts.restore_link("worker-2", direction)
         assert network.result()["model_sha256"] == undisturbed.model_sha256
 
 
@@ -136,5 +136,5 @@ def test_an_optimizer_cut_off_around_a_checkpoint(
         network.aggregator.wait_log(f"checkpoint of step {CHECKPOINT_EVERY}")
         hosts.cut("optimizer", direction)
         network.aggregator.wait_log(f"WARNING tiermesh.aggregator: optimizer {network.optimizer.address}: ")
-        hosts.mend("optimizer", direction)
+        hosts.restore_link("optimizer", direction)
         assert network.result()["model_sha256"] == undisturbed.model_sha256

@@ -78,7 +78,7 @@ def test_switched_off_it_gives_the_same_bits(
         assert bits(cluster.finish(job)) == undisturbed
         assert cluster.aggregator.metric(LINKS) == 0
         assert not memory(cluster.aggregator)
-        assert "over gRPC: it offers no shared memory" in cluster.aggregator.log_text()
+        assert "over gRPC: the peer offers no shared memory" in cluster.aggregator.log_text()
         assert "over gRPC: shared memory is switched off" in cluster.workers[0].log_text()
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_the_aggregator_cannot_see_sends_its_payloads(
                 assert bits(cluster.finish(cluster.submit(gpt_spec))) == undisturbed
                 assert cluster.aggregator.metric(LINKS) == 0
                 assert "tensors of worker apart over gRPC: its memory" in cluster.aggregator.log_text()
-                assert "over gRPC: it can't read this process's memory" in log.read_text()
+                assert "over gRPC: the peer can't read this process's memory" in log.read_text()
             finally:
                 process.kill()
 

@@ -76,7 +76,7 @@ class Pair(Cluster):
 
     def taken_over(self) -> None:
         """Wait until the standby leads."""
-        self.second.wait_log("takes over as epoch 2")
+        self.second.wait_log("takes over with epoch 2")
         self.switch_to(self.second)
 
 
@@ -115,8 +115,8 @@ def test_a_leader_that_wakes_up_late_has_no_effect(
         before = len(pair.first.log_text())
         pair.wait_step(job, CHECKPOINT_EVERY + 1)
         pair.first.thaw()
-        pair.first.wait_log("it stands by from now on")
-        woken = pair.first.log_text()[before:].partition("it stands by from now on")[0]
+        pair.first.wait_log("this aggregator is now a standby")
+        woken = pair.first.log_text()[before:].partition("this aggregator is now a standby")[0]
         assert "has taken over from epoch 1" in woken
         assert "Step: " not in woken and "checkpoint" not in woken and "ERROR" not in woken, woken
         assert bits(pair.finish(job)) == undisturbed
@@ -146,15 +146,15 @@ def test_one_of_two_aggregators_started_together_leads_and_hands_over_at_its_end
             stack.callback(each.close)
         leader = one_leader(*(each.ready() for each in pair))
         (other,) = (each for each in pair if each is not leader)
-        other.wait_log(f"standby of {leader.name} (epoch 1)")
+        other.wait_log(f"this aggregator is a standby; the leader is {leader.name} (epoch 1)")
         asked = tiermesh("jobs", "--aggregator", other.address)
         assert asked.returncode == 1
-        assert f"standby of {leader.name} (epoch 1)" in asked.stderr
+        assert f"this aggregator is a standby; the leader is {leader.name} (epoch 1)" in asked.stderr
         both = ("--aggregator", f"{NOBODY},{other.address},{leader.address}")
         shown = tiermesh("status", *both)
         assert f"aggregator {leader.name} at {leader.address}: 2-tier, epoch 1" in shown.stdout
         assert leader.terminate() == 0
-        other.wait_log(f"takes over as epoch 2: {leader.name} (epoch 1) has left")
+        other.wait_log(f"takes over with epoch 2: {leader.name} (epoch 1) has resigned")
         eventually(lambda: leads(other), "the other one to lead")
         assert tiermesh("jobs", *both).returncode == 0
 
@@ -182,7 +182,7 @@ def test_an_aggregator_without_standby_takes_over_at_once(
         third = pair._start("aggregator", "third", *state, "--heartbeat-seconds", HEARTBEAT_SECONDS).ready()
         pair.start_worker(aggregator=third.address)
         pair.switch_to(third)
-        pair.first.wait_log("it stands by from now on")
+        pair.first.wait_log("this aggregator is now a standby")
         assert bits(pair.finish(job)) == undisturbed
         assert pair.status().epoch == 2
         assert pair.first.terminate() == 0

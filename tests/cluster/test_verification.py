@@ -89,7 +89,7 @@ def test_one_faulty_worker_of_three_is_excluded(
         ended = cluster.finish(job)
         check_counted_once(ended)
         assert [each.worker for each in ended.excluded] == ["steady"]
-        assert any("worker steady takes no part: faulty" in line for line in job_log(cluster, job))
+        assert any("worker steady takes no part in the job: faulty" in line for line in job_log(cluster, job))
 
 
 @pytest.mark.parametrize("tiers", [2, pytest.param(3, marks=pytest.mark.long)])
@@ -123,7 +123,7 @@ def test_a_single_inconsistent_worker_fails_the_job_before_a_commit(tmp_path: Pa
         job = cluster.submit(spec(tmp_path))
         ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
         assert ended.state == jobs.FAILED
-        assert "no worker can run it; fickle: faulty: step " in ended.detail
+        assert "no worker can run the job: fickle: faulty: step " in ended.detail
         assert ended.step == FIRST_LIE, "steps before the first lie are kept"
 
 

@@ -78,7 +78,7 @@ def sends_weights_before_they_arrive(patch: pytest.MonkeyPatch) -> None:
 def stages_stale_chunks(patch: pytest.MonkeyPatch) -> None:
     def check_chunk(self: OptimizerCore, header: Any) -> Refusal | None:
         same_job = self.open_job is not None and header.job == self.open_job.job
-        return None if same_job else Refusal(f"its job is {header.job}")
+        return None if same_job else Refusal(f"the chunk's job is {header.job}")
 
     patch.setattr(OptimizerCore, "check_chunk", check_chunk)
 

@@ -104,7 +104,9 @@ class FakeAggregator:
 
     async def Status(self, request: jobs_pb2.StatusRequest, context: Context) -> jobs_pb2.ClusterStatus:
         if self.standby_of:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"standby of {self.standby_of}")
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE, f"this aggregator is a standby; the leader is {self.standby_of}"
+            )
         return self.status
 
     async def _job(self, job: str, context: Context) -> jobs_pb2.Job:

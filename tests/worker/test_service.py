@@ -35,7 +35,7 @@ def test_a_heartbeat_that_is_not_positive_ends_the_link(heartbeat: float) -> Non
             pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0)),
             "Attend: message 2,",
         ),
-        (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "its first message is Heartbeat"),
+        (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "the first message is Heartbeat"),
     ],
     ids=["damaged", "no-welcome"],
 )

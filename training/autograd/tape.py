@@ -236,7 +236,7 @@ def _join_placements(inputs: tuple[Variable, ...]) -> Placements:
 def _join(one: Placement, other: Placement, inputs: tuple[Variable, ...]) -> Placement:
     if other == PARTIAL or not (one == other or REPLICATED in (one, other)):
         shown = " and ".join(str(variable.used_placements) for variable in inputs)
-        raise ValueError(f"record: the inputs lie on the mesh as {shown}, expected the same placements")
+        raise ValueError(f"record: the inputs are placed on the mesh as {shown}, expected equal placements")
     return other if one == REPLICATED else one
 
 

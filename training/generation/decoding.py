@@ -43,9 +43,7 @@ class Decoder:
             ids: the text: at least one token in the first call, one more token in each later call.
         """
         if self._held and len(ids) != self._read + 1:
-            raise ValueError(
-                f"text of {len(ids)} tokens after one of {self._read}, expected {self._read + 1}"
-            )
+            raise ValueError(f"decode: {len(ids)} tokens given after {self._read}, expected {self._read + 1}")
         self._read = len(ids)
         if self._held == 0:
             return self._begin(ids[-self._window :])

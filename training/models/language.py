@@ -16,7 +16,7 @@ from training.models.model import Array
 from training.models.tokens import Tokens
 
 RunBlock: TypeAlias = Callable[[Variable, ops.Past | None], Variable]
-"""One block on the tape of a pass: from [1, 1, N, width], and the tokens before if there are any, to the same."""
+"""Function that runs a block: maps [1, 1, N, width] to the same shape; `Past` is None at the start of a text."""
 
 
 class Norm(Protocol):

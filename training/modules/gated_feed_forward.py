@@ -12,7 +12,7 @@ from training.modules.linear import INITIAL_DEVIATION, Linear
 
 
 class GatedFeedForward:
-    """down(silu(gate(x)) * up(x)) without biases, then dropout.
+    """Gated feed-forward layer: down(silu(gate(x)) * up(x)) without biases, then dropout.
 
     Args:
         name: prefix of the names of parameters and dropout sites.

@@ -14,7 +14,7 @@ from training.modules.layer_norm import LayerNorm
 
 
 class GPT2Block:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """Transformer block of GPT-2: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Args:
         name: prefix of the names of parameters and dropout sites.

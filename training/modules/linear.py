@@ -14,7 +14,7 @@ INITIAL_DEVIATION = 0.02
 
 
 class Linear:
-    """x @ weight + bias.
+    """Linear layer: x @ weight + bias.
 
     Args:
         name: prefix of the parameters' names.

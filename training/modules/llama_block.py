@@ -14,7 +14,7 @@ from training.modules.rms_norm import RMSNorm
 
 
 class LlamaBlock:
-    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+    """Transformer block of Llama: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Args:
         name: prefix of the names of parameters and dropout sites.

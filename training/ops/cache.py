@@ -51,7 +51,8 @@ class KeyValueCache:
         tokens = k.shape[2]
         if position + tokens > self.window or (tokens > 1 and position > 0):
             raise ValueError(
-                f"cache of {self.window}: {tokens} tokens at position {position}, expected the first or one more"
+                f"cache of {self.window} tokens: {tokens} tokens at position {position}, expected position 0 or a "
+                "single token"
             )
         if position == 0:
             tt.fill_cache(self._keys, k, 0)

@@ -47,7 +47,7 @@ def linear(
     by_inputs = cut is not None and cut != outputs_dim
     if x.placements.tensor != (sharded(3) if by_inputs else REPLICATED):
         raise ValueError(
-            f"linear: an operand lies {x.placements}, which does not fit a weight that lies {weight.placements}"
+            f"linear: an operand is placed {x.placements}, which does not fit a weight placed {weight.placements}"
         )
     x_value = x.value
     value = tt.linear(

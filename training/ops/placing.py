@@ -17,7 +17,7 @@ def check_whole_rows(op: str, x: Variable) -> None:
     """Raise ValueError if tensor-parallel devices hold pieces of x's rows, which the operation can't take."""
     if x.placements.tensor != REPLICATED:
         raise ValueError(
-            f"{op}: an operand lies {x.placements}, expected whole rows on each tensor-parallel device"
+            f"{op}: an operand is placed {x.placements}, expected whole rows on each tensor-parallel device"
         )
 
 

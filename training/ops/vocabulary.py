@@ -70,7 +70,9 @@ def token_loss(tape: Tape, logits: Variable, targets: Variable, vocabulary: Voca
 def _over_devices(tape: Tape, logits: Variable, targets: Variable, vocabulary: Vocabulary) -> Variable:
     """Compute the loss where each device has columns of the logits; devices exchange three numbers a row."""
     if logits.placements.tensor != sharded(3):
-        raise ValueError(f"token_loss: the logits lie {logits.placements}, expected columns on each device")
+        raise ValueError(
+            f"token_loss: the logits are placed {logits.placements}, expected columns on each device"
+        )
     mesh = tape.mesh
     tt = mesh.tt
     axis, kernel = mesh.axes.tensor, accurate(mesh)

@@ -140,19 +140,21 @@ class LeaseBook:
         """Return why a worker's chunk is stale; None if it is wanted."""
         if header.kind == INITIAL_WEIGHTS:
             if self.find_initialisation(session, header.lease) is None:
-                return Refusal(f"it has initial weights, which lease {header.lease} does not ask for")
+                return Refusal(
+                    f"the chunk has initial weights, but lease {header.lease} does not ask for them"
+                )
             return None
         if header.kind != GRADIENT:
-            return Refusal(f"its kind is {header.kind}, expected a gradient or initial weights")
+            return Refusal(f"the chunk's kind is {header.kind}, expected a gradient or initial weights")
         version = Version(header.generation, header.step)
         if self.step_sum is None or self.step_sum.version != version:
             job = self._report.job
             return Refusal(
-                f"it belongs to generation {version.generation}, step {version.step}; the job is in generation "
+                f"the chunk belongs to generation {version.generation}, step {version.step}; the job is in generation "
                 f"{job.generation} at step {job.step}, phase {job.phase}"
             )
         if self.find_assignment(session, header.lease) is None:
-            return Refusal(f"its lease is {header.lease}, which this worker does not hold now")
+            return Refusal(f"the chunk's lease is {header.lease}, which this worker does not hold now")
         return None
 
     def find_initialisation(self, session: int, lease: int) -> Initialisation | None:

@@ -112,12 +112,12 @@ def check_hello(
         )
     if hello.role != "worker":
         return Refusal(
-            f"{hello.name} says that its role is {hello.role!r}; only workers connect to an aggregator"
+            f"{hello.name} has role {hello.role!r}, expected 'worker'; only workers connect to an aggregator"
         )
     if hello.epoch_seen > epoch:
         return Refusal(
             f"worker {hello.name} has obeyed epoch {hello.epoch_seen}, this aggregator's epoch is {epoch}: "
-            "a newer one has taken over; stop this one"
+            "a newer aggregator has taken over; stop this one"
         )
     if (hello.shard_index, hello.shard_count) != (0, 1):
         return Refusal(

@@ -23,7 +23,7 @@ class Exclusions:
         """Exclude the workers that were found faulty at a version."""
         for worker in sorted(finding.workers):
             reason = (
-                f"faulty: {finding.text}; it no longer takes part in this job; once its hardware is repaired, "
+                f"faulty: {finding.text}; the worker is excluded from this job; after a repair of its hardware, "
                 "start it with another --name"
             )
             self._job.excluded.append(

@@ -77,7 +77,7 @@ class JobMembers:
         """Send a worker away from this job."""
         member.ready, member.refusal, member.unfit = False, refusal, None
         self._admission.withdraw(member.name)
-        self._report.note("member", f"worker {member.name} takes no part: {refusal}")
+        self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
         self._orders.leave(member.session, str(refusal))
 
     def count_failure(self, member: Member, reason: str) -> Refusal | None:
@@ -102,4 +102,4 @@ class JobMembers:
         if not self._admission.is_hopeless(members, now):
             return None
         reasons = "; ".join(sorted(f"{each.name}: {each.refusal or each.unfit}" for each in members))
-        return Refusal(f"no worker can run it; {reasons}")
+        return Refusal(f"no worker can run the job: {reasons}")

@@ -33,17 +33,17 @@ class Quorum:
         if present >= self._wanted or self._wanted == 1:
             if since is not None:
                 self._short_since_seconds = None
-                self._note(f"goes on with {present} workers, after {now - since:.0f} s")
+                self._note(f"the job continues with {present} workers after {now - since:.0f} s")
             return True
         if since is None:
             self._short_since_seconds = now
-            self._note(f"waits for {self._shortage()}")
+            self._note(f"the job waits for {self._shortage()}")
         return False
 
     def describe_shortage(self, now: float) -> str | None:
         """Return how many workers are there, how many are wanted, who is missing and for how long; None if enough."""
         since = self._short_since_seconds
-        return None if since is None else f"{self._shortage()}; for {now - since:.0f} s"
+        return None if since is None else f"waits for {self._shortage()}; for {now - since:.0f} s"
 
     def _present(self) -> list[str]:
         return [member.name for member in self._members.values() if member.able]
@@ -56,6 +56,6 @@ class Quorum:
                 missing[each.name] = each.describe()
         others = ", ".join(f"{name} ({reason})" for name, reason in sorted(missing.items()))
         return (
-            f"workers: {len(present)} of the {self._wanted} that the job wants (min_workers) are there"
+            f"workers: {len(present)} of the {self._wanted} wanted are ready (min_workers)"
             f"{f'; missing: {others}' if others else ''}"
         )

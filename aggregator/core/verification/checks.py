@@ -156,7 +156,10 @@ class JobChecks:
             self._orders.revoke(member.session, check.lease)
             self._decline(check, member.name)
             text = f"worker {member.name} has not checked micro-batch {check.micro_batch} of step "
-            self._report.note("member", f"{text}{self._step} within {seconds:.0f} s; it is asked no more")
+            self._report.note(
+                "member",
+                f"{text}{self._step} within {seconds:.0f} s; it gets no more checks of this micro-batch",
+            )
 
     def _patience_seconds(self, member: Member) -> float:
         """Return how long a worker may compute a check; a known speed makes that shorter than a lease's limit."""
@@ -196,7 +199,7 @@ class JobChecks:
                 continue
             if not check.opinions:
                 if not step_sum.is_expected(check.micro_batch):
-                    reason = "the worker that computed it has sent no checksum"
+                    reason = "the worker that computed the micro-batch has sent no checksum"
                     self._close(check, CheckOutcome.ABANDONED, reason)
                 continue
             if len(check.opinions) > 1 and agree(check.opinions):
@@ -223,9 +226,9 @@ class JobChecks:
 
     def _close_unanswered(self, check: Check) -> None:
         if agree(check.opinions):
-            self._close(check, CheckOutcome.ABANDONED, "no worker is left to compute it again")
+            self._close(check, CheckOutcome.ABANDONED, "no other worker can repeat the micro-batch")
         else:
-            reason = "these differ, each worker repeats its own, and no third worker can say which is faulty"
+            reason = "the checksums differ, each worker repeats its own, and no third worker can say which is faulty"
             self._close(check, CheckOutcome.UNDECIDED, reason)
 
     def _close(self, check: Check, outcome: CheckOutcome, reason: str | None = None) -> None:

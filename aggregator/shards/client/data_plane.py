@@ -132,11 +132,11 @@ class ShardedDataPlane:
         refusal = self._core.check_chunk(body.session, header)
         elements = self._core.expected_elements(header.job)
         if refusal is None and not (elements and header.index in link.stripe.chunk_indices(elements)):
-            refusal = Refusal(f"its index is {header.index}, expected a chunk of {link}")
+            refusal = Refusal(f"the chunk's index is {header.index}, expected a chunk of {link}")
         if refusal is None:
             self._feed(ev.ChunkArrived(body.session, header))
         elif refusal != self._last_refusal:  # logged once, not for every chunk of a lease
-            log.info("session %d: dropped a chunk: %s", body.session, refusal)
+            log.info("worker session %d: dropped a chunk: %s", body.session, refusal)
             self._last_refusal = refusal
         if self._arriving is not None:
             self._arriving = None

@@ -85,7 +85,8 @@ class GatheredTensors:
         for name, missing in self._missing.items():
             if missing:
                 raise Refused(
-                    f"array {name}: the shards left out {len(missing)} of its chunks, chunk {min(missing)} first"
+                    f"array {name}: {len(missing)} of its chunks are missing from the shards' answers; the first is "
+                    f"chunk {min(missing)}"
                 )
 
 

@@ -142,7 +142,7 @@ class ShardLink:
         while True:
             try:
                 await self._attend(backoff)
-                reason = "it ended the stream"
+                reason = "the peer ended the stream"
             except LINK_ERRORS as error:
                 reason = describe_link_error(error, "Hello")
                 code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
@@ -172,13 +172,13 @@ class ShardLink:
             first = unwrap(answer.reports[0]) if answer.reports else None
             if not isinstance(first, cluster.Hello):
                 found = "empty" if first is None else type(first).__name__
-                raise LinkClosed(f"its first message is {found}, expected Hello")
+                raise LinkClosed(f"the first message is {found}, expected Hello")
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, first.name, ""
             self.tensor_port = first.tensor_port
             self.last_heard_seconds = asyncio.get_running_loop().time()
             backoff.reset()
-            log.info("%s is %s", self, first.name)
+            log.info("%s: connected to %s", self, first.name)
             self._on_up(self)
             await run_until_first_ends(
                 self._take_reports(attend, reports, answer.number), self._send_orders(attend)

@@ -150,7 +150,7 @@ class ShardedTensorStore:
     def _part_broke(self, link: ShardLink, body: pb.PartBroke) -> None:
         reason, opened = f"{link}: {body.reason}", self._opened.get(link)
         if body.opening != self._opening:
-            log.info("%s; the order was for the former job", reason)
+            log.info("%s; ignored, since the order was for an earlier job", reason)
         elif opened is not None and not opened.done():
             opened.set_exception(Failed(reason))
         else:

@@ -80,9 +80,9 @@ class ShardCore:
     def check_chunk(self, session: int, header: ChunkHeader) -> Refusal | None:
         """Return why this shard can't take a worker's chunk; None leaves the decision to the aggregator's core."""
         if header.epoch != self.epoch:
-            return Refusal(f"its epoch is {header.epoch}, this shard obeys epoch {self.epoch}")
+            return Refusal(f"the chunk's epoch is {header.epoch}, this shard obeys epoch {self.epoch}")
         if header.job != self.job:
-            return Refusal(f"its job is {header.job!r}, this shard holds {self.job or 'none'}")
+            return Refusal(f"the chunk's job is {header.job!r}, this shard holds {self.job or 'none'}")
         return None
 
     def expected_elements(self, job: str) -> int | None:

@@ -134,13 +134,13 @@ class ShardService:
             )
         )
         log.info(
-            "is shard %d of %d of aggregator %s, epoch %d",
+            "this process is shard %d of %d of aggregator %s, epoch %d",
             hello.shard_index,
             hello.shard_count,
             hello.name,
             hello.epoch_seen,
         )
-        reason = f"aggregator {hello.name} has left"
+        reason = f"aggregator {hello.name}: disconnected"
         try:
             await run_until_first_ends(
                 self._take_orders(session, orders), self._send_reports(session, context)
@@ -152,7 +152,7 @@ class ShardService:
             session.close(reason)
             if self._session is session:
                 self._session = None
-            log.info("%s; its tensors are dropped", reason)
+            log.info("%s; the tensors of its job are freed", reason)
 
     def _check_hello(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
         """Return the status and reason with which this aggregator is refused; None if it is accepted."""
@@ -163,12 +163,12 @@ class ShardService:
             )
         if hello.role != "aggregator" or not hello.shard_index < hello.shard_count:
             return grpc.StatusCode.INVALID_ARGUMENT, (
-                f"{hello.name} says that it is a {hello.role!r} and this is shard {hello.shard_index} of "
-                f"{hello.shard_count}; only aggregators attend shards, numbered from 0"
+                f"{hello.name} has role {hello.role!r} and asks for shard {hello.shard_index} of {hello.shard_count}; "
+                "expected an aggregator and a shard number below the count"
             )
         if hello.epoch_seen < self._epoch:
             return grpc.StatusCode.ABORTED, (
-                f"aggregator {hello.name} is of epoch {hello.epoch_seen}, this shard obeys epoch {self._epoch}: a "
+                f"aggregator {hello.name} has epoch {hello.epoch_seen}, this shard obeys epoch {self._epoch}: a "
                 "newer aggregator has taken over; stop this one"
             )
         session = self._session

@@ -171,7 +171,8 @@ class ShardSession:
         chunk = self._arrived.pop(arrival, None)
         if chunk is None:
             raise LinkClosed(
-                f"order for arrival {arrival}: expected an undecided one, at most {self._last_arrival}",
+                f"order for arrived chunk {arrival}: expected one that waits for a decision, at most "
+                f"{self._last_arrival}",
                 grpc.StatusCode.INVALID_ARGUMENT,
             )
         return chunk
@@ -200,7 +201,7 @@ class ShardSession:
         """End the session: the sums here do not match the aggregator's orders, so it must start over."""
         log.error("%s", describe_internal_error(error), exc_info=error)
         self.reports.close(
-            f"it can't carry out an order: {describe_internal_error(error)}", grpc.StatusCode.INTERNAL
+            f"the shard can't carry out an order: {describe_internal_error(error)}", grpc.StatusCode.INTERNAL
         )
 
     def _begin(self, body: Message) -> Callable[[], None] | None:
@@ -323,7 +324,9 @@ class ShardSession:
             Refused: the piece is damaged, does not fit, or belongs to another OpenPart than the newest.
         """
         if piece.opening != self._opening:
-            raise Refused(f"array {piece.array}: for opening {piece.opening}, expected {self._opening}")
+            raise Refused(
+                f"array {piece.array}: sent for OpenPart {piece.opening}, expected {self._opening}, the newest"
+            )
         await self._loop.run_in_executor(self._kernel, self._write_piece, piece)
 
     def _write_piece(self, piece: pb.ArrayPiece) -> None:

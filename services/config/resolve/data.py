@@ -97,7 +97,7 @@ def _corpus(text: str, folder: Path) -> tuple[str, str, int]:
         return text, hashlib.sha256(content.encode()).hexdigest(), len(content)
     if Path(text).suffix in _TOKEN_ID_SUFFIXES:
         raise Refused(
-            f"{field}: {format_value(text)} is not built yet (a file of token ids); give the text as a .txt, "
+            f"{field}: {format_value(text)} is not supported yet (a file of token ids); give the text as a .txt, "
             "with tokenizer_type and tokenizer_path"
         )
     path = find_data(text, field=field, folder=folder)

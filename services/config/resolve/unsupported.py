@@ -129,7 +129,7 @@ def check_supported(sections: Mapping[str, Any]) -> None:
     for rule in _NOT_BUILT:
         value = rule.value(sections)
         if rule.applies(value):
-            raise Refused(f"{rule.field}: {format_value(value)} is not built yet; {rule.text}")
+            raise Refused(f"{rule.field}: {format_value(value)} is not supported yet; {rule.text}")
 
 
 def ineffective_settings(sections: Mapping[str, Any], device: DeviceConfig) -> list[str]:

@@ -282,7 +282,7 @@ async def open_stream(
     try:
         return (await asyncio.wait_for(connect(), limit_seconds)).stream
     except asyncio.TimeoutError:
-        reason = f"no HTTP/2 from it within {limit_seconds:g} s"
+        reason = f"no HTTP/2 from the peer within {limit_seconds:g} s"
     except OSError as error:
         reason = f"can't be reached ({_reason(error)})"
     empty = grpc.aio.Metadata()

@@ -287,7 +287,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
             case FrameType.GOAWAY:
                 self._goaway_frame(stream_id, payload)
             case _:
-                raise ProtocolError(f"{FrameType(kind).name}: a peer must not send it here")
+                raise ProtocolError(f"{FrameType(kind).name}: not allowed from the peer")
 
     @abstractmethod
     def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
@@ -311,7 +311,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _headers_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
-            raise ProtocolError("HEADERS of stream 0")
+            raise ProtocolError("HEADERS of stream 0, expected a stream above 0")
         start, padding = 0, 0
         if flags & Flags.PADDED:
             start, padding = 1, payload[0] if payload else 0
@@ -337,9 +337,11 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _settings_frame(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ProtocolError(f"SETTINGS of stream {stream_id}")
+            raise ProtocolError(f"SETTINGS of stream {stream_id}, expected stream 0")
         if len(payload) % 6 or (flags & Flags.ACK and payload):
-            raise ProtocolError(f"SETTINGS of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
+            raise ProtocolError(
+                f"SETTINGS of {len(payload)} bytes, expected a multiple of 6", ErrorCode.FRAME_SIZE_ERROR
+            )
         if flags & Flags.ACK:
             return
         for setting, value in read_settings(payload):
@@ -348,17 +350,20 @@ class Connection(asyncio.BufferedProtocol, ABC):
                     self.codec.limit_table(value)
                 case Setting.INITIAL_WINDOW_SIZE:
                     if value > LARGEST_WINDOW_BYTES:
-                        raise ProtocolError(f"INITIAL_WINDOW_SIZE of {value}", ErrorCode.FLOW_CONTROL_ERROR)
+                        raise ProtocolError(
+                            f"INITIAL_WINDOW_SIZE of {value}, expected at most {LARGEST_WINDOW_BYTES}",
+                            ErrorCode.FLOW_CONTROL_ERROR,
+                        )
                     if self.stream is not None:
                         self.stream.increase_send_window(value - self.initial_send_window)
                     self.initial_send_window = value
                 case Setting.MAX_FRAME_SIZE:
                     if not DEFAULT_FRAME_BYTES <= value <= LARGEST_FRAME_BYTES:
-                        raise ProtocolError(f"MAX_FRAME_SIZE of {value}")
+                        raise ProtocolError(f"MAX_FRAME_SIZE of {value}, expected 16384 to 16777215")
                     self.max_send_frame_bytes = value
                 case Setting.ENABLE_PUSH:
                     if value > 1:
-                        raise ProtocolError(f"ENABLE_PUSH of {value}")
+                        raise ProtocolError(f"ENABLE_PUSH of {value}, expected 0 or 1")
         self._reply(frame(FrameType.SETTINGS, Flags.ACK, 0))
         self.settings_received = True
         self.settings_received_or_closed.set()
@@ -401,7 +406,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
                 f"{name} of {len(payload)} bytes, expected {length}", ErrorCode.FRAME_SIZE_ERROR
             )
         if of_connection is not None and of_connection != (stream_id == 0):
-            raise ProtocolError(f"{name} of stream {stream_id}")
+            raise ProtocolError(f"{name} of stream {stream_id}, expected stream 0")
 
     def _reply(self, reply: bytes) -> None:
         """Answer a frame. A peer that sends frame after frame to be answered, and reads no answer, is disconnected.
@@ -414,7 +419,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self._unsent_replies += 1
             if self._unsent_replies > _MOST_UNSENT_REPLIES:
                 raise ProtocolError(
-                    "the peer sends frames to be answered, but reads no answer", ErrorCode.ENHANCE_YOUR_CALM
+                    "the peer does not read the answers to its frames", ErrorCode.ENHANCE_YOUR_CALM
                 )
 
 

@@ -149,7 +149,7 @@ def metadata_of(headers: Headers) -> tuple[tuple[str, Value], ...]:
                     (name, base64.b64decode(part.strip() + "=" * (-len(part.strip()) % 4), validate=True))
                 )
             except (binascii.Error, ValueError):
-                raise ProtocolError(f"header {name[:40]!r}: its value is no base64") from None
+                raise ProtocolError(f"header {name[:40]!r}: the value is not base64") from None
     return tuple(metadata)
 
 
@@ -187,12 +187,12 @@ def _to_headers(metadata: Iterable[tuple[str, Value]]) -> Headers:
     headers = []
     for key, value in metadata:
         if not key or not _NAME_CHARACTERS.issuperset(key) or key.startswith("grpc-") or key in _RESERVED:
-            raise ValueError(f"metadata key {key!r}: not a lower-case name that is free for use")
+            raise ValueError(f"metadata key {key!r}: expected a lower-case name that gRPC does not reserve")
         if key.endswith("-bin"):
             raw = value.encode() if isinstance(value, str) else value
             headers.append((key, base64.b64encode(raw).decode().rstrip("=")))
         elif isinstance(value, bytes) or not all(" " <= character <= "~" for character in value):
-            raise ValueError(f"metadata {key}: {value!r} is no printable ASCII; take a key that ends in -bin")
+            raise ValueError(f"metadata {key}: {value!r} is not printable ASCII; use a key that ends in -bin")
         else:
             headers.append((key, value))
     return headers

@@ -165,7 +165,8 @@ class FrameParser:
             case _State.PREFACE:
                 if bytes(self._buffer[self._start : self._stop][: len(PREFACE)]) != PREFACE[:held]:
                     raise ProtocolError(
-                        "what came first is not HTTP/2's preface; is the peer a gRPC client of this security?"
+                        "the connection does not start with HTTP/2's preface; check that the peer is a gRPC "
+                        "client and uses TLS as this server does"
                     )
                 if held < len(PREFACE):
                     return False
@@ -192,9 +193,9 @@ class FrameParser:
             raise ProtocolError(f"{_name(kind)} of stream {stream_id}: no headers to continue")
         if kind == FrameType.DATA:
             if not stream_id:
-                raise ProtocolError("DATA of stream 0")
+                raise ProtocolError("DATA of stream 0, expected a stream above 0")
             if flags & Flags.PADDED and not length:
-                raise ProtocolError("DATA: padded, but empty", ErrorCode.FRAME_SIZE_ERROR)
+                raise ProtocolError("DATA: padded, but without a padding length", ErrorCode.FRAME_SIZE_ERROR)
             self._padding = 0
             self._sink = self._receiver.data_started(stream_id, length)
             self._state = _State.PAD_LENGTH if flags & Flags.PADDED else _State.DATA

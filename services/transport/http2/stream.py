@@ -96,7 +96,7 @@ class Stream(ABC):
             ValueError: the message is longer than `MESSAGE_LIMIT_BYTES`, or nothing can be written any longer.
         """
         if self.write_block_reason:
-            raise ValueError(f"nothing can be written: {self.write_block_reason}")
+            raise ValueError(f"the stream can't be written to: {self.write_block_reason}")
         views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
         length = sum(len(view) for view in views)
         if length > MESSAGE_LIMIT_BYTES:

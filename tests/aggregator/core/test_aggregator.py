@@ -161,15 +161,15 @@ def test_each_stage_names_its_wait() -> None:
     dialogue = Dialogue()
     assert dialogue.core.describe_wait(dialogue.now) is None
     dialogue.submit()
-    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer: not connected yet"
+    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: not connected yet"
     dialogue.optimizer()
-    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer's answer"
+    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer's status"
     dialogue.stands(1, 0)
-    assert dialogue.core.describe_wait(dialogue.now) == "workers: none is connected"
+    assert dialogue.core.describe_wait(dialogue.now) == "waits for a worker to connect"
     dialogue.hello(1)
-    assert dialogue.core.describe_wait(dialogue.now) == "workers to build the job: w1 (connected)"
+    assert dialogue.core.describe_wait(dialogue.now) == "waits for workers to build the job: w1 (connected)"
     dialogue.give(ev.DataStreamOpened(1))
     dialogue.ready(1)
-    assert dialogue.core.describe_wait(dialogue.now) == "train of step 0; 0 of 1 workers hold its weights"
+    assert dialogue.core.describe_wait(dialogue.now) == "phase train, step 0; 0 of 1 workers have its weights"
     dialogue.give(ev.OptimizerLost("opt:1: refused"))
-    assert dialogue.core.describe_wait(dialogue.now) == "the optimizer: opt:1: refused"
+    assert dialogue.core.describe_wait(dialogue.now) == "waits for the optimizer: opt:1: refused"

@@ -81,9 +81,7 @@ def test_an_optimizer_that_is_not_there_or_does_not_answer_is_named() -> None:
     assert owed(dialogue) == [], "the earlier debt is paid"
     dialogue.later(0.0)
     dialogue.later(3.0)
-    assert owed(dialogue) == [
-        Wait(role="optimizer", peer="opt", job="a", what="an answer: where it stands", seconds=3.0)
-    ]
+    assert owed(dialogue) == [Wait(role="optimizer", peer="opt", job="a", what="its status", seconds=3.0)]
 
 
 def test_an_optimizer_that_has_not_sent_all_weights_is_named() -> None:

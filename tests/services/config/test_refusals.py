@@ -125,7 +125,7 @@ def test_a_bad_value_is_refused(refused: Refuse, sections: dict, facts: str) -> 
 def test_unsupported_settings_are_refused(refused: Refuse, sections: dict, field: str) -> None:
     line = refused(**sections)
     assert line.startswith(f"{field}: ")
-    assert "is not built yet" in line
+    assert "is not supported yet" in line
 
 
 @pytest.mark.parametrize(

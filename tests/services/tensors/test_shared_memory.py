@@ -105,7 +105,7 @@ def header(*numbers: int) -> bytes:
 @pytest.mark.parametrize(
     ("content", "size_bytes", "seal", "facts"),
     [
-        (header(5, 4, 64, 200, 1), 4096 + 200, False, "can be shortened"),
+        (header(5, 4, 64, 200, 1), 4096 + 200, False, "shrinking"),
         (b"", 8, True, "too small for a header"),
         (header(5, 4, 64, 200, 1), 4096 + 199, True, "size is not that of the header"),
         (header(5, 2**40, 1, 2**40, 1), 4096 + 200, True, "size is not that of the header"),

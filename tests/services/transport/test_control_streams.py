@@ -129,7 +129,7 @@ def test_the_limit_of_hello_covers_connecting() -> None:
 
 
 def test_a_stream_that_ends_before_the_answer_raises_its_status() -> None:
-    with pytest.raises(LinkClosed, match="it ended the stream"):
+    with pytest.raises(LinkClosed, match="the peer ended the stream"):
         say_hello(Call())
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         say_hello(Call(code=grpc.StatusCode.UNAVAILABLE))

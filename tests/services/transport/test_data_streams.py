@@ -49,7 +49,7 @@ def test_messages_are_the_same_on_both_ports(caplog: pytest.LogCaptureFixture) -
     caplog.set_level(logging.WARNING)
     asyncio.run(run())
     (warning,) = caplog.messages
-    assert "it has none" in warning
+    assert "the peer has none" in warning
 
 
 def test_a_silent_tensor_port_is_given_up_after_a_limit(caplog: pytest.LogCaptureFixture) -> None:

@@ -60,5 +60,5 @@ class EndedCall:
 def test_a_write_to_an_ended_stream_raises_its_status() -> None:
     with pytest.raises(grpc.aio.AioRpcError, match="peer left"):
         run(write_to_call(EndedCall(grpc.StatusCode.UNAVAILABLE), b""))
-    with pytest.raises(LinkClosed, match="it ended the stream"):
+    with pytest.raises(LinkClosed, match="the peer ended the stream"):
         run(write_to_call(EndedCall(grpc.StatusCode.OK), b""))

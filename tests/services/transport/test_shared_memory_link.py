@@ -321,7 +321,7 @@ def test_without_free_memory_nothing_is_offered(
     monkeypatch.setattr(os, "posix_fallocate", full)
     caller = offered(links)
     assert caller.metadata == ()
-    assert "no shared memory" in caplog.text
+    assert "over gRPC: shared memory" in caplog.text
     assert "No space left on device" in caplog.text
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

@@ -107,7 +107,7 @@ def test_a_third_worker_decides_which_one_is_faulty_and_the_step_starts_over() -
     assert has_facts(dialogue.core.describe_wait(dialogue.now), "optimizer ... step 0")
     dialogue.goes_by(1.0, 2, 3)
     assert [(each.role, each.what) for each in dialogue.core.status(dialogue.now).waits] == [
-        ("optimizer", "to start over")
+        ("optimizer", "to restart the step")
     ]
     assert [(each.worker, each.generation, each.step) for each in dialogue.job().excluded] == [("w1", 1, 0)]
     assert any(has_facts(note, f"w1 ... {checksums}") for note in dialogue.notes)

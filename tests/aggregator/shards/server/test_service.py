@@ -284,7 +284,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
         (
             [pb.KeepSum(arrival=7, node=pb.SumNode(count=1))],
             INVALID,
-            "arrival 7",
+            "arrived chunk 7",
         ),
         (
             [pb.FinishSum(chunk=2, node=pb.SumNode(count=1))],

@@ -213,7 +213,7 @@ def test_a_peer_that_reads_no_answers_is_disconnected(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    assert "reads no answer" in caplog.text
+    assert "does not read the answers" in caplog.text
 
 
 def test_a_client_without_a_call_is_disconnected() -> None:

@@ -154,7 +154,7 @@ def test_the_goaway_names_the_broken_rule() -> None:
             ErrorCode.FLOW_CONTROL_ERROR, "more than stream 1 may take",
         ),
         OPENING + data_frame(b"\x09a", Flags.PADDED): (ErrorCode.PROTOCOL_ERROR, "padding"),
-        OPENING + data_frame(b"", Flags.PADDED): (ErrorCode.FRAME_SIZE_ERROR, "padded, but empty"),
+        OPENING + data_frame(b"", Flags.PADDED): (ErrorCode.FRAME_SIZE_ERROR, "DATA: padded"),
         OPENING + data_frame(b"\0\0", Flags.END_STREAM): (ErrorCode.PROTOCOL_ERROR, "ended within a message"),
         OPENING + data_frame(b"", Flags.END_STREAM) + data_frame(b""): (ErrorCode.STREAM_CLOSED, "after the end"),
         OPENING + headers_frame(request()): (ErrorCode.PROTOCOL_ERROR, "in the middle"),
