@@ -269,7 +269,7 @@ def test_a_control_message_of_another_checksum(rogue: StockWorker) -> None:
         ),
         ({"generation": 0}, "the chunk belongs to generation 0, step 1; the job is in generation 1 at step"),
         ({"kind": WEIGHTS}, "the chunk's kind is 2, expected a gradient or initial weights"),
-        ({"kind": INITIAL_WEIGHTS}, "it has initial weights, which lease 12345 does not ask for"),
+        ({"kind": INITIAL_WEIGHTS}, "the chunk has initial weights, but lease 12345"),
     ],
 )
 def test_a_stale_chunk_is_dropped_and_logged(
