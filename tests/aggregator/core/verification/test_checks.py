@@ -313,7 +313,7 @@ def test_a_late_check_is_revoked_and_then_abandoned() -> None:
         "check abandoned",
         "forward #0",
     ]
-    assert "no worker is left" in dialogue.notes[-1]
+    assert "no other worker" in dialogue.notes[-1]
 
 
 def test_a_worker_that_dies_before_its_checksum_is_not_waited_for() -> None:
