@@ -97,7 +97,7 @@ def test_an_aggregator_without_its_optimizer(tmp_path: Path, short_spec: str) ->
         status = cluster.status()
         assert (status.running_job, status.tiers) == (job, 3)
         assert status.optimizer.startswith(cluster.to_optimizer.address)
-        assert status.waiting.startswith(f"the optimizer: {cluster.to_optimizer.address}")
+        assert status.waiting.startswith(f"waits for the optimizer: {cluster.to_optimizer.address}")
         downloaded = tiermesh("download", job, tmp_path / "out", "--aggregator", cluster.aggregator.address)
         assert downloaded.returncode == 1
         assert "is not connected" in last_line(downloaded.stderr)

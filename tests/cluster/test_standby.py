@@ -50,7 +50,7 @@ class Pair(Cluster):
         try:
             self.first = one_leader(self.aggregator)
             self.second = self.start_standby()
-            self.second.wait_log("standby of aggregator (epoch 1)")
+            self.second.wait_log("the leader is aggregator (epoch 1)")
             eventually(lambda: self.first.metric("tiermesh_standbys") == 1, "the standby to be known")
             self.start_worker(aggregator=f"{NOBODY},{self.first.address},{self.second.address}")
         except BaseException:
@@ -125,7 +125,7 @@ def test_a_leader_that_wakes_up_late_has_no_effect(
         assert sum(reported[at] <= reported[at - 1] for at in range(1, len(reported))) <= 1, (
             "one takeover, one way back"
         )
-        pair.first.wait_log("standby of standby (epoch 2)")
+        pair.first.wait_log("the leader is standby (epoch 2)")
         eventually(lambda: [each.name for each in pair.status().standbys] == ["aggregator"], "its return")
         assert (leads(pair.first), leads(pair.second)) == (False, True)
 
@@ -146,7 +146,7 @@ def test_one_of_two_aggregators_started_together_leads_and_hands_over_at_its_end
             stack.callback(each.close)
         leader = one_leader(*(each.ready() for each in pair))
         (other,) = (each for each in pair if each is not leader)
-        other.wait_log(f"this aggregator is a standby; the leader is {leader.name} (epoch 1)")
+        other.wait_log(f"the leader is {leader.name} (epoch 1)")
         asked = tiermesh("jobs", "--aggregator", other.address)
         assert asked.returncode == 1
         assert f"this aggregator is a standby; the leader is {leader.name} (epoch 1)" in asked.stderr
