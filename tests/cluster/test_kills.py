@@ -172,7 +172,7 @@ def test_a_frozen_optimizer_is_named(tmp_path: Path, gpt_spec: str, undisturbed:
             lambda: ("optimizer", frozen.name) in [(each.role, each.peer) for each in cluster.status().waits],
             "the wait to be named",
         )
-        cluster.aggregator.wait_log(f"waits for optimizer {frozen.name}: ")
+        cluster.aggregator.wait_log(f"waiting for optimizer {frozen.name}: ")
         frozen.thaw()
         assert bits(cluster.finish(job)) == undisturbed
 
