@@ -308,9 +308,11 @@ class ShardLink:
         """End the link and raise TensorStoreLost, if it broke under the stream of a checkpoint."""
         if self._checkpoint_channel is not channel:
             raise TensorStoreLost(f"{self}: {self.down_reason}") from None
-        if isinstance(error, grpc.aio.AioRpcError | DecodeError):
+        if isinstance(error, grpc.aio.AioRpcError | DecodeError | asyncio.InvalidStateError):
             if isinstance(error, DecodeError):
                 reason = "a message was damaged"
-            else:
+            elif isinstance(error, grpc.aio.AioRpcError):
                 reason = error.details() or error.code().name
+            else:  # grpcio raises it for a write on a call that the peer has ended
+                reason = "the shard ended the call"
             raise self._close_lost(f"the stream of a checkpoint ended: {reason}") from None

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf.message import Message
@@ -108,6 +109,36 @@ def test_a_piece_that_is_never_acknowledged_ends_the_link(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ShardSession, "write_piece", write)
     with_link(HASTY, scenario)
+
+
+def test_a_write_after_the_shard_has_ended_the_call_ends_the_link() -> None:
+    class EndedCall:
+        """A call that its server has ended: grpcio raises for each write."""
+
+        async def write(self, _: pb.ArrayPiece) -> None:
+            raise asyncio.InvalidStateError("RPC already finished.")
+
+        def done(self) -> bool:
+            return True
+
+        def cancelled(self) -> bool:
+            return False
+
+        async def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.CANCELLED
+
+    class Channel:
+        def stream_unary(self, *_: object, **__: object) -> Callable[..., EndedCall]:
+            return lambda **_: EndedCall()
+
+    async def scenario(linked: Linked) -> None:
+        linked.link._checkpoint_channel = Channel()  # type: ignore[assignment]  # what a stream of pieces needs
+        piece = make_piece("weights", np.zeros(3, np.float32), 0, offset=0, elements=3)
+        with pytest.raises(TensorStoreLost, match="ended the call"):
+            await linked.link.write_pieces([piece])
+        assert "ended the call" in await linked.events.get()
+
+    with_link(PATIENT, scenario)
 
 
 def test_without_memory_for_a_copy_only_the_copy_fails(
