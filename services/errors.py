@@ -5,18 +5,17 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
+from services.printable import one_line, printable
+
 
 class TiermeshError(Exception):
     """Base of all errors that a person reads.
 
-    The text is one line. Characters that a terminal would act on, which quoted input may contain, are escaped.
+    The text is one printable line of at most 300 characters, whatever input it quotes.
     """
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if text.isprintable():
-            return text
-        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+        return printable(super().__str__())
 
 
 class Refused(TiermeshError):
@@ -31,7 +30,7 @@ def describe_internal_error(error: BaseException) -> str:
     """Return one line about an unexpected error, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-    text = " | ".join(str(error).split("\n"))
+    text = one_line(str(error), 150)
     return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
 
 

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from services.config.models import GPT2Config, LlamaConfig
-from services.config.refusals import format_path, format_value, to_one_line
+from services.config.refusals import format_value
 from services.errors import Refused
+from services.printable import one_line, printable_path
 
 PretrainableConfig = GPT2Config | LlamaConfig
 """Config of a model that a job can start from a checkpoint."""
@@ -48,7 +49,7 @@ def read_architecture(config: Mapping[str, Any], path: Path) -> PretrainableConf
         rule = first.get("ctx", {}).get("error")  # from a validator, which has the whole text
         reason = str(rule or f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}")
         raise Refused(
-            f"{format_path(path)}: {to_one_line(reason)}; or start from another checkpoint"
+            f"{printable_path(path)}: {one_line(reason)}; or start from another checkpoint"
         ) from None
 
 
@@ -223,7 +224,7 @@ def _refuse(
     path: Path, config: Mapping[str, Any], field: str, expected: str, prefix: str = "", default: Any = None
 ) -> NoReturn:
     raise Refused(
-        f"{format_path(path)}: {prefix}{field} is {format_value(config.get(field, default))}, expected {expected}; "
+        f"{printable_path(path)}: {prefix}{field} is {format_value(config.get(field, default))}, expected {expected}; "
         "start from another checkpoint"
     )
 

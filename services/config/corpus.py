@@ -7,8 +7,8 @@ import hashlib
 from pathlib import Path
 
 from services.config.job_parts import DataConfig
-from services.config.refusals import format_path
 from services.errors import Refused
+from services.printable import printable_path
 
 PYTHON_REFERENCE = "builtin:python-reference"
 """Name of the text of Python's language reference, which every CPython contains: English prose and code."""
@@ -51,7 +51,7 @@ def read_corpus(data: DataConfig, data_dir: Path | None = None) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise Refused(
-            f"training_config.data_path: {format_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
+            f"training_config.data_path: {printable_path(data.path)} is not UTF-8 at byte {error.start}; convert it"
         ) from None
 
 
@@ -80,11 +80,11 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
             continue
         except OSError as error:
             raise Refused(
-                f"training_config.{key}: {format_path(place)} can't be read ({error.strerror}); make it readable"
+                f"training_config.{key}: {printable_path(place)} can't be read ({error.strerror}); make it readable"
             ) from None
         _check_sha256(content, sha256, key, str(place), "copy the file that the job was submitted with")
         return content
-    listed = ", ".join(format_path(place) for place in places)
+    listed = ", ".join(printable_path(place) for place in places)
     raise Refused(
         f"training_config.{key}: no such file on this host (looked at {listed}); "
         "copy it here or give the worker its folder with --data"
@@ -95,7 +95,7 @@ def _check_sha256(content: bytes, sha256: str, key: str, place: str, fix: str) -
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise Refused(
-            f"training_config.{key}: {format_path(place)} has sha256 {found}, the job expects {sha256}; {fix}"
+            f"training_config.{key}: {printable_path(place)} has sha256 {found}, the job expects {sha256}; {fix}"
         )
 
 
@@ -115,8 +115,8 @@ def hash_text_file(path: Path, field: str) -> tuple[str, int]:
         decoder.decode(b"", final=True)
     except OSError as error:
         raise Refused(
-            f"{field}: {format_path(path)} can't be read ({error.strerror}); make it readable"
+            f"{field}: {printable_path(path)} can't be read ({error.strerror}); make it readable"
         ) from None
     except UnicodeDecodeError:
-        raise Refused(f"{field}: {format_path(path)} is not UTF-8, expected a text; convert it") from None
+        raise Refused(f"{field}: {printable_path(path)} is not UTF-8, expected a text; convert it") from None
     return digest.hexdigest(), characters

@@ -9,11 +9,12 @@ from typing import Any
 from services.config.job import JobConfig
 from services.config.overrides import Override, parse_overrides
 from services.config.paths import find_include
-from services.config.refusals import format_path, format_value, unknown_key_error
+from services.config.refusals import format_value, unknown_key_error
 from services.config.resolve.job import resolve_job
 from services.config.sections import MODEL_SECTIONS, SECTIONS
 from services.config.yaml_files import read_document
 from services.errors import Refused
+from services.printable import printable_path
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> tuple[JobConfig, list[str]]:
@@ -106,7 +107,7 @@ def _include_model(sections: dict[Any, Any], text: str, folder: Path) -> None:
             raise unknown_key_error("", key, value, (*MODEL_SECTIONS, "multihost_config"))
     if not any(included.get(key) is not None for key in MODEL_SECTIONS):
         raise Refused(
-            f"{field}: {format_path(path)} has no transformer_config, expected a model's config; correct the path"
+            f"{field}: {printable_path(path)} has no transformer_config, expected a model's config; correct the path"
         )
     for key in MODEL_SECTIONS:
         if sections.get(key) is not None:
@@ -126,6 +127,6 @@ def _section_of_file(text: str, section: str, folder: Path) -> Any:
     included = read_document(path, section)
     if included.get(section) is None:
         raise Refused(
-            f"{section}: {format_path(path)} has no {section}, expected a file with that section; correct the path"
+            f"{section}: {printable_path(path)} has no {section}, expected a file with that section; correct the path"
         )
     return included[section]

@@ -1,16 +1,18 @@
 """Lookup of the files that a config names, by tt-train's rules.
 
-Candidate paths are tried in order; the error names all of them.
+Candidate paths are tried in order; the error says where they were looked for.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
-from services.config.refusals import format_path, format_value
+from services.config.refusals import format_value
 from services.errors import Refused
+from services.printable import printable
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 """Tiermesh's own tree; its `configs/` has the folders of `tt-train/configs/`."""
@@ -43,7 +45,10 @@ def find_include(text: str, *, field: str, folder: Path, kind: str) -> Path:
     places = [folder / path, Path.cwd() / path]
     for root in roots:
         places += [root / path, root / "configs" / path, root / "configs" / kind / path]
-    return _find_first(text, _with_shipped(path, places), field, "correct the path, or set TT_METAL_HOME")
+    where = f"{_folders(folder)}, or there in configs/ or configs/{kind}/"
+    return _find_first(
+        text, _with_shipped(path, places), field, where, "correct the path, or set TT_METAL_HOME"
+    )
 
 
 def find_data(text: str, *, field: str, folder: Path) -> Path:
@@ -65,7 +70,8 @@ def find_data(text: str, *, field: str, folder: Path) -> Path:
     if data_folder:
         places += [Path(data_folder) / path, Path(data_folder) / path.name]
     fix = "correct the path, or set TIERMESH_DATA to the folder that has it"
-    return _find_first(text, _with_shipped(path, places), field, fix)
+    where = f"{_folders(folder)}, or TIERMESH_DATA"
+    return _find_first(text, _with_shipped(path, places), field, where, fix)
 
 
 def _metal_root() -> Path:
@@ -117,17 +123,23 @@ def _with_shipped(path: Path, places: list[Path]) -> list[Path]:
     return [path]
 
 
-def _find_first(text: str, places: list[Path], field: str, fix: str) -> Path:
-    tried: list[str] = []
+def _folders(folder: Path) -> str:
+    """Return the folders of a lookup in words: all paths of a lookup would not fit into an error's line."""
+    return f"{printable(str(folder), 60)}, the working directory, tt-train or Tiermesh's tree"
+
+
+def _find_first(text: str, places: list[Path], field: str, where: str, fix: str) -> Path:
     for place in places:
-        normal = os.path.normpath(place)
-        if normal in tried:
-            continue
-        tried.append(normal)
-        try:
-            if Path(normal).is_file():
-                return Path(normal).absolute()
-        except (OSError, ValueError):  # the name is too long or has a NUL byte
-            continue
-    listed = ", ".join(format_path(place) for place in tried)
-    raise Refused(f"{field}: no file {format_value(text)}; looked at {listed}; {fix}")
+        normal = Path(os.path.normpath(place))
+        if _is_there(normal):
+            return normal.absolute()
+    looked = "" if len(places) <= 2 else f"; looked in {where}"
+    raise Refused(f"{field}: no file {format_value(text)}{looked}; {fix}")
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether a file is there, of any kind: the reader refuses a pipe or a device by what it is."""
+    try:
+        return not stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):  # nothing there, or the name is too long or has a NUL byte
+        return False

@@ -27,8 +27,9 @@ from services.config.architecture import (
 from services.config.job_parts import PretrainedConfig
 from services.config.models import GPT2Config, LlamaConfig
 from services.config.paths import find_data
-from services.config.refusals import format_path, format_value, to_one_line
+from services.config.refusals import format_value
 from services.errors import Refused
+from services.printable import one_line, printable_path
 
 MODEL_PATH_FIELD = "transformer_config.model_path"
 _HASH_BLOCK_BYTES = 4 << 20
@@ -80,7 +81,7 @@ def check_tensors(model: PretrainableConfig, opened: HuggingFaceFolder) -> None:
         Refused: a tensor is missing, unexpected, or has another shape or dtype; the first one is named.
     """
     stored = opened.tensors
-    where = format_path(opened.path)
+    where = printable_path(opened.path)
     used = set()
     for name, shape in expected_tensors(model).items():
         stored_key = stored_name(name, model, stored)
@@ -120,7 +121,7 @@ def hash_checkpoint(opened: HuggingFaceFolder) -> PretrainedConfig:
     for name, record in state.files.items() if state is not None else ():
         if name in hashes and hashes[name] != record.sha256:
             raise Refused(
-                f"{format_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
+                f"{printable_path(opened.path / name)} is damaged: its sha256 is not the one in {STATE_FILE}; "
                 "give another checkpoint"
             )
     return PretrainedConfig(path=str(opened.path), files=hashes)
@@ -140,7 +141,7 @@ def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None
     places = [named] + ([data_dir / named.name] if data_dir else [])
     place = next((place for place in places if place.is_dir()), None)
     if place is None:
-        listed = ", ".join(format_path(place) for place in places)
+        listed = ", ".join(printable_path(place) for place in places)
         raise Refused(
             f"{MODEL_PATH_FIELD}: no such folder on this host (looked at {listed}); "
             "copy it here, or give the worker its parent folder with --data"
@@ -150,8 +151,8 @@ def find_verified_checkpoint(pretrained: PretrainedConfig, data_dir: Path | None
             found = file_sha256(place / name)
             if found != expected:
                 raise Refused(
-                    f"{format_path(place / name)} has sha256 {found}, the job expects {expected}; copy the file that "
-                    "the job was submitted with"
+                    f"{printable_path(place / name)} has sha256 {found}, the job expects {expected}; "
+                    "copy the file that the job was submitted with"
                 )
     return place
 
@@ -168,7 +169,7 @@ def file_sha256(path: Path) -> str:
             while block := file.read(_HASH_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
-        raise Refused(f"{format_path(path)} can't be read ({error.strerror}); make it readable") from None
+        raise Refused(f"{printable_path(path)} can't be read ({error.strerror}); make it readable") from None
     return digest.hexdigest()
 
 
@@ -179,13 +180,13 @@ def _read_state(path: Path) -> State | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        reason = to_one_line(str(error).splitlines()[0])
-        raise Refused(f"{format_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
+        reason = one_line(str(error).splitlines()[0])
+        raise Refused(f"{printable_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
 
 
 def _model_from_state(state: State, opened: HuggingFaceFolder) -> PretrainableConfig:
     """Return the model of a Tiermesh checkpoint, from the config of the job that wrote it."""
-    where = format_path(opened.path / STATE_FILE)
+    where = printable_path(opened.path / STATE_FILE)
     fields = state.config.get("model")
     kind = fields.get("model_type") if isinstance(fields, dict) else None
     model_class = _MODELS.get(str(kind))
@@ -198,5 +199,5 @@ def _model_from_state(state: State, opened: HuggingFaceFolder) -> PretrainableCo
         size = model.vocab_size or opened.config.get("vocab_size")
         return model_class.model_validate(model.model_dump() | {"vocab_size": size})
     except ValidationError as error:
-        reason = to_one_line(str(error.errors(include_url=False)[0]["msg"]))
+        reason = one_line(str(error.errors(include_url=False)[0]["msg"]))
         raise Refused(f"{where}: its model is damaged ({reason}); give another checkpoint") from None

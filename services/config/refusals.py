@@ -6,15 +6,14 @@ import difflib
 import json
 import reprlib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ValidationError
 
 from services.errors import Refused
+from services.printable import one_line, printable
 
 _LONGEST_VALUE = 60
-_LONGEST_PATH = 300
 
 _EXPECTED = {
     "bool_type": "true or false",
@@ -54,8 +53,7 @@ def format_value(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     else:
         text = _Short().repr(value)
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
+    return printable(text, _LONGEST_VALUE)
 
 
 def dotted_name(*parts: object) -> str:
@@ -118,10 +116,10 @@ def validation_refused(error: ValidationError, where: str, schema: type[BaseMode
             f"{_expected(kind, context, '')}; correct it{more}"
         )
     if kind == "value_error":  # from a validator, which has the whole text
-        return Refused(to_one_line(str(context["error"])) + more)
+        return Refused(one_line(str(context["error"])) + more)
     if kind == "json_invalid":
         return Refused(
-            f"{field}: not JSON ({to_one_line(str(context['error']))}); send what JobConfig.to_json gives"
+            f"{field}: not JSON ({one_line(str(context['error']))}); send what JobConfig.to_json gives"
         )
     fix = _fix_hint(location, schema, value, context if kind == "literal_error" else {})
     return Refused(
@@ -129,22 +127,9 @@ def validation_refused(error: ValidationError, where: str, schema: type[BaseMode
     )
 
 
-def format_path(path: str | Path) -> str:
-    """Return a path on one line: unprintable characters escaped, and cut to 300 characters."""
-    text = str(path)
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= _LONGEST_PATH else text[: _LONGEST_PATH - 3] + "..."
-
-
 def yaml_keys(schema: type[BaseModel]) -> list[str]:
     """Return the keys of a schema as users write them."""
     return [field.alias or name for name, field in schema.model_fields.items()]
-
-
-def to_one_line(text: str) -> str:
-    """Return the text on one line: each run of white space as one space, unprintable characters escaped."""
-    flat = " ".join(text.split())
-    return flat if flat.isprintable() else ascii(flat)[1:-1]
 
 
 def _schema_at(schema: type[BaseModel], location: Iterable[int | str]) -> type[BaseModel] | None:
@@ -192,7 +177,7 @@ def _expected(kind: str, context: dict[str, Any], message: str) -> str:
         return f"at most {context['max_length']} characters"
     if kind == "string_pattern_mismatch":
         return f"a text that matches {context['pattern']}"
-    return _EXPECTED.get(kind, to_one_line(message))
+    return _EXPECTED.get(kind, one_line(message))
 
 
 def _choices(listed: str) -> list[str]:

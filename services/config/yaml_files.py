@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
-from services.config.refusals import format_path, format_value, to_one_line
+from services.config.refusals import format_value
 from services.errors import Refused
+from services.printable import one_line, printable_path
 
 _LARGEST_BYTES = 1 << 20
 """Longest config file. Configs have some kilobytes, so a larger file was given by mistake."""
@@ -59,12 +60,12 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise Refused(
-            f"{source}: {place}{to_one_line(error.problem or 'not YAML')}; correct that place"
+            f"{source}: {place}{one_line(error.problem or 'not YAML')}; correct that place"
         ) from None
     except (
         Exception
     ) as error:  # PyYAML's constructors let others out: an impossible date, a number of 5,000 digits
-        raise Refused(f"{source}: not YAML ({to_one_line(str(error))[:200]}); correct it") from None
+        raise Refused(f"{source}: not YAML ({one_line(str(error))[:200]}); correct it") from None
 
 
 def read_document(path: Path, field: str = "") -> dict[Any, Any]:
@@ -77,7 +78,7 @@ def read_document(path: Path, field: str = "") -> dict[Any, Any]:
     Raises:
         Refused: the file can't be read, is not YAML, or has no mapping.
     """
-    source = f"{field}: {format_path(path)}" if field else format_path(path)
+    source = f"{field}: {printable_path(path)}" if field else printable_path(path)
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST_BYTES + 1)

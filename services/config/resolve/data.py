@@ -11,10 +11,11 @@ from services.config.corpus import PYTHON_REFERENCE, hash_text_file, python_refe
 from services.config.job_parts import DataConfig, PretrainedConfig
 from services.config.models import RegressionConfig
 from services.config.paths import find_data
-from services.config.refusals import format_path, format_value
+from services.config.refusals import format_value
 from services.config.resolve.model import ResolvedModel
 from services.config.sections import TrainingSection
 from services.errors import Refused
+from services.printable import printable_path
 
 _TOKENIZER_FILE = "tokenizer.json"
 _TOKEN_ID_SUFFIXES = (".csv", ".yaml", ".yml", ".json", ".bin", ".npy")
@@ -63,8 +64,8 @@ def resolve_data(
     size = getattr(model, "vocab_size", None)
     if size is not None and tokens > size:
         raise Refused(
-            f"training_config.tokenizer_path: {format_path(tokenizer_path)} has {tokens} tokens, expected at most the "
-            f"{size} of the checkpoint; give the checkpoint's own tokenizer"
+            f"training_config.tokenizer_path: {printable_path(tokenizer_path)} has {tokens} tokens, expected at most "
+            f"the {size} of the checkpoint; give the checkpoint's own tokenizer"
         )
     return DataConfig(
         path=path,
@@ -79,7 +80,7 @@ def _stored_tokenizer(pretrained: PretrainedConfig) -> str:
     path = Path(pretrained.path) / _TOKENIZER_FILE
     if not path.is_file():
         raise Refused(
-            f"training_config.tokenizer_path: none given, expected {format_path(path)} in the checkpoint; "
+            f"training_config.tokenizer_path: none given, expected {printable_path(path)} in the checkpoint; "
             "set tokenizer_type: bpe and tokenizer_path to the checkpoint's tokenizer"
         )
     return str(path)
@@ -128,13 +129,13 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
         parsed = json.loads(content)
     except OSError as error:
         raise Refused(
-            f"{field}: {format_path(path)} can't be read ({error.strerror}); make it readable"
+            f"{field}: {printable_path(path)} can't be read ({error.strerror}); make it readable"
         ) from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:
         raise Refused(
-            f"{field}: {format_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
+            f"{field}: {printable_path(path)} is no tokenizer.json, expected a file of Hugging Face's tokenizers; "
             "correct the path"
         )
     return str(path), hashlib.sha256(content).hexdigest(), _count_tokens(parsed)

@@ -21,7 +21,7 @@ from services.config.models import (
     RopeScaling,
     TransformerConfig,
 )
-from services.config.refusals import dotted_name, format_path, format_value, nearest_name, validation_refused
+from services.config.refusals import dotted_name, format_value, nearest_name, validation_refused
 from services.config.sections import (
     MODEL_SECTIONS,
     CustomSection,
@@ -33,6 +33,7 @@ from services.config.sections import (
     parse_section,
 )
 from services.errors import Refused
+from services.printable import printable_path
 
 _SECTION_OF = {
     "gpt2": "transformer_config",
@@ -120,7 +121,7 @@ def _pretrained(
     path = find_checkpoint_folder(model_path, folder)
     with prefix_field_name():
         stored, opened = open_pretrained(path)
-    place = format_path(opened.path)
+    place = printable_path(opened.path)
     if name is not None and name != stored.model_type:
         raise Refused(
             f'transformer_config.model_type: {format_value(name)} given, expected "{stored.model_type}" as in '

@@ -72,16 +72,9 @@ def test_the_error_of_a_missing_file_names_all_places(
 ) -> None:
     monkeypatch.setenv("TT_METAL_HOME", str(tmp_path / "metal"))
     line = refused(training_config={"model_config": "gone.yaml"})
-    assert line.startswith('training_config.model_config: no file "gone.yaml"; looked at ')
-    places = (
-        "jobs",
-        "work",
-        "metal/tt-train",
-        "metal/tt-train/configs",
-        "metal/tt-train/configs/model_configs",
-    )
-    for place in places:
-        assert f"{tmp_path / place}/gone.yaml," in line
+    assert line.startswith('training_config.model_config: no file "gone.yaml"; looked in ')
+    for place in ("jobs, ", "the working directory", "tt-train", "Tiermesh's tree", "configs/model_configs/"):
+        assert place in line
     assert line.endswith("correct the path, or set TT_METAL_HOME")
 
 
@@ -103,7 +96,7 @@ def test_data_is_found_in_tiermesh_data(load: Load, tmp_path: Path, monkeypatch:
 
 def test_the_error_of_missing_data_names_tiermesh_data(refused: Refuse) -> None:
     line = refused(training_config={"data_path": "data/poems.txt"})
-    assert line.startswith('training_config.data_path: no file "data/poems.txt"; looked at ')
+    assert line.startswith('training_config.data_path: no file "data/poems.txt"; looked in ')
     assert "set TIERMESH_DATA" in line
 
 

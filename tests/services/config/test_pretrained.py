@@ -244,7 +244,7 @@ def test_constants_in_older_checkpoints_are_ignored(make: Make, load: Load) -> N
         (lambda place: (place / "model.safetensors").unlink(), "model.safetensors ... model.safetensors.index"),
         (lambda place: (place / "model.safetensors").write_bytes(b"no tensors"), "model.safetensors"),
         (lambda place: (place / "config.json").write_text("{"), "config.json"),
-        (lambda place: (place / "config.json").unlink(), 'no file "stored/config.json"; looked at'),
+        (lambda place: (place / "config.json").unlink(), 'no file "stored/config.json"; looked in'),
         (lambda place: (place / "tokenizer.json").unlink(), "training_config.tokenizer_path: none given"),
         (lambda place: (place / "tokenizer.json").write_text(
             json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 50}]})),

@@ -1,0 +1,50 @@
+"""One printable line of bounded length from any text, for errors, logs, metrics and terminals."""
+
+from __future__ import annotations
+
+LINE_CHARACTERS = 300
+"""Longest line that people are shown about something refused, in characters."""
+PATH_CHARACTERS = 120
+"""Longest part of such a line that quotes a path, in characters."""
+
+_ELLIPSIS = "..."
+
+
+def printable(text: str, limit: int = LINE_CHARACTERS) -> str:
+    """Return a text as one line that a terminal shows unchanged.
+
+    Control characters, line ends, escape sequences, bidirectional overrides and lone surrogates are escaped as in
+    Python's `ascii`. What is too long is cut in its middle: errors begin with what is wrong and end with how to fix it,
+    and paths end with the file's name. The work depends on the limit, not on the text's length.
+
+    Args:
+        text: any text, also one from a peer.
+        limit: longest result, in characters; at least 4.
+    """
+    if len(text) <= limit and text.isprintable():
+        return text
+    if len(text) > 2 * limit:  # escaping lengthens, so no more than this can be shown
+        return _cut(_escape(text[:limit]), _escape(text[-limit:]), limit)
+    escaped = _escape(text)
+    return escaped if len(escaped) <= limit else _cut(escaped, escaped, limit)
+
+
+def printable_path(path: object) -> str:
+    """Return a path as a part of a line: printable, and at most `PATH_CHARACTERS` long."""
+    return printable(str(path), PATH_CHARACTERS)
+
+
+def one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
+    """Return a text of several lines, such as a library's error, as one printable line without runs of white space."""
+    if len(text) > 2 * limit:
+        text = f"{text[:limit]} {_ELLIPSIS} {text[-limit:]}"
+    return printable(" ".join(text.split()), limit)
+
+
+def _escape(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def _cut(head: str, tail: str, limit: int) -> str:
+    kept = limit - len(_ELLIPSIS)
+    return head[: kept - kept // 3] + _ELLIPSIS + (tail[-(kept // 3) :] if kept // 3 else "")

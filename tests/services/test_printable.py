@@ -1,0 +1,49 @@
+"""Tests that any text becomes one printable line of bounded length."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from services.printable import LINE_CHARACTERS, PATH_CHARACTERS, one_line, printable, printable_path
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\n\u202e\u2066\x00\x85\u2028\ud800"
+
+
+@given(text=st.text(max_size=400) | st.text(alphabet=HOSTILE, max_size=400), limit=st.integers(4, 400))
+@example(text=HOSTILE * 100_000, limit=300)
+def test_any_text_becomes_one_bounded_printable_line(text: str, limit: int) -> None:
+    for line in (printable(text, limit), one_line(text, limit)):
+        assert line.isprintable()
+        assert len(line) <= limit
+        line.encode()
+
+
+@given(text=st.text(alphabet=st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), max_size=300))
+def test_a_printable_line_is_not_changed(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
+    line = printable("what is wrong: " + "x" * 10_000 + "; how to fix it")
+    assert len(line) == LINE_CHARACTERS
+    assert line.startswith("what is wrong: xxx")
+    assert line.endswith("xxx; how to fix it")
+    assert printable_path("/" + "folder/" * 100 + "job.yaml").endswith("folder/job.yaml")
+    assert len(printable_path("/" + "folder/" * 100)) == PATH_CHARACTERS
+
+
+def test_characters_that_a_terminal_acts_on_are_escaped() -> None:
+    assert printable("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
+    assert one_line("  a\n\tb \x07") == r"a b \x07"
+
+
+def test_work_does_not_grow_with_the_text() -> None:
+    text = "\x1b" * 50_000_000
+    start = time.process_time()
+    for _ in range(100):
+        printable(text)
+        one_line(text)
+    assert time.process_time() - start < 1
