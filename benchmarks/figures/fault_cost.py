@@ -45,7 +45,6 @@ SEED = 5
 CONFIG = ROOT / "configs" / "training_configs" / "demo.yaml"
 CHECKS = "tiermesh_verifications_total"
 MICRO_BATCHES_PER_WORKER = 4
-"""Enough that even a slow worker gets a lease in each step: one without a lease would not pause."""
 MICRO_BATCHES = WORKERS * MICRO_BATCHES_PER_WORKER
 SETTINGS = (f"training_config.gradient_accumulation_steps={MICRO_BATCHES_PER_WORKER}", "batch_size=4")
 

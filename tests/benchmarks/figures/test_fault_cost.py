@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import threading
 
 import pytest
 
@@ -41,3 +44,27 @@ def test_a_short_measurement_counts_all_daemons(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().out
     assert printed.startswith("fault_cost: ") and "of 2 pairs of blocks of 2 steps, in 1 rounds" in printed
     assert all(f"{name} " in printed for name in ("optimizer", "aggregator", "worker-1", "worker-2"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_the_machine_slows_down_still_pauses_at_each_step() -> None:
+    with fault_cost.Cluster("fault_cost-slowed", heartbeat_seconds=10.0, verify_fraction=0.0) as cluster:
+        slow = cluster.processes["worker-2"].pid
+        is_over = threading.Event()
+
+        def slow_down() -> None:
+            while not is_over.is_set():
+                os.kill(slow, signal.SIGSTOP)
+                is_over.wait(0.5)
+                os.kill(slow, signal.SIGCONT)
+                is_over.wait(0.05)
+
+        brake = threading.Thread(target=slow_down)
+        brake.start()
+        try:
+            cluster.gate.warm_up(4)
+            for _ in range(6):
+                cluster.gate.steps(1)
+        finally:
+            is_over.set()
+            brake.join()
