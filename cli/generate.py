@@ -14,7 +14,7 @@ def is_language_model(checkpoint: Path) -> bool:
     """Return whether a checkpoint that Tiermesh wrote holds a language model."""
     from services.checkpoints.format import STATE_FILE, State
 
-    model = State.load((checkpoint / STATE_FILE).read_bytes()).config["model"]
+    model = State.read(checkpoint / STATE_FILE).config["model"]
     return isinstance(model, dict) and model["model_type"] in ("gpt2", "llama")
 
 

@@ -17,6 +17,7 @@ from cli.job_commands import cancel, chaos, download, jobs, local, logs, status,
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from services.errors import Refused, TiermeshError
+from services.printable import printable
 from services.version import tiermesh_version
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
 
 
 def _report(text: str, code: int, output: Output) -> int:
-    print(f"tiermesh: {text}", file=sys.stderr, flush=True)
+    print(printable(f"tiermesh: {text}"), file=sys.stderr, flush=True)
     if not output.has_result:
         output.result({"error": text, "exit_code": code})
     return code

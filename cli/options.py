@@ -279,7 +279,7 @@ def _read_config(context: click.Context, parameter: click.Parameter, path: Path 
         # Text, as on the command line, so that the option's own type checks it.
         try:
             defaults[name] = [str(each) for each in value] if isinstance(value, list) else str(value)
-        except (ValueError, RecursionError):  # a number with too many digits, a list that contains itself
+        except ValueError:  # a number with too many digits
             raise no_text from None
     context.default_map = {**(context.default_map or {}), **defaults}
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from services.errors import Refused
+from services.input_files import read_input_file
 
 Interval = tuple[float, float]
 """Begin and end, in seconds."""
 
+_TIMELINE_BYTES = 256 << 20
 WAITS = "wait for weights"
 """Name of the event in which a forward pass waits for a chunk of weights."""
 
@@ -252,15 +254,11 @@ class StepTrace:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_input_file("", path, _TIMELINE_BYTES))
         origin = content["otherData"]
         for key in ("process", "name", "role", "boot_id"):
             if not isinstance(origin[key], str):
                 raise _not_a_timeline(path)
-    except OSError as error:
-        raise Refused(
-            f"{path}: can't be read ({error.strerror}); make it readable, or remove it from the folder"
-        ) from None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise _not_a_timeline(path) from None
     return dict(content)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import yaml
-
 from mesh.descriptors.mesh_graph_pb2 import (
     RELAXED,
     STRICT,
@@ -22,6 +20,7 @@ from mesh.descriptors.mesh_graph_pb2 import (
     TorusTopology,
 )
 from services.errors import Refused
+from services.yaml_text import parse_yaml
 
 GRAPH_NAME = "G0"
 
@@ -39,11 +38,7 @@ def convert_legacy_yaml(text: str, source: str) -> MeshGraphDescriptor:
     Raises:
         Refused: the text isn't YAML, or doesn't follow the older schema.
     """
-    try:
-        document = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # PyYAML raises ValueError for malformed dates and numbers.
-        raise Refused(f"{source}: not YAML ({' '.join(str(error).split())}); correct the YAML") from None
+    document = parse_yaml(text, source)
     try:
         return _convert(document)
     except _SchemaError as error:

@@ -10,9 +10,11 @@ from mesh.descriptors.legacy_yaml import convert_legacy_yaml
 from mesh.descriptors.mesh_graph_pb2 import MeshGraphDescriptor
 from mesh.descriptors.validate import find_problem
 from services.errors import Refused
+from services.input_files import read_input_file
+from services.printable import printable_path
 
 LEGACY_SUFFIXES = (".yaml", ".yml")
-_MAX_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 256 << 10
 """Size limit of a file. Descriptors have some kilobytes; a larger file was named by mistake."""
 
 
@@ -22,27 +24,18 @@ def read_descriptor(path: Path) -> MeshGraphDescriptor:
     Raises:
         Refused: the file can't be read, isn't a descriptor, or lacks a field that ttnn needs.
     """
+    source = printable_path(path)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise Refused(
-                f"{path}: larger than {_MAX_FILE_BYTES} bytes, which no mesh graph descriptor is; name another file"
-            )
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise Refused(
-            f"{path}: can't be read ({error.strerror}); name a readable mesh graph descriptor"
-        ) from None
+        text = read_input_file("mesh graph descriptor", path, _MAX_FILE_BYTES).decode()
     except UnicodeDecodeError:
-        raise Refused(
-            f"{path}: is not text; expected a mesh graph descriptor (.textproto or .yaml)"
-        ) from None
+        raise Refused(f"{source}: is not text, expected a mesh graph descriptor; correct the path") from None
     if path.suffix in LEGACY_SUFFIXES:
-        descriptor = convert_legacy_yaml(text, str(path))
+        descriptor = convert_legacy_yaml(text, source)
     else:
-        descriptor = parse_textproto(text, str(path))
+        descriptor = parse_textproto(text, source)
     problem = find_problem(descriptor)
     if problem is not None:
-        raise Refused(f"{path}: {problem}")
+        raise Refused(f"{source}: {problem}")
     return descriptor
 
 

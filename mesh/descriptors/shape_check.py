@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh.descriptors.mesh_graph_pb2 import MeshDescriptor, MeshGraphDescriptor, NodeRef
 from services.errors import Refused
+from services.printable import printable_path
 
 MESH_ID_VARIABLE = "TT_MESH_ID"
 
@@ -30,19 +31,19 @@ def check_shape(
     if mesh_shape == (1, 1):
         return
     described = find_local_shape(descriptor, path, environment)
-    wanted = list(mesh_shape)
+    wanted, where = list(mesh_shape), printable_path(path)
     if described == wanted:
         return
     if described == wanted[::-1]:
         raise Refused(
-            f"device_config.mesh_shape: {wanted}, but {path} has rows and columns swapped, "
+            f"device_config.mesh_shape: {wanted}, but {where} has rows and columns swapped, "
             f"device_topology {described}; set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a descriptor "
             f"of {wanted}"
         )
     raise Refused(
-        f"device_config.mesh_shape: {wanted} ({wanted[0] * wanted[1]} devices), but {path} has device_topology "
-        f"{described}; opening it would hang the devices: set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to "
-        f"a descriptor of {wanted}"
+        f"device_config.mesh_shape: {wanted} ({wanted[0] * wanted[1]} devices), but {where} has device_topology "
+        f"{described}, so opening it would hang them; set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a "
+        f"descriptor of {wanted}"
     )
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from services.errors import Refused
+from services.input_files import read_input_file
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -36,6 +37,7 @@ They are added to `model.safetensors`. Examples are the zero biases of a GPT-2 w
 """
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
+_LARGEST_STATE_BYTES = 64 << 20
 _OWN_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 
 
@@ -107,6 +109,17 @@ class State(BaseModel):
         """Return the bytes of `state.json`, which include a checksum of everything else in it."""
         values = self.model_dump(mode="json")
         return (json.dumps({**values, "sha256": _checksum(values)}, indent=2) + "\n").encode()
+
+    @classmethod
+    def read(cls, path: Path) -> State:
+        """Return the content of a `state.json`.
+
+        Raises:
+            NoSuchFile: nothing is there.
+            Refused: it can't be read, is no regular file, or is larger than 64 MiB.
+            ValueError: its bytes are not what `dump` writes; says what is wrong.
+        """
+        return cls.load(read_input_file("", path, _LARGEST_STATE_BYTES))
 
     @classmethod
     def load(cls, data: bytes) -> State:

@@ -18,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 
 from services.checkpoints.format import MODEL_FILE
 from services.errors import Refused
+from services.input_files import NoSuchFile, read_input_file
+from services.printable import one_line
 from services.tensors.kernels.arithmetic import Float32Array
 
 CONFIG_FILE = "config.json"
@@ -27,7 +29,7 @@ INDEX_FILE = f"{MODEL_FILE}.index.json"
 WEIGHT_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Dtypes that weights may have, by their safetensors names, and the numpy dtypes that their bytes are read as."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
-_LARGEST_JSON_BYTES = 64 * 1024 * 1024
+_LARGEST_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _headers(path: Path) -> dict[str, StoredTensor]:
             header = json.loads(file.read(size))
     except (SafetensorError, OSError, ValueError) as error:
         raise Refused(
-            f"{path}: no intact safetensors file ({str(error).splitlines()[0]}); restore it from a copy"
+            f"{path}: no intact safetensors file ({one_line(str(error), 100)}); restore it from a copy"
         ) from None
     header.pop("__metadata__", None)
     return {
@@ -156,15 +158,11 @@ def _headers(path: Path) -> dict[str, StoredTensor]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_JSON_BYTES + 1)
-        value = json.loads(content) if len(content) <= _LARGEST_JSON_BYTES else None
-    except FileNotFoundError:
+        value = json.loads(read_input_file("", path, _LARGEST_JSON_BYTES))
+    except NoSuchFile:
         raise Refused(
             f"{path}: no such file, expected one as save_pretrained writes it; restore it"
         ) from None
-    except OSError as error:
-        raise Refused(f"{path}: can't be read ({error.strerror}); make it readable") from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

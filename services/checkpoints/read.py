@@ -25,6 +25,7 @@ from services.checkpoints.format import (
     check_file_names,
 )
 from services.errors import Refused
+from services.printable import one_line
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -159,10 +160,10 @@ def _read_state(path: Path) -> tuple[State, Layout]:
     if not file.is_file():
         raise Refused(f"{STATE_FILE} is missing; expected a folder written by Tiermesh")
     try:
-        state = State.load(file.read_bytes())
+        state = State.read(file)
         return state, Layout.from_json(state.layout)
     except ValueError as error:
-        raise Refused(f"{STATE_FILE} is damaged: {str(error).splitlines()[0]}") from None
+        raise Refused(f"{STATE_FILE} is damaged: {one_line(str(error), 100)}") from None
 
 
 def _verify(path: Path, record: FileRecord) -> None:

@@ -8,11 +8,16 @@ from pathlib import Path
 
 from services.config.job_parts import DataConfig
 from services.errors import Refused
+from services.input_files import open_input_file
 from services.printable import printable_path
 
 PYTHON_REFERENCE = "builtin:python-reference"
 """Name of the text of Python's language reference, which every CPython contains: English prose and code."""
 
+CORPUS_BYTES = 16 << 30
+"""Largest corpus: workers read all of it into memory."""
+TOKENIZER_BYTES = 64 << 20
+"""Largest `tokenizer.json`; those of 256,000 tokens have some 35 MB."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -103,12 +108,12 @@ def hash_text_file(path: Path, field: str) -> tuple[str, int]:
     """Return the sha256 of a text file's bytes and its number of characters.
 
     Raises:
-        Refused: the file can't be read or is not UTF-8.
+        Refused: the file can't be read, is no regular file, is larger than `CORPUS_BYTES`, or is not UTF-8.
     """
     digest, decoder = hashlib.sha256(), codecs.getincrementaldecoder("utf-8")()
     characters = 0
     try:
-        with path.open("rb") as file:
+        with open_input_file(field, path, CORPUS_BYTES) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
                 characters += len(decoder.decode(block))

@@ -8,8 +8,8 @@ from typing import Any
 
 from services.config.refusals import format_value, nearest_name, yaml_keys
 from services.config.sections import MODEL_SECTIONS, SECTIONS, AdamWSection, SGDSection
-from services.config.yaml_files import parse_yaml
 from services.errors import Refused
+from services.yaml_text import parse_yaml
 
 _FROM_FILES = (*MODEL_SECTIONS, "multihost_config")
 """Sections from files that the job includes; they are overridden after those files are read."""

@@ -29,6 +29,7 @@ from services.config.models import GPT2Config, LlamaConfig
 from services.config.paths import find_data
 from services.config.refusals import format_value
 from services.errors import Refused
+from services.input_files import NoSuchFile, open_input_file
 from services.printable import one_line, printable_path
 
 MODEL_PATH_FIELD = "transformer_config.model_path"
@@ -165,7 +166,7 @@ def file_sha256(path: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_input_file("", path) as file:
             while block := file.read(_HASH_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:
@@ -176,11 +177,11 @@ def file_sha256(path: Path) -> str:
 def _read_state(path: Path) -> State | None:
     """Return the `state.json` of a Tiermesh checkpoint, or None if there is none."""
     try:
-        return State.load((path / STATE_FILE).read_bytes())
-    except FileNotFoundError:
+        return State.read(path / STATE_FILE)
+    except NoSuchFile:
         return None
-    except (OSError, ValueError) as error:
-        reason = one_line(str(error).splitlines()[0])
+    except ValueError as error:
+        reason = one_line(str(error), 100)
         raise Refused(f"{printable_path(path / STATE_FILE)} is damaged ({reason}); give another") from None
 
 

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,7 +61,9 @@ class CallRecorder:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("w")
+            # Without waiting for the reader, if the path is that of a pipe.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+            self._file = os.fdopen(os.open(path, flags, 0o666), "w")
         except OSError as error:
             raise Refused(f"--record {path}: {error.strerror}; expected a writable file") from None
 

@@ -11,8 +11,11 @@ from pathlib import Path
 import grpc
 
 from services.errors import Refused
+from services.input_files import read_input_file
 
 log = logging.getLogger(__name__)
+
+_PEM_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -192,12 +195,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _read(option: str, path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused(
-            f"{option} {path}: can't be read ({error.strerror}); give a readable PEM file"
-        ) from None
+    return read_input_file(option, path, _PEM_BYTES)
 
 
 def _for_http2(context: ssl.SSLContext) -> ssl.SSLContext:

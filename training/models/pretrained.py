@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from services.checkpoints.hugging_face import TOKENIZER_FILE, HuggingFaceFolder
 from services.config.architecture import PretrainableConfig, may_have_more_rows, stored_name
+from services.config.corpus import TOKENIZER_BYTES
 from services.config.job import JobConfig
 from services.config.pretrained import check_tensors, find_verified_checkpoint, open_pretrained
 from services.errors import Refused
+from services.input_files import NoSuchFile, read_input_file
 from services.tensors.layout import Layout
 
 Float32Array = npt.NDArray[np.float32]
@@ -56,9 +58,16 @@ class StoredModel:
         return weights
 
     def tokenizer_json(self) -> bytes | None:
-        """Return the folder's `tokenizer.json`; None if it has none."""
+        """Return the folder's `tokenizer.json`; None if it has none.
+
+        Raises:
+            Refused: it can't be read, is no regular file, or is larger than `TOKENIZER_BYTES`.
+        """
         path = self.folder.path / TOKENIZER_FILE
-        return path.read_bytes() if path.is_file() else None
+        try:
+            return read_input_file("", path, TOKENIZER_BYTES)
+        except NoSuchFile:
+            return None
 
 
 def open_model(path: Path) -> StoredModel:

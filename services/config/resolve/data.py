@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.config.corpus import PYTHON_REFERENCE, hash_text_file, python_reference_text
+from services.config.corpus import PYTHON_REFERENCE, TOKENIZER_BYTES, hash_text_file, python_reference_text
 from services.config.job_parts import DataConfig, PretrainedConfig
 from services.config.models import RegressionConfig
 from services.config.paths import find_data
@@ -15,6 +15,7 @@ from services.config.refusals import format_value
 from services.config.resolve.model import ResolvedModel
 from services.config.sections import TrainingSection
 from services.errors import Refused
+from services.input_files import read_input_file
 from services.printable import printable_path
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -125,12 +126,8 @@ def _tokenizer(text: str | None, folder: Path) -> tuple[str, str, int]:
         text = f"{text}/{_TOKENIZER_FILE}"
     path = find_data(text, field=field, folder=folder)
     try:
-        content = path.read_bytes()
+        content = read_input_file(field, path, TOKENIZER_BYTES)
         parsed = json.loads(content)
-    except OSError as error:
-        raise Refused(
-            f"{field}: {printable_path(path)} can't be read ({error.strerror}); make it readable"
-        ) from None
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict) or "model" not in parsed:

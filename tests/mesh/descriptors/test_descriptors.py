@@ -168,9 +168,9 @@ def test_problems_of_a_graph_are_refused(change: tuple[str, str], message: str, 
 
 
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(Refused, match="no such file"):
         read_descriptor(tmp_path / "none.textproto")
-    with pytest.raises(Refused, match="1048576 bytes"):
+    with pytest.raises(Refused, match="at most 262144 bytes"):
         read_descriptor(_file(tmp_path, " " * (1 << 21)))
     (tmp_path / "bytes.textproto").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(Refused, match="is not text"):
@@ -218,7 +218,7 @@ def test_a_legacy_file_with_one_mesh_needs_no_graph(tmp_path: Path) -> None:
         (("id: 0", "id: zero"), r"Mesh\[0\]: id is 'zero', expected a number"),
         (("[M0, M2, 3]", "[M0, M7, 3]"), "mesh 'M7' is linked, expected one of Mesh: M0, M2"),
         (("[M0, M2, 3]", "[M0, M2]"), "RelaxedGraph: .*expected"),
-        (("Mesh:\n", "Mesh: [\n"), "not YAML"),
+        (("Mesh:\n", "Mesh: [\n"), "line 5, column 1: "),
     ],
 )
 def test_problems_of_a_legacy_file_are_refused(change: tuple[str, str], message: str, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_mesh_that_fits(tmp_path: Path) -> None:
     [
         (
             (1, 4),
-            r"mesh_shape: \[1, 4\] \(4 devices\), but .* has device_topology \[1, 8\]; .*set mesh_shape: \[1, 8\]",
+            r"mesh_shape: \[1, 4\] \(4 devices\), but .* has device_topology \[1, 8\].*; set mesh_shape: \[1, 8\]",
         ),
         ((2, 4), r"mesh_shape: \[2, 4\] .*TT_MESH_GRAPH_DESC_PATH to a descriptor of \[2, 4\]"),
         ((8, 1), r"rows and columns swapped, device_topology \[1, 8\]; set mesh_shape: \[1, 8\]"),

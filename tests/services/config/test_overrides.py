@@ -77,8 +77,8 @@ def test_the_document_is_not_changed(folder: Path) -> None:
         ("max_steps=[1", '--set "max_steps=[1": line 1'),
         ("max_steps=", "training_config.max_steps: null given, expected a whole number"),
         ("data_path.x=3", 'training_config.data_path is "corpus.txt", expected a mapping'),
-        ("max_steps=0x" + "f" * 9000, "training_config.max_steps: (a number of 36000 bits) given"),
-        ("max_steps=" + "9" * 9000, "YAML"),
+        ("max_steps=0x" + "f" * 4000, "training_config.max_steps: (a number of 16000 bits) given"),
+        ("max_steps=" + "9" * 9000, "more than 4096 characters"),
     ],
 )
 def test_a_bad_override_is_refused(refused: Refuse, override: str, facts: str) -> None:

@@ -309,5 +309,5 @@ def test_files_are_verified_by_their_sha256(llama: Path, load: Load, tmp_path: P
     with pytest.raises(Refused, match=r"config\.json has sha256 "):
         find_verified_checkpoint(pretrained, tmp_path / "lake")
     (tmp_path / "lake" / "stored" / "config.json").unlink()
-    with pytest.raises(Refused, match=r"config\.json can't be read"):
+    with pytest.raises(Refused, match=r"config\.json: no such file"):
         find_verified_checkpoint(pretrained, tmp_path / "lake")

@@ -139,12 +139,12 @@ def test_unsupported_settings_are_refused(refused: Refuse, sections: dict, field
         (b"\xff", "UTF-8 ... 0"),
         (b"training_config: {seed: 2020-13-45}", "YAML ... month"),
         (b"training_config: {seed: !!python/name:os.system }", "constructor"),
-        (b"[" * 4000, "not YAML"),
-        (b"&a [*a]", "expected a mapping"),
-        (b"training_config: &a {optimizer: *a}", "training_config.optimizer.optimizer: unknown key"),
+        (b"[" * 4000, "line 1, column 33: nested more than 32 deep"),
+        (b"&a [*a]", "line 1, column 5: the alias *a contains itself"),
+        (b"training_config: &a {optimizer: *a}", "the alias *a contains itself"),
         (b"transformer_config: {}", "training_config: missing"),
         (b"training_config: 5", "training_config: 5 given, expected a mapping"),
-        (b"#" * (1 << 20) + b"\n", "1 MiB"),
+        (b"#" * (1 << 20) + b"\n", "has 1048577 bytes, expected at most 262144 bytes"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(folder: Path, content: bytes, facts: str) -> None:
@@ -159,7 +159,7 @@ def test_a_file_that_is_no_config_is_refused(folder: Path, content: bytes, facts
 def test_a_missing_job_is_refused(folder: Path) -> None:
     with pytest.raises(Refused, match=r"gone\.yaml: no such file"):
         load_job(folder / "gone.yaml")
-    with pytest.raises(Refused, match="can't be read"):
+    with pytest.raises(Refused, match="is a folder, expected a regular file"):
         load_job(folder)
 
 
