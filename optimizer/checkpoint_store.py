@@ -269,8 +269,8 @@ def _read_unless_void(void: Collection[pb.Void], path: Path) -> Checkpoint:
     checkpoint = read_checkpoint(path)
     if is_void(CheckpointStore.describe(checkpoint), void):
         raise Refused(
-            f"checkpoint {path} (generation {checkpoint.generation}, step {checkpoint.step}): void, since a worker "
-            "that was found faulty later may have contributed to it"
+            f"checkpoint {path} (generation {checkpoint.generation}, step {checkpoint.step}): void: it may "
+            "contain the work of a faulty worker, or of code that the job has left"
         )
     return checkpoint
 

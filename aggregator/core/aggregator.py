@@ -143,7 +143,7 @@ class AggregatorCore:
                     name=member.name,
                     incarnation=member.incarnation,
                     state=self._state_of(member).value,
-                    detail=str(member.refusal or member.unfit or ""),
+                    detail=member.detail,
                     generation=member.loaded_version.generation if member.loaded_version else 0,
                     step=member.loaded_version.step if member.loaded_version else 0,
                     seconds_since_heard=own_now - member.heard_seconds,
@@ -164,6 +164,7 @@ class AggregatorCore:
         own_now = self._own_time(now)
         waits = self._optimizer_wait.waits(self._owed_by_optimizer(), own_now)
         waits += self.run.lease_book.waits(own_now)
+        waits += self.run.job_members.waits(own_now)
         return sorted(waits, key=lambda wait: -wait.seconds)
 
     def _owed_by_optimizer(self) -> Wait | None:
@@ -270,7 +271,7 @@ class AggregatorCore:
             ToWorker(event.session, pb.Welcome(name=self.name, heartbeat_seconds=self.heartbeat_seconds))
         )
         if self.run is not None:
-            self.run.job_members.join(member)
+            self.run.connected(member, hello, now)
 
     def _data_stream_opened(self, session: int, now: float) -> None:
         member = self.members.get(session)
@@ -420,7 +421,7 @@ class AggregatorCore:
         )
         self.run.report.begin()
         for member in self.members.values():
-            self.run.job_members.join(member)
+            self.run.job_members.join(member, now)
         if self.optimizer:
             self.run.open()
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping
 
 from aggregator.core.events import DropAll, Outbox, ToOptimizer
 from aggregator.core.job_report import JobReport, Record
+from aggregator.core.leasing.deaths import MOST_DEATHS, WorkerDeaths, describe_fault
 from aggregator.core.leasing.evaluation import Evaluation
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
 from aggregator.core.membership.admission import Admission
+from aggregator.core.membership.code_pin import CODE, CodePin, shorten_code
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
@@ -90,7 +92,11 @@ class RunningJob:
             timeouts, members, self._orders, self.report, out, checked=bool(plan.verify_fraction)
         )
         self._exclusions = Exclusions(job)
-        self.job_members = JobMembers(members, self._admission, self._exclusions, self._orders, self.report)
+        self._deaths = WorkerDeaths(job.id)
+        self._code_pin = CodePin(job, members, timeouts.comeback)
+        self.job_members = JobMembers(
+            members, self._admission, self._exclusions, self._deaths, self._orders, self.report
+        )
         self._lease_results = LeaseResults(job, self.lease_book, self.job_members)
         self.router = ChunkRouter(job.id, epoch, plan.wire, out)
         self.elements = 0
@@ -101,6 +107,7 @@ class RunningJob:
         self._checkpoint: Version | None = None
         self._tokens_per_micro_batch = 0
         self._shards = shards
+        self._timeouts = timeouts
         self._out = out
         job.state, job.steps, job.phase = RUNNING, plan.steps, JobPhase.INITIALISE.value
 
@@ -132,7 +139,9 @@ class RunningJob:
     def open(self) -> None:
         """Ask the optimizer, whose link has come up, which version it has."""
         self.optimizer_state = pb.OptimizerStatus.STATE_UNSPECIFIED
-        void = self._exclusions.void_checkpoints() if self.plan.on_faulty == "go_back" else ()
+        void = self._code_pin.void_checkpoints()
+        if self.plan.on_faulty == "go_back":
+            void += self._exclusions.void_checkpoints()
         request = pb.Open(
             job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
         )
@@ -179,7 +188,7 @@ class RunningJob:
             # The checks of a sum that a previous aggregator began are unknown: it may contain wrong gradients.
             unchecked = version != self.version and bool(self.plan.verify_fraction)
             partial = 0 < sum(each.count for each in status.missing) < self.chunks
-            if self._exclusions.is_void(version) or (unchecked and partial):
+            if self._is_void(version) or (unchecked and partial):
                 self._start_over(version)
             else:
                 self._continue_at(version, missing, now)
@@ -229,6 +238,7 @@ class RunningJob:
     def _advance(self, now: float) -> None:
         assert self.version is not None
         self.version = self.version.following
+        self._deaths.note_commit()
         tokens = self._tokens_per_micro_batch * self.plan.micro_batches
         step_sum = self.lease_book.step_sum
         self.report.advance(self.version, step_sum.loss if step_sum is not None else None, tokens, now)
@@ -294,11 +304,28 @@ class RunningJob:
 
     # ---- workers ----
 
+    def connected(self, member: Member, hello: pb.Hello, now: float) -> None:
+        """Order a worker to build the job, unless its predecessors died of it."""
+        others = [each.name for each in self.members.values() if each.able and each is not member]
+        blame = self._deaths.add(member.name, hello.predecessor, others)
+        if blame is not None:
+            text = f"worker {member.name} died while computing the job: {describe_fault(hello.predecessor)}"
+            self.report.note(
+                "member", f"{text}; {MOST_DEATHS} such deaths without a step between end the job"
+            )
+        if blame is not None and blame.job is not None:
+            self.end(FAILED, blame.job)
+            return
+        self.job_members.join(member, now)
+        self._end_if_hopeless(now)
+
     def ready(self, member: Member, ready: pb.Ready, now: float) -> None:
         """Admit a worker that has built the job, or refuse it."""
         refusal = self.job_members.admit(member, ready)
         if refusal is not None:
             self.refuse(member, refusal, now)
+            return
+        if member.code_wait is not None:
             return
         self._tokens_per_micro_batch = ready.tokens_per_micro_batch
         if self._evaluation_batches is None:
@@ -365,6 +392,8 @@ class RunningJob:
 
     def lost(self, member: Member, reason: str, now: float) -> None:
         """Release the leases of a worker that is gone, and is no longer among the members."""
+        if self.lease_book.holds_lease(member) or member.building_since_seconds is not None:
+            self._deaths.note_lost_at_work(member.name, member.incarnation)
         self.lease_book.abandon(member, now)
         self.report.note("member", f"worker {member.name} is gone: {reason}")
         self.dispatch(now)
@@ -386,11 +415,40 @@ class RunningJob:
 
     def tick(self, now: float) -> None:
         """Take back leases that are late, and grant what can be granted."""
+        self.job_members.mark_slow_builds(now, self._timeouts.stall)
         self._end_if_hopeless(now)
         if self.ended:
             return
+        code = self._code_pin.find_due_change(now)
+        if code is not None:
+            self._change_code(code, now)
         self.lease_book.release_late(self.version, now)
         self.dispatch(now)
+
+    # ---- a rolling upgrade ----
+
+    def _change_code(self, code: str, now: float) -> None:
+        """Pin the job to the code of workers that wait, from its newest checkpoint on."""
+        unsaved = self.version is not None and not self.job.checkpoint
+        if unsaved or self.phase is JobPhase.CHECKPOINT:
+            return  # the optimizer is about to write a checkpoint, and needs no worker for it
+        change = self._code_pin.change(self._admission.code, code)
+        waiting = [each for each in self.members.values() if each.code_wait is not None]
+        self._admission.fingerprint[CODE] = code
+        self.report.save()
+        codes = f"{shorten_code(change.before)} -> {shorten_code(change.after)}"
+        where = f"step {change.step}, generations after {change.generation}"
+        self.report.note("state", f"{where}: code {codes}, since no worker of the code before is left")
+        if self.version is not None:
+            self._forget_weights()
+            self.open()
+        for member in waiting:
+            code_wait, member.code_wait = member.code_wait, None
+            if code_wait is not None and not self.ended:
+                self.ready(member, code_wait.ready, now)
+
+    def _is_void(self, version: Version) -> bool:
+        return self._exclusions.is_void(version) or self._code_pin.is_void(version)
 
     # ---- verification ----
 
@@ -421,7 +479,8 @@ class RunningJob:
 
     def _start_over(self, version: Version) -> None:
         """Have the optimizer go back, or only drop the staged sum; its next status has a later generation."""
-        if self.plan.on_faulty == "go_back" and self._exclusions.is_void(version):
+        goes_back = self.plan.on_faulty == "go_back" and self._exclusions.is_void(version)
+        if goes_back or self._code_pin.is_void(version):
             self.open()
         else:
             self._out.put(ToOptimizer(pb.StartOver(job=self.job.id, generation=version.generation)))

@@ -96,7 +96,7 @@ class OpenJob:
 
 
 def is_void(checkpoint: pb.CheckpointWritten | None, void: Iterable[pb.Void]) -> bool:
-    """Return whether a checkpoint was declared void, because a faulty worker may have contributed to it."""
+    """Return whether a checkpoint was declared void: it may contain the work of a faulty worker or of replaced code."""
     return checkpoint is not None and any(
         checkpoint.generation <= each.generation and checkpoint.step > each.step for each in void
     )

@@ -5,11 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aggregator.core.leasing.planning import describe_range
+from services.errors import Refusal
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 
 MOST_FAILURES = 3
 """Number of leases in a row that may fail before their worker is refused."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The party at fault for a failed lease, or for the death of a worker.
+
+    Attributes:
+        job: Why the job must end; None if it may go on.
+        worker: Why the worker must be refused; None if it may go on.
+    """
+
+    job: str | None = None
+    worker: Refusal | None = None
 
 
 @dataclass(frozen=True)

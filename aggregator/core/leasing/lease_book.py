@@ -93,6 +93,16 @@ class LeaseBook:
         evaluating = self.evaluation is not None and self.evaluation.is_busy(member.session)
         return initialising or training or evaluating
 
+    def holds_lease(self, member: Member) -> bool:
+        """Return whether a worker has a lease of any kind, computed or not."""
+        session = member.session
+        initialising = self.initialisation is not None and self.initialisation.session == session
+        step_sum, evaluation = self.step_sum, self.evaluation
+        training = step_sum is not None and (
+            any(each.lease for each in step_sum.of_session(session)) or self.checks.is_busy(step_sum, session)
+        )
+        return initialising or training or (evaluation is not None and evaluation.is_busy(session))
+
     def waits(self, now: float) -> list[Wait]:
         """Return what workers owe the job.
 

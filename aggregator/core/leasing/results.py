@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aggregator.core.leasing.evaluation import Evaluation
-from aggregator.core.leasing.failures import LeasedWork, LeaseFailures
+from aggregator.core.leasing.failures import Blame, LeasedWork, LeaseFailures
 from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Job
-from services.errors import Refusal
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
-
-
-@dataclass(frozen=True)
-class Blame:
-    """The party at fault for a failed lease.
-
-    Attributes:
-        job: Why the job must end; None if it may go on.
-        worker: Why the worker must be refused; None if it may go on.
-    """
-
-    job: str | None = None
-    worker: Refusal | None = None
 
 
 class LeaseResults:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from aggregator.core.membership.code_pin import CODE
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
 from services.errors import Refusal
@@ -54,9 +55,24 @@ class Admission:
 
     def _check_fingerprint(self, fingerprint: Mapping[str, str]) -> Refusal | None:
         differences = self.describe_differences(fingerprint)
-        if differences is None or not self._exact:
+        if differences is None or not self._exact or self.find_other_code(fingerprint) is not None:
             return None
         return Refusal(f"fingerprint differs: {differences} (`exact: false` in the job would accept it)")
+
+    def find_other_code(self, fingerprint: Mapping[str, str]) -> str | None:
+        """Return the code of a worker that differs from the job's in nothing else; None if it doesn't.
+
+        Such a worker waits: the job is pinned to its code once no worker of the present code is left.
+        """
+        code = fingerprint.get(CODE, "")
+        if not self._exact or not self.fingerprint or code == self.code:
+            return None
+        return code if {**self.fingerprint, CODE: code} == {**fingerprint, CODE: code} else None
+
+    @property
+    def code(self) -> str:
+        """The hash of the code that the job is pinned to; empty if it has none."""
+        return self.fingerprint.get(CODE, "")
 
     def describe_differences(self, fingerprint: Mapping[str, str]) -> str | None:
         """Return how a fingerprint differs from the job's, key by key; None if it doesn't."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
+from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
+from aggregator.core.membership.code_pin import CODE, shorten_code
 from aggregator.core.membership.exclusions import Exclusions
-from aggregator.core.membership.members import Member
+from aggregator.core.membership.members import CodeWait, Member
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Wait
 from services.errors import Refusal
 from services.protocol.versions import Version
 
@@ -23,6 +26,7 @@ class JobMembers:
         members: The connected workers, by session.
         admission: What the job demands of them.
         exclusions: The workers it has found faulty.
+        deaths: The workers that died of it.
         orders: Sends workers their orders.
         report: The job's record and log.
     """
@@ -32,23 +36,26 @@ class JobMembers:
         members: Mapping[int, Member],
         admission: Admission,
         exclusions: Exclusions,
+        deaths: WorkerDeaths,
         orders: WorkerOrders,
         report: JobReport,
     ) -> None:
         self._members = members
         self._admission = admission
         self._exclusions = exclusions
+        self._deaths = deaths
         self._orders = orders
         self._report = report
 
-    def join(self, member: Member) -> None:
+    def join(self, member: Member, now: float) -> None:
         """Order a worker to build the job, unless it is excluded."""
         member.leave_job()
-        refusal = self._exclusions.find(member.name)
+        refusal = self._exclusions.find(member.name) or self._deaths.find_refusal(member.name)
         if refusal is not None:
             member.refusal = refusal
             self._orders.leave(member.session, str(refusal))
             return
+        member.building_since_seconds = now
         self._orders.join(member.session, self._report.spec_json)
 
     def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
@@ -59,13 +66,28 @@ class JobMembers:
             refusal = Refusal(f"{found}, expected at most {MOST_BATCHES}; raise batch_size")
         if refusal is not None:
             return refusal
+        member.building_since_seconds = None
+        if self._admission.find_other_code(ready.fingerprint) is not None:
+            self._wait_for_code(member, ready)
+            return None
         if not self._admission.fingerprint:
             self._admission.fingerprint = dict(ready.fingerprint)
             self._report.save()
         self._admission.admit(member.name)
-        member.ready, member.layout_hash, member.unfit = True, ready.layout_hash, None
+        member.ready, member.layout_hash = True, ready.layout_hash
+        member.unfit = member.code_wait = None
         member.loaded_version = Version(ready.generation, ready.step) if ready.holds else None
         return None
+
+    def _wait_for_code(self, member: Member, ready: pb.Ready) -> None:
+        own, pinned = shorten_code(ready.fingerprint.get(CODE, "")), shorten_code(self._admission.code)
+        reason = Refusal(
+            f"its code is {own}, the job's is {pinned}; it waits until no worker of the job's code is left "
+            "(docs/upgrade.md), or install the same version of Tiermesh and of your own model"
+        )
+        member.ready, member.unfit, member.code_wait = False, None, CodeWait(ready, reason)
+        self._admission.withdraw(member.name)
+        self._report.note("member", f"worker {member.name} waits: {reason}")
 
     def note_admission(self, member: Member, ready: pb.Ready) -> None:
         """Publish that a worker is ready, and how its fingerprint differs from the job's."""
@@ -76,6 +98,7 @@ class JobMembers:
     def refuse(self, member: Member, refusal: Refusal) -> None:
         """Send a worker away from this job."""
         member.ready, member.refusal, member.unfit = False, refusal, None
+        member.building_since_seconds = member.code_wait = None
         self._admission.withdraw(member.name)
         self._report.note("member", f"worker {member.name} takes no part in the job: {refusal}")
         self._orders.leave(member.session, str(refusal))
@@ -92,9 +115,39 @@ class JobMembers:
     def mark_unfit(self, member: Member, reason: Refusal) -> None:
         """Record that a worker can't open its mesh; it reports Ready when it can."""
         known, member.unfit = member.unfit, reason
+        member.building_since_seconds = None
         self._admission.withdraw(member.name)
         if known != reason:
             self._report.note("member", f"worker {member.name} is unfit and tries again: {reason}")
+
+    def mark_slow_builds(self, now: float, most_seconds: float) -> None:
+        """Count workers as unfit that build the job for too long: a file or a device may hang."""
+        for member in self._members.values():
+            since = member.building_since_seconds
+            if since is None or member.unfit is not None or now - since <= most_seconds:
+                continue
+            reason = Refusal(
+                f"it has been building the job for more than {most_seconds:g} s (stall); look at its log, its data's "
+                "mounts and its devices, and restart it if it hangs"
+            )
+            self.mark_unfit(member, reason)
+            member.building_since_seconds = since  # it may still become ready
+
+    def waits(self, now: float) -> list[Wait]:
+        """Return which workers are building the job, and for how long."""
+        job = self._report.job
+        return [
+            Wait(
+                role="worker",
+                peer=each.name,
+                job=job.id,
+                step=job.step,
+                what="to build the job",
+                seconds=now - each.building_since_seconds,
+            )
+            for each in self._members.values()
+            if each.building_since_seconds is not None
+        ]
 
     def check_hope(self, now: float) -> Refusal | None:
         """Return why no worker can run the job, with each worker's reason; None if there is hope."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from protos.cluster_pb2 import Ready
 from services.errors import Refusal
 from services.protocol.versions import Version
 
@@ -21,6 +22,7 @@ class MemberState(str, Enum):
 
     REFUSED = "refused"
     UNFIT = "unfit"
+    WAITING = "waiting"
     STALLED = "stalled"
     CONNECTED = "connected"
     BUILDING = "building"
@@ -29,6 +31,19 @@ class MemberState(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True)
+class CodeWait:
+    """The wait of a worker whose code differs from the code that the job is pinned to.
+
+    Attributes:
+        ready: Its report that it has built the job; it is admitted by it if the job is pinned to its code.
+        reason: Why it waits.
+    """
+
+    ready: Ready
+    reason: Refusal
 
 
 @dataclass
@@ -44,7 +59,9 @@ class Member:
         ready: Whether it has built the running job on its mesh.
         layout_hash: The hash of the layout it has built.
         refusal: Why it takes no part in the running job; None if it may.
-        unfit: Why its mesh can't be opened; None if it can. The worker tries again by itself.
+        unfit: Why its mesh can't be opened, or has not been for too long; None if it can. The worker goes on trying.
+        building_since_seconds: Since when it builds the job; None if it does not.
+        code_wait: Why it waits until the job is pinned to its code; None if it does not.
         loaded_version: The version whose complete weights are on its mesh.
         sent_version: The version being sent to it.
         sent_chunks: The number of chunks of that version sent to it.
@@ -63,6 +80,8 @@ class Member:
     layout_hash: str = ""
     refusal: Refusal | None = None
     unfit: Refusal | None = None
+    building_since_seconds: float | None = None
+    code_wait: CodeWait | None = None
     loaded_version: Version | None = None
     sent_version: Version | None = None
     sent_chunks: int = 0
@@ -88,6 +107,8 @@ class Member:
             return MemberState.REFUSED
         if self.unfit is not None:
             return MemberState.UNFIT
+        if self.code_wait is not None:
+            return MemberState.WAITING
         if self.stalled:
             return MemberState.STALLED
         if not self.ready:
@@ -96,11 +117,18 @@ class Member:
 
     def describe(self) -> str:
         """Return why it takes no part in the running job, or else its state."""
-        return str(self.refusal or self.unfit or self.state)
+        return self.detail or str(self.state)
+
+    @property
+    def detail(self) -> str:
+        """Why it takes no part in the running job; empty if it does, or may soon."""
+        waiting = self.code_wait.reason if self.code_wait is not None else None
+        return str(self.refusal or self.unfit or waiting or "")
 
     def leave_job(self) -> None:
         """Forget everything that concerns the running job."""
         self.ready, self.layout_hash, self.refusal, self.unfit = False, "", None, None
+        self.building_since_seconds, self.code_wait = None, None
         self.loaded_version, self.sent_version, self.sent_chunks = None, None, 0
         self.stalled, self.failures = False, 0
 
