@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry
 from services.instrumentation import failpoints, timeline
 from services.instrumentation.timeline import TimelineOptions
 from services.runtime import logs, process
-from services.runtime.metrics import start_metrics
+from services.runtime.descriptors import PortLimits, limit_ports, raise_descriptor_limit
+from services.runtime.metrics import ConnectionMetrics
+from services.runtime.metrics_server import MetricsServer, start_metrics
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.http2.server import Handler, StreamServer
 from services.transport.security import Security, join_address, split_address
@@ -111,19 +113,32 @@ def run_role(
     async def serve() -> None:
         failpoints.arm(os.environ)
         service, registry = build()
+        limits = limit_ports(raise_descriptor_limit())
+        connections = ConnectionMetrics(registry, role)
         # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
         # because numpy must not be imported before the set-up above.
         from services.tensors.kernels import arithmetic
 
         arithmetic.load_kernels()
         server = await start_server(
-            options.listen, options.security, service.handlers(), service.service_names
+            options.listen,
+            options.security,
+            service.handlers(),
+            service.service_names,
+            most_connections=limits.main,
         )
         tensors: StreamServer | None = None
+        metrics: MetricsServer | None = None
         try:
             if isinstance(service, TensorService):
-                tensors = await _start_tensors(options, service)
-            metrics_port = start_metrics(options.metrics_listen, registry, options.security)
+                tensors = await _start_tensors(options, service, limits, connections)
+            metrics = start_metrics(
+                options.metrics_listen,
+                registry,
+                options.security,
+                limits=limits.metrics,
+                count_refusal=connections.counter_of("metrics"),
+            )
             await service.start(tensors.port if tensors else 0)
             try:
                 server.set_serving(True)
@@ -133,7 +148,7 @@ def run_role(
                     options.name,
                     server.port,
                     f", tensors on port {tensors.port}" if tensors else "",
-                    metrics_port,
+                    metrics.port,
                 )
                 if options.ready_file:
                     ready = {
@@ -142,7 +157,7 @@ def run_role(
                         "pid": os.getpid(),
                         "port": server.port,
                         "tensor_port": tensors.port if tensors else 0,
-                        "metrics_port": metrics_port,
+                        "metrics_port": metrics.port,
                     }
                     process.write_ready_file(options.ready_file, ready)
                 await service.run()
@@ -154,11 +169,21 @@ def run_role(
             if tensors is not None:
                 await tensors.stop(STANDARD_TIMEOUTS.grace)
             await server.stop(STANDARD_TIMEOUTS.grace)
+            if metrics is not None:
+                metrics.stop()
 
     return process.run_daemon(serve, exit_with_parent=options.exit_with_parent)
 
 
-async def _start_tensors(options: DaemonOptions, service: TensorService) -> StreamServer:
+async def _start_tensors(
+    options: DaemonOptions, service: TensorService, limits: PortLimits, connections: ConnectionMetrics
+) -> StreamServer:
     host, _ = split_address("listen address", options.listen)
     address = join_address(host, options.tensor_port)
-    return await StreamServer.start(address, options.security, service.tensor_methods())
+    return await StreamServer.start(
+        address,
+        options.security,
+        service.tensor_methods(),
+        limits=limits.tensors,
+        count_refusal=connections.counter_of("tensors"),
+    )

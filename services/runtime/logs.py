@@ -40,8 +40,9 @@ def configure(level: str, format: Literal["text", "json"]) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # asyncio and gRPC log tracebacks of errors that our code already logs in one line.
-    for chatty in ("asyncio", "grpc"):
+    # asyncio and gRPC log tracebacks of errors that our code already logs in one line; uvicorn a line for each bad
+    # request to /metrics.
+    for chatty in ("asyncio", "grpc", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.DEBUG if level == "debug" else logging.CRITICAL)
 
 

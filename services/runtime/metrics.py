@@ -15,45 +15,13 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
 )
 
-from services.transport.security import Security, split_address
-from services.transport.server import check_port_free
+from services.transport.admission import Refusal
 
 _LABELS = ("job", "role")
 _SHARED_MEMORY_LINKS = "Peers with which tensors are exchanged through shared memory"
 _SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-
-
-def start_metrics(listen: str, registry: CollectorRegistry, security: Security) -> int:
-    """Serve a registry as `/metrics` from a thread of its own, with TLS if the role has it.
-
-    Args:
-        listen: `HOST:PORT`; port 0 means any free one.
-        registry: registry of the metrics.
-        security: certificates, or the choice of plain text.
-
-    Returns:
-        The port.
-
-    Raises:
-        Refused: the address is malformed, in use, or not allowed without TLS.
-    """
-    host, port = split_address("metrics address", listen)
-    security.check_listen(listen)
-    check_port_free("metrics address", host, port)
-    with_tls = security.cert is not None
-    server, _ = start_http_server(
-        port,
-        host,
-        registry,
-        certfile=str(security.cert) if with_tls else None,
-        keyfile=str(security.key) if with_tls else None,
-        client_cafile=str(security.ca) if with_tls and security.ca else None,
-        client_auth_required=with_tls and security.ca is not None,
-    )
-    return int(server.server_port)
 
 
 class _RoleMetrics:
@@ -86,6 +54,29 @@ class _RoleMetrics:
         return Histogram(
             f"tiermesh_{name}_seconds", text, _LABELS, registry=self.registry, buckets=_SECONDS_BUCKETS
         )
+
+
+class ConnectionMetrics:
+    """Metrics of a daemon's ports.
+
+    Args:
+        registry: registry of the daemon's metrics.
+        role: name of the role.
+    """
+
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        self._role = role
+        self._refused = Counter(
+            "tiermesh_connections_refused_total",
+            "Connections refused by the limits of a port, by reason: all, pending, address, rate or descriptors",
+            ("role", "port", "reason"),
+            registry=registry,
+        )
+
+    def counter_of(self, port: str) -> Callable[[Refusal], None]:
+        """Return a function that counts a refused connection of a port: `tensors` or `metrics`."""
+        by_reason = {each: self._refused.labels(self._role, port, each.value) for each in Refusal}
+        return lambda refusal: by_reason[refusal].inc()
 
 
 class WorkerMetrics(_RoleMetrics):

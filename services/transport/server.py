@@ -12,7 +12,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import Refused
-from services.transport.limits import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS, MESSAGE_LIMIT_BYTES
+from services.transport.limits import (
+    HEADER_LIST_BYTES,
+    IDLE_SECONDS,
+    KEEPALIVE_SECONDS,
+    KEEPALIVE_TIMEOUT_SECONDS,
+    MESSAGE_LIMIT_BYTES,
+    OPENING_SECONDS,
+)
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
 
@@ -26,6 +33,10 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+_STREAMS_OF_A_CONNECTION = 100
+"""Largest number of calls of a connection; RFC 9113 recommends no less."""
+_MOST_CONNECTIONS = 4096
+
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     # Below the clients' ping interval: a server's default of five minutes ends their connections
@@ -33,6 +44,13 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", int(KEEPALIVE_SECONDS * 500)),
     # With SO_REUSEPORT two processes on one port would each get some of the calls.
     ("grpc.so_reuseport", 0),
+    # From a connection to the end of its TLS handshake and its HTTP/2 settings.
+    ("grpc.server_handshake_timeout_ms", int(OPENING_SECONDS * 1000)),
+    # Clients with nothing to ask reconnect when they have.
+    ("grpc.max_connection_idle_ms", int(IDLE_SECONDS * 1000)),
+    ("grpc.max_concurrent_streams", _STREAMS_OF_A_CONNECTION),
+    ("grpc.max_metadata_size", HEADER_LIST_BYTES // 2),
+    ("grpc.absolute_max_metadata_size", HEADER_LIST_BYTES),
 )
 
 _CHANNEL_OPTIONS = (
@@ -80,6 +98,8 @@ async def start_server(
     security: Security,
     handlers: Sequence[grpc.GenericRpcHandler],
     service_names: Sequence[str],
+    *,
+    most_connections: int = _MOST_CONNECTIONS,
 ) -> RoleServer:
     """Serve `handlers`, gRPC health and reflection on `HOST:PORT`. Health checks report NOT_SERVING at first.
 
@@ -88,6 +108,7 @@ async def start_server(
         security: certificates, and the rule for listening without them.
         handlers: handlers of the role's services.
         service_names: full names of those services, as in the .proto files, for health and reflection.
+        most_connections: largest number of connections; others are closed at once.
 
     Raises:
         Refused: the address is wrong, in use, or not allowed without TLS.
@@ -95,7 +116,9 @@ async def start_server(
     host, port = split_address("listen address", listen)
     security.check_listen(listen)
     credentials = security.server_credentials()
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server = grpc.aio.server(
+        options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections))
+    )
     server.add_generic_rpc_handlers(tuple(RequestParsingHandler(each) for each in handlers))
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

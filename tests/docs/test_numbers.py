@@ -18,9 +18,8 @@ from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
 from services.transport.data_streams import CONNECT_SECONDS
-from services.transport.http2.headers import HEADER_LIST_BYTES
 from services.transport.http2.stream import WINDOW_BYTES
-from services.transport.limits import MESSAGE_LIMIT_BYTES
+from services.transport.limits import HEADER_LIST_BYTES, MESSAGE_LIMIT_BYTES
 from services.transport.shared_memory_link import MAX_PLACES
 from worker.core.job import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from worker.core.leases import MOST_LEASES

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from hpack import Decoder, Encoder
 
+from services.transport.admission import Admission, ConnectionLimits, Ticket
 from services.transport.http2.connection import STANDARD_TIMES, ConnectionTimes
 from services.transport.http2.frames import (
     FRAME_HEADER_BYTES,
@@ -20,7 +21,7 @@ from services.transport.http2.frames import (
     settings_frame,
 )
 from services.transport.http2.messages import prefix
-from services.transport.http2.server import ServerStream, StreamServer
+from services.transport.http2.server import Handler, ServerConnection, ServerStream, StreamServer
 from services.transport.security import Security
 
 LIMIT_SECONDS = 20.0
@@ -100,6 +101,13 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self.close()
+
+
+def make_connection(handler: Handler, times: ConnectionTimes = STANDARD_TIMES) -> ServerConnection:
+    """Return a server's connection without a port, which serves one method, `PATH`."""
+    ticket = Admission(ConnectionLimits(), asyncio.get_running_loop().time).admit("192.0.2.7")
+    assert isinstance(ticket, Ticket)
+    return ServerConnection({PATH: handler}, set(), ticket, times)
 
 
 def give(protocol: Any, data: bytes, piece_bytes: int = 1 << 16) -> None:

@@ -30,10 +30,15 @@ from services.transport.http2.frames import (
     settings_frame,
     window_update_frame,
 )
-from services.transport.http2.headers import HEADER_LIST_BYTES, HeaderCodec, Headers
+from services.transport.http2.headers import HeaderCodec, Headers
 from services.transport.http2.parser import CONTROL_FRAME_BYTES, DataSink, FrameParser
 from services.transport.http2.stream import WINDOW_BYTES, BytesLike, Stream
-from services.transport.limits import HELLO_SECONDS, KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
+from services.transport.limits import (
+    HEADER_LIST_BYTES,
+    HELLO_SECONDS,
+    KEEPALIVE_SECONDS,
+    KEEPALIVE_TIMEOUT_SECONDS,
+)
 from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")

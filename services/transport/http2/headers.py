@@ -12,9 +12,8 @@ import grpc
 from hpack import Decoder, Encoder, HPACKError
 
 from services.transport.http2.frames import ErrorCode, ProtocolError
+from services.transport.limits import HEADER_LIST_BYTES
 
-HEADER_LIST_BYTES = 32 * 1024
-"""Longest header list accepted: the sum of names, values and 32 bytes per field (RFC 9113, section 6.5.2)."""
 LONGEST_DETAILS_BYTES = 4096
 """Longest text of a status on the wire; gRPC's limit for all trailers is 8 KiB."""
 CONTENT_TYPE = "application/grpc"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
 import grpc
 
-from services.errors import Refused, describe_internal_error
+from services.errors import describe_internal_error
+from services.transport.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.http2.connection import (
     STANDARD_TIMES,
     Connection,
@@ -32,11 +31,13 @@ from services.transport.http2.headers import (
 from services.transport.http2.messages import MessageRefused
 from services.transport.http2.stream import BytesLike, Stream
 from services.transport.links import LinkClosed
-from services.transport.security import Security, join_address, split_address
+from services.transport.listener import Listener, open_listening_socket
+from services.transport.security import Security, split_address
 
 log = logging.getLogger("tiermesh")
 
-_BACKLOG = 100
+STANDARD_LIMITS = ConnectionLimits()
+"""Limits of a tensor port whose process has descriptors enough."""
 
 
 class Aborted(Exception):
@@ -68,6 +69,8 @@ class ServerStream(Stream):
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the answer's headers; the first message sends them otherwise.
 
+        A handler sends them once it knows the caller. So they also end the limits of unknown callers.
+
         Raises:
             ValueError: metadata that can't be sent, or that was sent before.
         """
@@ -75,6 +78,7 @@ class ServerStream(Stream):
             raise ValueError("initial metadata was sent already")
         self._send_headers(response_headers(metadata), end_stream=False)
         self._answered = True
+        self._http2_connection.confirm()
 
     async def write(self, *parts: BytesLike) -> None:
         """Send one message; see `Stream.write`.
@@ -136,20 +140,29 @@ Handler = Callable[[ServerStream], Awaitable[None]]
 
 
 class ServerConnection(Connection):
-    """The server's end of a connection."""
+    """The server's end of a connection.
+
+    Args:
+        handlers: handlers by `/package.Service/Method`.
+        connections: set that has this connection while it is open.
+        ticket: the connection in the limits of its port.
+        times: time limits.
+    """
 
     stream: ServerStream | None
 
     def __init__(
         self,
         handlers: Mapping[str, Handler],
-        on_connected: Callable[[ServerConnection], None],
+        connections: set[ServerConnection],
+        ticket: Ticket,
         times: ConnectionTimes = STANDARD_TIMES,
     ) -> None:
         super().__init__("unknown", {Setting.MAX_CONCURRENT_STREAMS: 1}, expect_preface=True, times=times)
         self.handler: asyncio.Task[None] | None = None
         self._handlers = handlers
-        self._on_connected = on_connected
+        self._connections = connections
+        self._ticket = ticket
         self._call_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -158,14 +171,24 @@ class ServerConnection(Connection):
         tls = transport.get_extra_info("ssl_object")
         super().connection_made(transport)
         self._call_timer = self._loop.call_later(self._times.call_seconds, self._call_timed_out)
-        self._on_connected(self)
+        self._connections.add(self)
         if tls is not None and tls.selected_alpn_protocol() != "h2":
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the stream and its handler."""
         self._call_timer.cancel()
+        self._connections.discard(self)
+        self._ticket.close()
         super().connection_lost(exc)
+
+    def confirm(self) -> None:
+        """End the limits of unknown callers, as the handler has accepted this one."""
+        self._ticket.confirm()
+
+    def _fail(self, error: ProtocolError) -> None:
+        self._ticket.violated()
+        super()._fail(error)
 
     def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Start the handler of a call, or note the end of the caller's messages."""
@@ -244,7 +267,7 @@ class StreamServer:
         self._handlers = handlers
         self._times = times
         self._connections: set[ServerConnection] = set()
-        self._server: asyncio.Server
+        self._listener: Listener
 
     @classmethod
     async def start(
@@ -254,6 +277,8 @@ class StreamServer:
         handlers: Mapping[str, Handler],
         *,
         times: ConnectionTimes = STANDARD_TIMES,
+        limits: ConnectionLimits = STANDARD_LIMITS,
+        count_refusal: Callable[[Refusal], None] = lambda refusal: None,
     ) -> StreamServer:
         """Serve `handlers` on `HOST:PORT`.
 
@@ -262,52 +287,35 @@ class StreamServer:
             security: certificates, or plain text.
             handlers: handlers by `/package.Service/Method`.
             times: time limits of the connections.
+            limits: how many connections are accepted.
+            count_refusal: callback for each connection that is not.
 
         Raises:
             Refused: the address is wrong or in use.
         """
         host, port = split_address("tensor address", address)
-        listening = _listen(host, port)
+        hint = "choose another by --tensor-port, or 0 for any free one"
+        listening = open_listening_socket("tensor port", host, port, hint)
         server = cls(handlers, listening.getsockname()[1], times)
-        context = security.server_context()
-        server._server = await asyncio.get_running_loop().create_server(
-            server._make_connection,
-            sock=listening,
-            backlog=_BACKLOG,
-            ssl=context,
-            ssl_handshake_timeout=times.call_seconds if context else None,
+        server._listener = Listener(
+            f"tensor port {server.port}",
+            listening,
+            lambda ticket: ServerConnection(handlers, server._connections, ticket, times),
+            context=security.server_context(),
+            handshake_seconds=times.call_seconds,
+            limits=limits,
+            count_refusal=count_refusal,
         )
         return server
 
-    def _make_connection(self) -> ServerConnection:
-        return ServerConnection(self._handlers, self._register, self._times)
-
-    def _register(self, connection: ServerConnection) -> None:
-        self._connections = {each for each in self._connections if not each.closed.is_set()}
-        self._connections.add(connection)
-
     async def stop(self, grace_seconds: float) -> None:
         """Accept no new connections, give open calls `grace_seconds` to end, then end them."""
-        self._server.close()
+        self._listener.close()
         handlers = [each.handler for each in self._connections if each.handler is not None]
         if handlers:
             _, late = await asyncio.wait(handlers, timeout=grace_seconds)
             for handler in late:
                 handler.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        for connection in self._connections:
-            if not connection.closed.is_set():
-                connection.close_with_goaway()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        code = error.errno or 0
-        text = os.strerror(code).lower() if code > 0 else error.strerror or str(error)
-        raise Refused(
-            f"tensor port {join_address(host, port)}: {text}; choose another by --tensor-port, or 0 for any free one"
-        ) from None
+        for connection in list(self._connections):
+            connection.close_with_goaway()

@@ -7,7 +7,8 @@ import urllib.request
 import pytest
 
 from services.errors import Refused
-from services.runtime.metrics import AggregatorMetrics, WorkerMetrics, start_metrics
+from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
+from services.runtime.metrics_server import start_metrics
 from services.transport.security import Security
 
 
@@ -30,7 +31,7 @@ def test_worker_metrics_are_scraped() -> None:
     metrics.set_rates("job-1", 12.5, 3200.0)
     metrics.set_memory("job-1", "FORWARD_PASS", device_bytes=4096, device_peak_bytes=8192, host_bytes=1 << 20)
     metrics.set_mesh_fit(False)
-    lines = scrape(start_metrics("127.0.0.1:0", metrics.registry, Security()))
+    lines = scrape(start_metrics("127.0.0.1:0", metrics.registry, Security()).port)
     labels = '{job="job-1",role="worker"}'
     assert {
         f"tiermesh_micro_batches_total{labels} 5.0",
@@ -69,7 +70,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
     aggregator.set_epoch(4)
     optimizer.record_update("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
     optimizer.record_checkpoint("job-1", seconds=0.5, size_bytes=4096)
-    lines = scrape(start_metrics("127.0.0.1:0", aggregator.registry, Security()))
+    lines = scrape(start_metrics("127.0.0.1:0", aggregator.registry, Security()).port)
     labels = '{job="job-1",role="aggregator"}'
     inner = '{job="job-1",role="optimizer"}'
     assert {
@@ -97,7 +98,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
 
 def test_metrics_port_in_use_or_without_tls_is_refused() -> None:
     metrics = WorkerMetrics()
-    port = start_metrics("127.0.0.1:0", metrics.registry, Security())
+    port = start_metrics("127.0.0.1:0", metrics.registry, Security()).port
     with pytest.raises(Refused, match=rf"metrics address 127.0.0.1:{port}.*in use"):
         start_metrics(f"127.0.0.1:{port}", metrics.registry, Security())
     with pytest.raises(Refused, match="neither TLS nor --insecure"):

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from services.transport.http2.frames import ErrorCode, ProtocolError
 from services.transport.http2.headers import (
-    HEADER_LIST_BYTES,
     LONGEST_DETAILS_BYTES,
     HeaderCodec,
     metadata_of,
@@ -21,6 +20,7 @@ from services.transport.http2.headers import (
     status_of_http_error,
     status_of_reset,
 )
+from services.transport.limits import HEADER_LIST_BYTES
 
 
 @pytest.mark.parametrize("huffman", [True, False])

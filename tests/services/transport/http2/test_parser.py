@@ -36,6 +36,7 @@ from tests.support.raw_http2 import (
     frames_in,
     give,
     headers_frame,
+    make_connection,
     message,
     request,
     within,
@@ -55,7 +56,7 @@ async def _collected(sent: bytes, piece_bytes: int) -> tuple[list[bytes], bool, 
             got.append(bytes(each))
         ended.set()
 
-    connection = ServerConnection({PATH: handler}, lambda _: None)
+    connection = make_connection(handler)
     transport = FakeTransport(connection)
     connection.connection_made(transport)
     give(connection, sent, piece_bytes)
@@ -227,9 +228,7 @@ def _survives(make: type[Connection] | None, sent: bytes) -> None:
             while (each := await stream.read()) is not None:
                 await stream.write(each)
 
-        connection = (
-            ServerConnection({PATH: handler}, lambda _: None) if make is None else ClientConnection("peer:1")
-        )
+        connection = make_connection(handler) if make is None else ClientConnection("peer:1")
         transport = FakeTransport(connection)
         connection.connection_made(transport)
         give(connection, sent)

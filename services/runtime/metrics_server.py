@@ -1,0 +1,173 @@
+"""The port of `/metrics`: Prometheus's ASGI app on uvicorn's HTTP/1.1, in a thread with an event loop of its own.
+
+A connection carries one request and ends soon, whatever its peer does. So none can block the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import cast
+
+from prometheus_client import CollectorRegistry, make_asgi_app
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from services.transport.admission import ConnectionLimits, Refusal, Ticket
+from services.transport.limits import HELLO_SECONDS
+from services.transport.listener import Listener, open_listening_socket
+from services.transport.security import Security, split_address
+
+METRICS_LIMITS = ConnectionLimits(
+    connections=128,
+    pending=128,
+    pending_by_address=8,
+    opened_by_address=100,
+    opened_per_second=10.0,
+    proof="",
+)
+"""Limits of a metrics port. No connection of it is ever confirmed, so all limits hold for all."""
+
+CONNECTION_SECONDS = HELLO_SECONDS
+"""Longest life of a connection after its TLS handshake. Prometheus waits as long for an answer by default."""
+
+_LARGEST_REQUEST_BYTES = 16 * 1024
+_START_SECONDS = 10.0
+
+
+class MetricsServer:
+    """A registry, served as `/metrics` until `stop`.
+
+    Args:
+        listening: listening socket.
+        registry: registry of the metrics.
+        context: TLS context; None for plain text.
+        limits: how many connections are accepted.
+        count_refusal: callback for each connection that is not, called in the server's thread.
+        connection_seconds: longest life of a connection.
+
+    Attributes:
+        port: listening port.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        registry: CollectorRegistry,
+        context: ssl.SSLContext | None,
+        limits: ConnectionLimits,
+        count_refusal: Callable[[Refusal], None],
+        connection_seconds: float,
+    ) -> None:
+        self.port: int = listening.getsockname()[1]
+        self._listening = listening
+        self._context = context
+        self._limits = limits
+        self._count_refusal = count_refusal
+        self._connection_seconds = connection_seconds
+        self._config = Config(
+            make_asgi_app(registry),
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            h11_max_incomplete_event_size=_LARGEST_REQUEST_BYTES,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._state.default_headers = [(b"connection", b"close")]
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._started = threading.Event()
+        self._thread.start()
+        self._started.wait(_START_SECONDS)
+
+    def stop(self) -> None:
+        """Close the port and its connections."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(_START_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        listener = Listener(
+            f"metrics port {self.port}",
+            self._listening,
+            self._make_protocol,
+            context=self._context,
+            handshake_seconds=self._connection_seconds,
+            limits=self._limits,
+            count_refusal=self._count_refusal,
+        )
+        self._started.set()
+        await self._stopped.wait()
+        listener.close()
+        for connection in list(self._state.connections):
+            cast(_MetricsConnection, connection).transport.abort()
+        await asyncio.sleep(0)
+
+    def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
+        return _MetricsConnection(self._config, self._state, ticket, self._connection_seconds)
+
+
+class _MetricsConnection(H11Protocol):
+    """uvicorn's connection, which a limit ends."""
+
+    def __init__(self, config: Config, state: ServerState, ticket: Ticket, connection_seconds: float) -> None:
+        super().__init__(config=config, server_state=state, app_state={})
+        self._ticket = ticket
+        self._connection_seconds = connection_seconds
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._end = self.loop.call_later(self._connection_seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        self._ticket.close()
+        super().connection_lost(exc)
+
+
+def start_metrics(
+    listen: str,
+    registry: CollectorRegistry,
+    security: Security,
+    *,
+    limits: ConnectionLimits = METRICS_LIMITS,
+    count_refusal: Callable[[Refusal], None] = lambda refusal: None,
+    connection_seconds: float = CONNECTION_SECONDS,
+) -> MetricsServer:
+    """Serve a registry as `/metrics`, with TLS if the role has it.
+
+    Args:
+        listen: `HOST:PORT`; port 0 means any free one.
+        registry: registry of the metrics.
+        security: certificates, or the choice of plain text.
+        limits: how many connections are accepted.
+        count_refusal: callback for each connection that is not, called in another thread.
+        connection_seconds: longest life of a connection.
+
+    Raises:
+        Refused: the address is malformed, in use, or not allowed without TLS.
+    """
+    host, port = split_address("metrics address", listen)
+    security.check_listen(listen)
+    context = security.server_context() if security.cert is not None else None
+    if context is not None:
+        context.set_alpn_protocols(["http/1.1"])
+    hint = "choose another address or port, or port 0 for any free one"
+    listening = open_listening_socket("metrics address", host, port, hint)
+    return MetricsServer(listening, registry, context, limits, count_refusal, connection_seconds)
