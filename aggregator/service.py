@@ -322,6 +322,7 @@ class AggregatorService:
                 if session is not None:
                     if isinstance(effect.body, pb.Welcome):
                         effect.body.tensor_port = self._tensor_port
+                        effect.body.protocol = session.protocol
                         self._plane.fill_welcome(effect.session, effect.body)
                     session.send_order(effect.body)
             case ev.ToOptimizer():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -12,8 +13,10 @@ from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import unwrap
-from services.transport.control_streams import ControlReader, receive_hello
-from services.transport.links import LinkClosed, run_until_first_ends
+from services.protocol.hello import HelloExpectations, Role, check_hello
+from services.transport.attend_server import serve_attend
+from services.transport.control_streams import ControlStream
+from services.transport.links import LinkClosed
 
 
 class WorkerControl:
@@ -40,36 +43,34 @@ class WorkerControl:
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's control stream until it ends."""
-        messages = ControlReader(context.read, pb.WorkerMessage, "Attend")
-        hello = await receive_hello(context, messages, unwrap, self._hello_seconds)
+        expected = HelloExpectations("aggregator", Role.WORKER, self._sessions.epoch)
+        await serve_attend(
+            context,
+            pb.WorkerMessage,
+            unwrap=unwrap,
+            check=lambda hello: check_hello(hello, expected),
+            serve=self._serve,
+            hello_seconds=self._hello_seconds,
+        )
+
+    async def _serve(
+        self, hello: pb.Hello, stream: ControlStream[pb.WorkerCommand, pb.WorkerMessage]
+    ) -> None:
         refusal = self._plane.check_ready()
         if refusal is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
+            raise LinkClosed(str(refusal))
         session = self._sessions.open(hello)
-        reason = "its control stream ended"
         try:
             self._plane.worker_connected(session)
             self._feed(WorkerConnected(session.number, hello))
-            await run_until_first_ends(
-                self._receive_messages(session, messages), self._send_orders(session, context)
-            )
-        except LinkClosed as closed:
-            reason = str(closed)
-            await context.abort(closed.code, reason)
+            await stream.run(session.mailbox.take, partial(self._take_message, session))
         finally:
-            session.mailbox.close(reason)
+            session.mailbox.close(stream.end_reason)
             self._sessions.close(session.number)
-            self._plane.worker_lost(session, reason)
-            self._feed(WorkerLost(session.number, reason))
+            self._plane.worker_lost(session, stream.end_reason)
+            self._feed(WorkerLost(session.number, stream.end_reason))
 
-    async def _receive_messages(
-        self, session: WorkerSession, messages: ControlReader[pb.WorkerMessage]
-    ) -> None:
-        while (message := await messages.next()) is not None:
-            body = unwrap(message)
-            if body is not None:
-                self._feed(FromWorker(session.number, message.epoch, body))
-
-    async def _send_orders(self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        while True:
-            await context.write(await session.mailbox.take())
+    def _take_message(self, session: WorkerSession, message: pb.WorkerMessage) -> None:
+        body = unwrap(message)
+        if body is not None:
+            self._feed(FromWorker(session.number, message.epoch, body))

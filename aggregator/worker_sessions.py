@@ -6,6 +6,7 @@ import asyncio
 
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import WorkerOrder, wrap
+from services.protocol.hello import PROTOCOL_RANGE, protocol_range
 from services.transport.mailbox import Mailbox
 
 
@@ -16,6 +17,7 @@ class WorkerSession:
         number: The session's number, unique per connection.
         name: The worker's name.
         incarnation: The id of the worker's process.
+        protocol: The version of the protocol that both ends speak.
         mailbox: Orders to send; closing it ends both streams.
         wake: Set when there may be weights to send.
     """
@@ -24,6 +26,7 @@ class WorkerSession:
         self.number = number
         self.name = hello.name
         self.incarnation = hello.incarnation
+        self.protocol = PROTOCOL_RANGE.agree(protocol_range(hello)) or 0
         self.mailbox: Mailbox[pb.WorkerCommand] = Mailbox()
         self.wake = asyncio.Event()
         self._epoch = epoch
@@ -38,10 +41,13 @@ class WorkerSessions:
 
     Args:
         epoch: The aggregator's epoch, which every order names.
+
+    Attributes:
+        epoch: As above.
     """
 
     def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._last = 0
         self._open: dict[int, WorkerSession] = {}
 
@@ -51,7 +57,7 @@ class WorkerSessions:
     def open(self, hello: pb.Hello, number: int = 0) -> WorkerSession:
         """Open a session with this number; 0 for a number that no session had before."""
         self._last = number or self._last + 1
-        session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
+        session = self._open[self._last] = WorkerSession(self._last, hello, self.epoch)
         return session
 
     def get(self, number: int) -> WorkerSession | None:

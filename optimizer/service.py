@@ -22,15 +22,17 @@ from services.errors import Refusal, Refused
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
-from services.protocol.versions import PROTOCOL_VERSION
+from services.protocol.hello import Role, make_hello
 from services.runtime.metrics import OptimizerMetrics
-from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
+from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.timeouts import Timeouts
-from services.transport.control_streams import ControlReader, receive_hello
+from services.transport.attend_server import serve_attend
+from services.transport.control_streams import ControlStream
 from services.transport.data_streams import write_message
+from services.transport.exchange_server import ExchangeServer, read_incarnation
 from services.transport.heartbeats import Heartbeats
 from services.transport.http2.server import Handler
-from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
+from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 from services.transport.shared_memory_link import ServerTensorLink
 
@@ -178,119 +180,70 @@ class OptimizerService:
         return {"/tiermesh.Optimizer/Exchange": lambda stream: self._exchange(None, stream)}
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        orders = ControlReader(context.read, pb.OptimizerCommand, "Attend")
-        hello = await receive_hello(context, orders, unwrap)
-        refusal = self.engine.core.check_hello(hello)
-        if refusal is not None:
-            fenced = hello.epoch_seen < self.engine.core.epoch
-            code = grpc.StatusCode.ABORTED if fenced else grpc.StatusCode.FAILED_PRECONDITION
-            await context.abort(code, refusal.reason)
+        await serve_attend(
+            context, pb.OptimizerCommand, unwrap=unwrap, check=self.engine.core.check_hello, serve=self._serve
+        )
+
+    async def _serve(
+        self, hello: pb.Hello, stream: ControlStream[pb.OptimizerMessage, pb.OptimizerCommand]
+    ) -> None:
         try:
             session = AggregatorSession(hello)
         except Refused as refused:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, f"Hello of aggregator {hello.name}: {refused}"
-            )
-            raise
+            reason = f"Hello of aggregator {hello.name}: {refused}"
+            raise LinkClosed(reason, grpc.StatusCode.INVALID_ARGUMENT) from None
         if self._session is not None:
             self._session.replaced_by(hello)
-        answer = pb.Hello(
-            protocol=PROTOCOL_VERSION,
-            role="optimizer",
-            name=self.name,
-            incarnation=self._incarnation,
-            shard_count=1,
-            tensor_port=self._tensor_port,
+        answer = make_hello(
+            Role.OPTIMIZER, self.name, incarnation=self._incarnation, tensor_port=self._tensor_port
         )
         session.send(answer)
         self._session = session
         self.engine.connect(hello, session.callbacks)
         log.info("aggregator %s: connected, epoch %d", hello.name, hello.epoch_seen)
-        cause = ""
         try:
-            await run_until_first_ends(
-                self._take_orders(session, orders),
-                self._send_messages(session, context),
-                session.heartbeats.run(),
-            )
-        except LinkClosed as closed:
-            cause = f": {closed}"
-            await context.abort(closed.code, str(closed))
+            await stream.run(session.mailbox.take, self._take_order, heartbeats=session.heartbeats)
         finally:
-            session.mailbox.close("its control stream ended")
+            session.mailbox.close(stream.end_reason)
             self.engine.disconnect(session.callbacks)
             if self._session is session:
                 self._session = None
-            log.info("aggregator %s: disconnected%s", hello.name, cause)
+            log.info("aggregator %s: disconnected: %s", hello.name, stream.end_reason)
 
-    async def _take_orders(
-        self, session: AggregatorSession, orders: ControlReader[pb.OptimizerCommand]
-    ) -> None:
-        while (command := await orders.next()) is not None:
-            session.heartbeats.message_received()
-            body = unwrap(command)
-            if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
-                self.engine.feed(Ordered(command.epoch, body))
-                self._wake()
+    def _take_order(self, command: pb.OptimizerCommand) -> None:
+        body = unwrap(command)
+        if body is not None and not isinstance(body, pb.Hello | pb.Heartbeat):
+            self.engine.feed(Ordered(command.epoch, body))
+            self._wake()
 
     def _wake(self) -> None:
         if self._session is not None:
             self._session.wake.set()
 
-    async def _send_messages(
-        self, session: AggregatorSession, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        while True:
-            await context.write(await session.mailbox.take())
-
     async def _exchange(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        incarnation = read_incarnation(context)
         session = self._session
         if session is None or session.incarnation != incarnation:
             text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend before Exchange"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
-        tensors: ServerTensorLink | None = None
-        try:
-            peer = f"aggregator {session.name}"
-            tensors = ServerTensorLink(peer, context.invocation_metadata(), enabled=self._shared_memory)
-            self.engine.newest.links.append(tensors)
-            await context.send_initial_metadata(tensors.metadata)
-            await run_until_first_ends(
-                self._receive(session, context, tensors),
-                self._send(session, context, tensors),
-                session.mailbox.wait_closed(),
-            )
-        except (Refused, ValueError) as refused:
-            reason = f"refused a chunk: {refused}"
-            log.warning("aggregator %s: %s", session.name, reason)
-            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        finally:
-            session.mailbox.close("the data stream ended")
-            if tensors is not None:
-                self.engine.newest.links.remove(tensors)
-                tensors.close()
+        server = ExchangeServer(
+            self.engine.newest, wait_for_room=self.engine.wait_for_room, shared_memory=self._shared_memory
+        )
+        await server.serve(
+            context,
+            f"aggregator {session.name}",
+            session.mailbox,
+            take=self._take_chunks,
+            send=partial(self._send, session, context),
+        )
 
-    async def _receive(
-        self,
-        session: AggregatorSession,
-        context: grpc.aio.ServicerContext[Any, Any],
-        tensors: ServerTensorLink,
-    ) -> None:
-        last_refusal: Refusal | None = None
-        while isinstance(message := await context.read(), Message):
-            await self.engine.wait_for_room()
-            refusals = [self._take_chunk(chunk) for chunk in tensors.deserialize(message)]
-            refusal = next(filter(None, refusals), None)
-            if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a step
-                log.info("aggregator %s: dropped a chunk: %s", session.name, refusal)
-                last_refusal = refusal
+    def _take_chunks(self, chunks: list[TensorChunk]) -> Refusal | None:
+        """Take chunks; return why the first stale one is stale, if there is one."""
+        refusals = [self._take_chunk(chunk) for chunk in chunks]
+        return next(filter(None, refusals), None)
 
     def _take_chunk(self, chunk: TensorChunk) -> Refusal | None:
-        """Take a chunk, or return why it is stale."""
         refusal = self.engine.core.check_chunk(chunk.header)
         elements = self.engine.core.expected_elements(chunk.header.job)
         if refusal is None and elements is not None:

@@ -11,34 +11,26 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from protos import cluster_pb2 as pb
-from services.errors import Refused
-from services.protocol.checksums import encode_with_checksum
+from services.errors import Refusal, Refused
 from services.protocol.envelope import unwrap, wrap
+from services.protocol.hello import check_welcome
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
+from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlReader, send_hello
+from services.transport.control_streams import ControlStream
 from services.transport.data_streams import DataStreamConnector
 from services.transport.heartbeats import Heartbeats
 from services.transport.limits import HELLO_SECONDS
-from services.transport.links import (
-    LINK_ERRORS,
-    LinkClosed,
-    describe_link_error,
-    raise_call_status,
-    run_until_first_ends,
-    write_to_call,
-)
+from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
-from services.transport.server import open_channel
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
@@ -48,6 +40,14 @@ from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
+
+_ATTEND = AttendMethod(
+    "/tiermesh.Cluster/Attend",
+    pb.WorkerCommand,
+    unwrap,
+    pb.Welcome,
+    "an aggregator; check --aggregator",
+)
 
 
 class WorkerService:
@@ -94,6 +94,7 @@ class WorkerService:
         self._core = WorkerCore(name=name)
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._shard_streams: ShardStreams | None = None
+        self._backoff = Backoff()
         self._was_welcome = False  # on the current connection
 
     # ---- lifecycle ----
@@ -112,78 +113,85 @@ class WorkerService:
         self._mailbox.close("the worker stops")
         await self._loop.run_in_executor(None, self._device.close)
 
+    def __str__(self) -> str:
+        return f"aggregator {self.address}"
+
     async def run(self) -> None:
         """Work for the aggregator until cancelled; reconnect, or try its standbys, when the link ends."""
-        backoff = Backoff()
-        logged: dict[str, str] = {}  # last reason by address, so that each is logged once in a row
-        while True:
-            address, self._was_welcome = self._aggregators.current, False
-            silent = False
-            try:
-                await self._attend(address, backoff)
-                reason = "the peer ended the stream"
-            except LINK_ERRORS as error:
-                reason = describe_link_error(error, "Welcome", self._hello_seconds)
-                silent = isinstance(error, LinkClosed)
-            self._feed(ev.Disconnected())
-            self._metrics.set_connected(False)
-            if reason != logged.get(address):
-                log.warning("aggregator %s: %s; trying again", address, reason)
-                logged[address] = reason
-            # An aggregator that ended a working link is tried again before its standbys.
-            retry_same = self._was_welcome and not silent
-            if retry_same or self._aggregators.failed():
-                await backoff.wait()
+        await keep_attending(self, _ATTEND, self._security, self._backoff, self._hello_seconds)
 
-    async def _attend(self, address: str, backoff: Backoff) -> None:
-        control = open_channel(address, self._security, own_connection=True)
-        async with control:
-            self._mailbox = Mailbox()
-            self._feed(ev.Connected())
-            attend = control.stream_stream(
-                "/tiermesh.Cluster/Attend", request_serializer=encode_with_checksum
-            )()
-            orders = ControlReader(attend.read, pb.WorkerCommand, "Attend")
-            hello = wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
-            first = await send_hello(attend, hello, orders, self._hello_seconds)
-            welcome = unwrap(first)
-            if not isinstance(welcome, pb.Welcome):
-                raise LinkClosed(f"the first message is {type(welcome).__name__}, expected Welcome")
-            if first.epoch < self._core.epoch:
-                raise LinkClosed(
-                    f"aggregator {welcome.name} has epoch {first.epoch}, expected at least {self._core.epoch}: a newer "
-                    "aggregator has taken over"
-                )
-            self._was_welcome = True
-            self._aggregators.answered()
-            log.info("connected to aggregator %s at %s, epoch %d", welcome.name, address, first.epoch)
-            timeouts = read_timeouts(welcome)
-            backoff.set_max(timeouts.retry)
-            self._feed(ev.Ordered(first.epoch, welcome))
-            self._metrics.set_connected(True)
-            self._device.set_sharing(False)  # until a peer has seen this process's memory
-            self._shard_streams = ShardStreams(
-                address,
-                welcome,
-                streams=self._streams,
-                shared_memory=self._shared_memory,
-                core=self._core,
-                device=self._device,
-                incarnation=self._incarnation,
-                feed=self._feed,
-                metrics=self._metrics,
-                on_open=backoff.reset,
+    # ---- as an `Attendant` ----
+
+    @property
+    def address(self) -> str:
+        """Address of the aggregator to try next."""
+        return self._aggregators.current
+
+    def begin(self) -> pb.WorkerMessage:
+        """Return the first message."""
+        self._was_welcome = False
+        self._mailbox = Mailbox()
+        self._feed(ev.Connected())
+        return wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
+
+    def check_answer(self, welcome: pb.Welcome, message: pb.WorkerCommand) -> Refusal | None:
+        """Return why the aggregator's Welcome is not accepted."""
+        return check_welcome(welcome, message.epoch, self._core.epoch)
+
+    async def attend(
+        self,
+        stream: ControlStream[pb.WorkerMessage, pb.WorkerCommand],
+        welcome: pb.Welcome,
+        message: pb.WorkerCommand,
+        channel: grpc.aio.Channel,
+    ) -> None:
+        """Carry out orders and exchange tensors until the link ends."""
+        del channel
+        self._was_welcome = True
+        self._aggregators.answered()
+        log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, message.epoch)
+        timeouts = read_timeouts(welcome)
+        self._backoff.set_max(timeouts.retry)
+        self._feed(ev.Ordered(message.epoch, welcome))
+        self._metrics.set_connected(True)
+        self._device.set_sharing(False)  # until a peer has seen this process's memory
+        self._shard_streams = ShardStreams(
+            self.address,
+            welcome,
+            streams=self._streams,
+            shared_memory=self._shared_memory,
+            core=self._core,
+            device=self._device,
+            incarnation=self._incarnation,
+            feed=self._feed,
+            metrics=self._metrics,
+            on_open=self._backoff.reset,
+        )
+        try:
+            await stream.run(
+                self._mailbox.take,
+                self._take_order,
+                self._shard_streams.run(),
+                heartbeats=Heartbeats(timeouts, self._beat),
             )
-            heartbeats = Heartbeats(timeouts, self._beat)
-            try:
-                await run_until_first_ends(
-                    self._receive_orders(attend, orders, heartbeats),
-                    self._send_messages(attend),
-                    self._shard_streams.run(),
-                    heartbeats.run(),
-                )
-            finally:
-                self._shard_streams = None
+        finally:
+            self._shard_streams = None
+
+    def ended(self, end: LinkEnd) -> bool:
+        """Go on to the next aggregator, or wait: one that ended a working link is tried again before its standbys."""
+        self._feed(ev.Disconnected())
+        self._metrics.set_connected(False)
+        return (self._was_welcome and not end.ended_here) or self._aggregators.failed()
+
+    def _take_order(self, command: pb.WorkerCommand) -> None:
+        body = unwrap(command)
+        if isinstance(body, pb.Leave):
+            log.info("job %s: %s", body.job, body.reason)
+        if body is not None:
+            self._feed(ev.Ordered(command.epoch, body))
+
+    def _beat(self) -> None:
+        self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
     # ---- the core ----
 
@@ -202,27 +210,6 @@ class WorkerService:
     def _feed_from_device(self, event: ev.Input) -> None:
         """Take an input for the core from the device thread."""
         self._loop.call_soon_threadsafe(self._feed, event)
-
-    # ---- control ----
-
-    async def _receive_orders(
-        self, attend: Any, orders: ControlReader[pb.WorkerCommand], heartbeats: Heartbeats
-    ) -> None:
-        while (command := await orders.next()) is not None:
-            heartbeats.message_received()
-            body = unwrap(command)
-            if isinstance(body, pb.Leave):
-                log.info("job %s: %s", body.job, body.reason)
-            if body is not None:
-                self._feed(ev.Ordered(command.epoch, body))
-        await raise_call_status(attend)
-
-    async def _send_messages(self, attend: Any) -> None:
-        while True:
-            await write_to_call(attend, await self._mailbox.take())
-
-    def _beat(self) -> None:
-        self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, pb.Heartbeat()))
 
 
 def read_timeouts(welcome: pb.Welcome) -> Timeouts:

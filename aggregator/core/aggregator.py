@@ -30,7 +30,7 @@ from aggregator.core.events import (
     WorkerLost,
 )
 from aggregator.core.job_report import Record, copy_job, describe_checkpoint, set_checkpoint
-from aggregator.core.membership.admission import check_hello
+from aggregator.core.membership.admission import check_name
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
 from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
@@ -253,12 +253,8 @@ class AggregatorCore:
 
     def _worker_connected(self, event: WorkerConnected, now: float) -> None:
         hello = event.hello
-        refusal = check_hello(
-            hello,
-            epoch=self.epoch,
-            members=self.members.values(),
-            now=now,
-            silent_seconds=self.timeouts.silent,
+        refusal = check_name(
+            hello, members=self.members.values(), now=now, silent_seconds=self.timeouts.silent
         )
         if refusal is not None:
             self._out.put(CloseWorker(event.session, str(refusal)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
@@ -13,16 +12,14 @@ import grpc
 from aggregator.core.events import ChunkArrived, DataStreamOpened
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
-from services.errors import Refusal, Refused
+from services.errors import Refusal
 from services.instrumentation import timeline
 from services.runtime.metrics import AggregatorMetrics
-from services.tensors.chunk_messages import Message, TensorChunk, bytes_per_element, check_chunk
+from services.tensors.chunk_messages import TensorChunk, bytes_per_element, check_chunk
 from services.transport.data_streams import write_message
-from services.transport.links import INCARNATION_KEY, LinkClosed, run_until_first_ends
+from services.transport.exchange_server import ExchangeServer, read_incarnation
 from services.transport.newest_weights import NewestWeights
 from services.transport.shared_memory_link import ServerTensorLink
-
-log = logging.getLogger("tiermesh.aggregator")
 
 CHUNKS_PER_MESSAGE = 16
 """Chunks of weights in shared memory that one message names; few, so that a worker can soon begin with them."""
@@ -75,58 +72,29 @@ class WorkerDataStreams:
         self._sessions = sessions
         self._metrics = metrics
         self._feed = feed
-        self._wait_for_room = wait_for_room
-        self._shared_memory = shared_memory
+        self._server = ExchangeServer(
+            newest,
+            wait_for_room=wait_for_room,
+            shared_memory=shared_memory,
+            count=metrics.change_shared_memory_links,
+        )
 
     async def serve(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's data stream until it ends."""
-        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
-        session = self._sessions.of_incarnation(str(incarnation))
+        incarnation = read_incarnation(context)
+        session = self._sessions.of_incarnation(incarnation)
         if session is None:
             text = f"worker incarnation {incarnation!r} has no control stream; open Attend first"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
             return
-        reason = "its data stream ended"
-        link: ServerTensorLink | None = None
-        try:
-            link = ServerTensorLink(
-                f"worker {session.name}",
-                context.invocation_metadata(),
-                enabled=self._shared_memory,
-                count=self._metrics.change_shared_memory_links,
-            )
-            self._newest.links.append(link)
-            await context.send_initial_metadata(link.metadata)
-            self._feed(DataStreamOpened(session.number), None)
-            await run_until_first_ends(
-                self._receive(session, context, link),
-                self._send(session, context, link),
-                session.mailbox.wait_closed(),
-            )
-        except (Refused, ValueError) as refused:
-            reason = f"refused a chunk: {refused}"
-            log.warning("worker %s: %s", session.name, reason)
-            session.mailbox.close(reason, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        except LinkClosed as closed:
-            await context.abort(closed.code, str(closed))
-        finally:
-            session.mailbox.close(reason)
-            if link is not None:
-                self._newest.links.remove(link)
-                link.close()
-
-    async def _receive(
-        self, session: WorkerSession, context: grpc.aio.ServicerContext[Any, Any], link: ServerTensorLink
-    ) -> None:
-        last_refusal: Refusal | None = None
-        while isinstance(message := await context.read(), Message):
-            # Wait before the chunk is taken, so that it still counts in its sender's window.
-            await self._wait_for_room()
-            refusal = self._chunks_arrived(session, link.deserialize(message))
-            if refusal is not None and refusal != last_refusal:  # logged once, not for every chunk of a lease
-                log.info("worker %s: dropped a chunk: %s", session.name, refusal)
-                last_refusal = refusal
+        await self._server.serve(
+            context,
+            f"worker {session.name}",
+            session.mailbox,
+            take=partial(self._chunks_arrived, session),
+            send=partial(self._send, session, context),
+            opened=partial(self._feed, DataStreamOpened(session.number), None),
+        )
 
     def _chunks_arrived(self, session: WorkerSession, chunks: list[TensorChunk]) -> Refusal | None:
         """Take the chunks of one message; return why the first stale one is stale, if there is one."""

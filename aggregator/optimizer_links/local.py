@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.protocol.envelope import OptimizerOrder
-from services.protocol.versions import PROTOCOL_VERSION
+from services.protocol.hello import Role, make_hello
 from services.tensors.kernels.arithmetic import Float32Array
 from services.transport.links import run_until_first_ends
 
@@ -36,7 +36,7 @@ class LocalOptimizerLink:
         self._callbacks = callbacks
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
-        self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
+        self._hello = make_hello(Role.AGGREGATOR, name, epoch_seen=epoch)
         self._refused: asyncio.Future[None] = self._loop.create_future()
 
     async def run(self) -> None:

@@ -9,16 +9,15 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from aggregator.core.succession import Deposed
+from aggregator.deposed import raise_if_deposed
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
-from services.errors import Failed, Refused
+from services.errors import Failed, Refusal, Refused
 from services.instrumentation import timeline
-from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerOrder, unwrap, wrap
+from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS
-from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_messages import (
     Message,
     TensorChunk,
@@ -30,29 +29,33 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
+from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlReader, send_hello
+from services.transport.control_streams import ControlStream
 from services.transport.data_streams import DataStreamConnector, write_message
 from services.transport.heartbeats import Heartbeats
 from services.transport.links import (
     INCARNATION_KEY,
-    LINK_ERRORS,
     LinkClosed,
-    describe_link_error,
     raise_call_status,
     run_until_first_ends,
-    write_to_call,
 )
 from services.transport.mailbox import Mailbox
 from services.transport.newest_weights import version_mark
 from services.transport.security import Security
-from services.transport.server import open_channel
 from services.transport.shared_memory_link import ClientTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
 
 Prepared: TypeAlias = tuple[TensorChunk, SharedArray | None]
 """A finished sum to send, and the shared array that contains it; None if its payload is its own."""
+_ATTEND = AttendMethod(
+    "/tiermesh.Optimizer/Attend",
+    pb.OptimizerMessage,
+    unwrap,
+    pb.Hello,
+    "an optimizer; check --optimizer",
+)
 _SUM_BYTES = 4
 """Bytes per element of a sum, which is float32."""
 
@@ -71,6 +74,9 @@ class RemoteOptimizerLink:
         shared_memory: Whether tensors may go through shared memory if the optimizer is on this host.
         count: Called with the change in the number of links that use shared memory.
         make_backoff: Makes the delays between attempts to connect.
+
+    Attributes:
+        address: As above.
     """
 
     def __init__(
@@ -90,13 +96,12 @@ class RemoteOptimizerLink:
         self._timeouts = Timeouts.from_heartbeat(heartbeat_seconds)
         self._shared_memory = shared_memory
         self._count = count
-        self._address = address
+        self.address = address
         self._security = security
         self._streams = DataStreamConnector("/tiermesh.Optimizer/Exchange", security)
         self._epoch = epoch
         self._incarnation = incarnation
         self._callbacks = callbacks
-        self._make_backoff = make_backoff
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
         self._link: ClientTensorLink | None = None
@@ -106,15 +111,17 @@ class RemoteOptimizerLink:
         self._room.set()
         self._up = False
         self._control: grpc.aio.Channel | None = None
-        self._hello = pb.Hello(
-            protocol=PROTOCOL_VERSION,
-            role="aggregator",
-            name=name,
+        self._backoff = make_backoff(max_seconds=self._timeouts.retry)
+        self._hello = make_hello(
+            Role.AGGREGATOR,
+            name,
             incarnation=incarnation,
             epoch_seen=epoch,
-            shard_count=1,
             heartbeat_seconds=heartbeat_seconds,
         )
+
+    def __str__(self) -> str:
+        return f"optimizer {self.address}"
 
     async def run(self) -> None:
         """Keep the link up until cancelled.
@@ -122,85 +129,72 @@ class RemoteOptimizerLink:
         Raises:
             Deposed: The optimizer obeys a newer aggregator.
         """
-        backoff = self._make_backoff(max_seconds=self._timeouts.retry)
-        last_reason = ""
-        while True:
-            try:
-                await self._attend(backoff)
-                reason = "the peer ended the stream"
-            except LINK_ERRORS as error:
-                reason = describe_link_error(error, "Hello")
-                if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.ABORTED:
-                    raise Deposed(f"optimizer {self._address}: {reason}") from None
-            except (Refused, ValueError) as refused:
-                reason = f"refused its weights: {refused}"
-            reason = f"{self._address}: {reason}"
-            if self._up:
-                self._up = False
-                self._room.set()
-                self._callbacks.lost(reason)
-            elif reason != last_reason:
-                self._callbacks.lost(reason)
-            if reason != last_reason:
-                log.warning("optimizer %s; trying again", reason)
-                last_reason = reason
-            await backoff.wait()
+        await keep_attending(self, _ATTEND, self._security, self._backoff)
 
-    async def _attend(self, backoff: Backoff) -> None:
-        control = open_channel(self._address, self._security, own_connection=True)
-        async with control:
-            attend = control.stream_stream(
-                "/tiermesh.Optimizer/Attend",
-                request_serializer=encode_with_checksum,
-            )()
-            messages = ControlReader(attend.read, pb.OptimizerMessage, "Attend")
-            hello = unwrap(
-                await send_hello(attend, wrap(pb.OptimizerCommand, self._epoch, self._hello), messages)
+    # ---- as an `Attendant` ----
+
+    def begin(self) -> pb.OptimizerCommand:
+        """Return the first message."""
+        return wrap(pb.OptimizerCommand, self._epoch, self._hello)
+
+    def check_answer(self, hello: pb.Hello, message: pb.OptimizerMessage) -> Refusal | None:
+        """Return why the optimizer's Hello is not accepted."""
+        return check_hello(hello, HelloExpectations("aggregator", Role.OPTIMIZER))
+
+    async def attend(
+        self,
+        stream: ControlStream[pb.OptimizerCommand, pb.OptimizerMessage],
+        hello: pb.Hello,
+        message: pb.OptimizerMessage,
+        channel: grpc.aio.Channel,
+    ) -> None:
+        """Exchange orders, messages and tensors until the link ends."""
+        link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
+        self._orders, self._chunks = Mailbox(), asyncio.Queue()
+        self._room.set()
+        self._up, self._control, self._link = True, channel, link
+        self._backoff.reset()
+        log.info("optimizer %s: connected at %s", hello.name, self.address)
+        self._callbacks.connected(hello.name)
+        heartbeats = Heartbeats(self._timeouts, lambda: self.send_order(pb.Heartbeat()))
+        try:
+            await stream.run(
+                self._orders.take,
+                self._take_message,
+                self._exchange(hello.tensor_port, link),
+                heartbeats=heartbeats,
             )
-            if not isinstance(hello, pb.Hello):
-                raise LinkClosed("the first message is not a Hello; check that the address is an optimizer's")
-            link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
-            self._orders, self._chunks = Mailbox(), asyncio.Queue()
+        finally:
+            self._control, self._link = None, None
+            link.close()
+
+    def ended(self, end: LinkEnd) -> bool:
+        """Drop sums and orders until the link is up again."""
+        raise_if_deposed(self, end)
+        if self._up or end.is_news:
+            self._up = False
             self._room.set()
-            self._up, self._control, self._link = True, control, link
-            backoff.reset()
-            log.info("optimizer %s: connected at %s", hello.name, self._address)
-            self._callbacks.connected(hello.name)
-            heartbeats = Heartbeats(self._timeouts, lambda: self.send_order(pb.Heartbeat()))
-            try:
-                await run_until_first_ends(
-                    self._receive_messages(attend, messages, heartbeats),
-                    self._send_orders(attend),
-                    heartbeats.run(),
-                    self._exchange(hello.tensor_port, link),
-                )
-            finally:
-                self._control, self._link = None, None
-                link.close()
+            self._callbacks.lost(f"{self.address}: {end.reason}")
+        return True
+
+    def _take_message(self, message: pb.OptimizerMessage) -> None:
+        body = unwrap(message)
+        if body is not None and not isinstance(body, pb.Heartbeat) and message.epoch == self._epoch:
+            self._callbacks.message(body)
+
+    # ---- tensors ----
 
     async def _exchange(self, tensor_port: int, link: ClientTensorLink) -> None:
         metadata = ((INCARNATION_KEY, self._incarnation), *link.metadata)
-        async with self._streams.open(self._address, tensor_port, metadata) as exchange:
-            await run_until_first_ends(
-                self._confirm(exchange, link),
-                self._receive_weights(exchange, link),
-                self._send_chunks(exchange, link),
-            )
-
-    async def _receive_messages(
-        self, attend: Any, messages: ControlReader[pb.OptimizerMessage], heartbeats: Heartbeats
-    ) -> None:
-        while (message := await messages.next()) is not None:
-            heartbeats.message_received()
-            body = unwrap(message)
-            if body is None or isinstance(body, pb.Heartbeat) or message.epoch != self._epoch:
-                continue
-            self._callbacks.message(body)
-        await raise_call_status(attend)
-
-    async def _send_orders(self, attend: Any) -> None:
-        while True:
-            await write_to_call(attend, await self._orders.take())
+        async with self._streams.open(self.address, tensor_port, metadata) as exchange:
+            try:
+                await run_until_first_ends(
+                    self._confirm(exchange, link),
+                    self._receive_weights(exchange, link),
+                    self._send_chunks(exchange, link),
+                )
+            except (Refused, ValueError) as refused:
+                raise LinkClosed(f"refused its weights: {refused}") from None
 
     async def _confirm(self, exchange: Any, link: ClientTensorLink) -> None:
         await link.confirm(exchange)
@@ -288,7 +282,7 @@ class RemoteOptimizerLink:
             Failed: The optimizer is not connected.
         """
         if self._control is None:
-            raise Failed(f"optimizer {self._address} is not connected; try again when it is")
+            raise Failed(f"optimizer {self.address} is not connected; try again when it is")
         return self._control.unary_stream(
             "/tiermesh.Optimizer/ReadCheckpoint",
             request_serializer=pb.ReadCheckpointRequest.SerializeToString,

@@ -40,8 +40,9 @@ from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
+from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
 from services.protocol.non_finite import describe_non_finite
-from services.protocol.versions import LAST_EPOCH, LAST_GENERATION, PROTOCOL_VERSION
+from services.protocol.versions import LAST_GENERATION
 from services.tensors.layout import chunk_range
 
 
@@ -135,28 +136,9 @@ class OptimizerCore:
 
     # ---- the link ----
 
-    def check_hello(self, hello: pb.Hello) -> Refusal | None:
+    def check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
         """Return why this aggregator is refused; None if it is accepted."""
-        if hello.protocol != PROTOCOL_VERSION:
-            return Refusal(
-                f"aggregator {hello.name} speaks protocol {hello.protocol}, this optimizer {PROTOCOL_VERSION}; "
-                "install the same version of Tiermesh on both"
-            )
-        if hello.role != "aggregator":
-            return Refusal(
-                f"{hello.name} has role {hello.role!r}, expected 'aggregator'; only aggregators connect to an optimizer"
-            )
-        if hello.epoch_seen < self.epoch:
-            return Refusal(
-                f"aggregator {hello.name} has epoch {hello.epoch_seen}, this optimizer obeys epoch "
-                f"{self.epoch}: a newer aggregator has taken over; stop this one"
-            )
-        if hello.epoch_seen > LAST_EPOCH:
-            return Refusal(
-                f"aggregator {hello.name} has epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the "
-                "aggregator's job queue from a backup, since the chunk's epoch is damaged"
-            )
-        return None
+        return check_hello(hello, HelloExpectations("optimizer", Role.AGGREGATOR, self.epoch))
 
     def _connect(self, hello: pb.Hello) -> None:
         refusal = self.check_hello(hello)

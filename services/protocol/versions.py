@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+"""Newest version of the protocol that this program speaks."""
+PROTOCOL_MIN = 3
+"""Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
 """Largest generation and epoch. Both are 32 bits in messages: the epoch is the upper half of a lease id."""
 

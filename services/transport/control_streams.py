@@ -1,28 +1,29 @@
-"""Control streams: messages with checksums, and the Hello that opens each stream.
+"""Control streams: messages with checksums, in both directions, with heartbeats beside them.
 
 Streams get no deserializer from gRPC, because grpc.aio hides a message that can't be parsed. A client reads None, as
 at the end of the stream, and waits for a status that never comes; a server's call ends with a traceback. Here every
 message is read as bytes and checked, and a damaged one ends its stream with the reason.
+
+`attend_client.py` and `attend_server.py` open control streams.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from protos.cluster_pb2 import Hello
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
-from services.transport.limits import HELLO_SECONDS
-from services.transport.links import LinkClosed, raise_call_status, write_to_call
+from services.transport.heartbeats import Heartbeats
+from services.transport.links import LinkClosed, run_until_first_ends
 
-MessageT = TypeVar("MessageT", bound=Message)
+SentT = TypeVar("SentT", bound=Message)
+ReceivedT = TypeVar("ReceivedT", bound=Message)
 
 
-class ControlReader(Generic[MessageT]):
+class ControlReader(Generic[ReceivedT]):
     """Reader of one control stream, which checks every message.
 
     A peer sends a checksum with all of its messages or with none. A message without one, after others that had one,
@@ -34,14 +35,16 @@ class ControlReader(Generic[MessageT]):
         stream: name of the stream's RPC method, for error texts.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[Any]], message_type: type[MessageT], stream: str) -> None:
+    def __init__(
+        self, read: Callable[[], Awaitable[Any]], message_type: type[ReceivedT], stream: str = "Attend"
+    ) -> None:
         self._read = read
         self._message_type = message_type
         self._stream = stream
         self._count = 0
         self._has_checksums = False
 
-    async def next(self) -> MessageT | None:
+    async def next(self) -> ReceivedT | None:
         """Return the next message, or None at the end of the stream.
 
         Raises:
@@ -67,61 +70,65 @@ class ControlReader(Generic[MessageT]):
         )
 
 
-async def send_hello(
-    call: Any, hello: Message, answers: ControlReader[MessageT], limit_seconds: float = HELLO_SECONDS
-) -> MessageT:
-    """Send Hello as the first message of a client's stream, and return the server's answer.
-
-    The limit covers connecting, too: a frozen peer still accepts connections, and gRPC itself would wait 20 s for its
-    first byte.
+class ControlStream(Generic[SentT, ReceivedT]):
+    """One end of a control stream whose Hello was accepted.
 
     Args:
-        call: the stream.
-        hello: the message.
-        answers: reader of the stream.
-        limit_seconds: longest wait for the answer.
+        reader: reader of the peer's messages.
+        write: sends one message.
+        raise_status: called when the peer has ended the stream; raises the stream's status unless that is OK.
 
-    Raises:
-        asyncio.TimeoutError: there was no answer in time.
-        grpc.aio.AioRpcError: the stream ended with another status than OK.
-        LinkClosed: the stream ended with OK, or the answer was damaged.
+    Attributes:
+        end_reason: reason why the stream ended, for people; set when `run` returns or raises.
     """
 
-    async def write_and_read() -> MessageT | None:
-        await write_to_call(call, hello)
-        return await answers.next()
+    def __init__(
+        self,
+        reader: ControlReader[ReceivedT],
+        write: Callable[[SentT], Awaitable[None]],
+        raise_status: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._reader = reader
+        self._write = write
+        self._raise_status = raise_status
+        self.end_reason = "its control stream ended"
 
-    answer = await asyncio.wait_for(write_and_read(), limit_seconds)
-    if answer is None:
-        await raise_call_status(call)
-        raise LinkClosed("the peer ended the stream")
-    return answer
+    async def run(
+        self,
+        take: Callable[[], Awaitable[SentT]],
+        received: Callable[[ReceivedT], None],
+        *others: Coroutine[Any, Any, None],
+        heartbeats: Heartbeats | None = None,
+    ) -> None:
+        """Send and receive until the stream ends.
 
+        Args:
+            take: waits for the next message to send and returns it.
+            received: called with each message.
+            others: coroutines that run beside; the stream ends with the first of them.
+            heartbeats: sends heartbeats and notices a silent peer; None if others do.
 
-async def receive_hello(
-    context: grpc.aio.ServicerContext[Any, Any],
-    messages: ControlReader[MessageT],
-    unwrap: Callable[[MessageT], Any],
-    limit_seconds: float = HELLO_SECONDS,
-) -> Hello:
-    """Return the Hello that a client's stream starts with, or abort the call if there is none.
+        Raises:
+            LinkClosed: this end has closed the stream, or the peer is silent or has sent a damaged message.
+            grpc.aio.AioRpcError: the stream ended with another status than OK.
+        """
+        beating = (heartbeats.run(),) if heartbeats is not None else ()
+        try:
+            await run_until_first_ends(
+                self._receive(received, heartbeats), self._send(take), *beating, *others
+            )
+        except LinkClosed as closed:
+            self.end_reason = str(closed)
+            raise
 
-    Args:
-        context: the call.
-        messages: reader of its stream.
-        unwrap: returns the content of a message's oneof.
-        limit_seconds: longest wait for the message.
-    """
-    first = None
-    try:
-        first = await asyncio.wait_for(messages.next(), limit_seconds)
-    except asyncio.TimeoutError:
-        pass
-    except LinkClosed as closed:
-        await context.abort(closed.code, str(closed))
-    hello = unwrap(first) if first is not None else None
-    if not isinstance(hello, Hello):
-        text = f"the first message must be Hello, within {limit_seconds:g} s"
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        raise AssertionError("abort raises")
-    return hello
+    async def _receive(self, received: Callable[[ReceivedT], None], heartbeats: Heartbeats | None) -> None:
+        while (message := await self._reader.next()) is not None:
+            if heartbeats is not None:
+                heartbeats.message_received()
+            received(message)
+        if self._raise_status is not None:
+            await self._raise_status()
+
+    async def _send(self, take: Callable[[], Awaitable[SentT]]) -> None:
+        while True:
+            await self._write(await take())

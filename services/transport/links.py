@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 
 from services.errors import TiermeshError
-from services.transport.limits import HELLO_SECONDS
 
 INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata of a data stream: the incarnation of the process that sent Hello on the control stream."""
@@ -27,25 +26,6 @@ class LinkClosed(TiermeshError):
     def __init__(self, reason: str, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         super().__init__(reason)
         self.code = code
-
-
-LINK_ERRORS = (grpc.aio.AioRpcError, asyncio.TimeoutError, LinkClosed)
-"""Errors after which a client connects again."""
-
-
-def describe_link_error(error: BaseException, awaited: str, limit_seconds: float = HELLO_SECONDS) -> str:
-    """Return one line for people about one of `LINK_ERRORS`.
-
-    Args:
-        error: the error.
-        awaited: name of the message that answers Hello.
-        limit_seconds: how long it was waited for.
-    """
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error.details() or str(error.code().name)
-    if isinstance(error, asyncio.TimeoutError):
-        return f"no {awaited} within {limit_seconds:g} s"
-    return str(error)
 
 
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:

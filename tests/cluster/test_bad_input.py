@@ -93,10 +93,10 @@ def test_a_silent_peer_is_disconnected(rogue: StockWorker) -> None:
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
-        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 2; install the same version"),
+        ({"protocol": 99}, "worker rogue speaks protocol 99, this aggregator 3; upgrade this aggregator"),
         ({"role": "optimizer"}, "rogue has role 'optimizer'"),
         ({"epoch_seen": 77}, "worker rogue has obeyed epoch 77, this aggregator's epoch is 1"),
-        ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected 0 of 1"),
+        ({"shard_index": 1, "shard_count": 2}, "worker rogue asks for shard 1 of 2; expected shard 0 of 1"),
         ({"name": "worker-1"}, "a worker named worker-1 is connected already"),
     ],
 )
@@ -379,7 +379,12 @@ def test_the_optimizer_wants_hello_first(intruder: StockAggregator) -> None:
     ("epoch", "changed", "code", "line"),
     [
         (0, {}, ABORTED, "aggregator intruder has epoch 0, this optimizer obeys epoch 1"),
-        (1, {"protocol": 99}, PRECONDITION, "aggregator intruder speaks protocol 99, this optimizer 2"),
+        (
+            1,
+            {"protocol": 2},
+            PRECONDITION,
+            "aggregator intruder speaks protocol 2, this optimizer 3",
+        ),
         (1, {"role": "worker"}, PRECONDITION, "intruder has role 'worker'"),
     ],
 )

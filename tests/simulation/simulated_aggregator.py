@@ -8,8 +8,8 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
+from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.protocol.plan import WINDOW_CHUNKS
-from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.job_model import SimulationFailed, merged, require
@@ -162,6 +162,10 @@ class SimulatedAggregator(Process):
 
     def accept(self, link: Link, hello: pb.Hello) -> None:
         """Register a new connection whose Hello has arrived."""
+        refusal = check_hello(hello, HelloExpectations("aggregator", Role.WORKER, self.epoch))
+        if refusal is not None:
+            link.close(refusal.reason)
+            return
         self._sessions[link.session] = link
         self.feed(ev.WorkerConnected(link.session, hello))
 
@@ -230,13 +234,7 @@ class SimulatedAggregator(Process):
             ends=(optimizer, self),
         )
         self.cluster.links.append(link)
-        hello = pb.Hello(
-            protocol=PROTOCOL_VERSION,
-            role="aggregator",
-            name="aggregator",
-            epoch_seen=self.epoch,
-            shard_count=1,
-        )
+        hello = make_hello(Role.AGGREGATOR, "aggregator", epoch_seen=self.epoch)
         link.up_control.send(self.epoch, hello)
 
     def optimizer_message(self, link: Link, epoch: int, body: Any) -> None:

@@ -9,6 +9,7 @@ import socket
 import pytest
 
 from protos import cluster_pb2 as pb
+from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import WorkerMetrics
 from services.transport.links import LinkClosed
 from services.transport.security import Security
@@ -16,6 +17,7 @@ from tests.support.damaging import DamagingPeer
 from worker.service import WorkerService, read_timeouts
 
 LIMIT_SECONDS = 30.0
+WELCOME = pb.Welcome(name="a", heartbeat_seconds=5.0, protocol=PROTOCOL_VERSION)
 
 
 def test_the_timeouts_follow_from_the_cluster_s_heartbeat() -> None:
@@ -32,7 +34,7 @@ def test_a_heartbeat_that_is_not_positive_ends_the_link(heartbeat: float) -> Non
     ("first", "reason"),
     [
         (
-            pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0)),
+            pb.WorkerCommand(epoch=1, welcome=WELCOME),
             "Attend: message 2,",
         ),
         (pb.WorkerCommand(epoch=1, heartbeat=pb.Heartbeat()), "the first message is Heartbeat"),
@@ -71,7 +73,7 @@ def test_a_worker_refuses_an_aggregator_of_an_older_epoch(
     # The newer aggregator sends a damaged message, so that the worker tries the older one too.
 
     def aggregator(name: str, epoch: int) -> DamagingPeer:
-        welcome = pb.Welcome(name=name, heartbeat_seconds=5.0)
+        welcome = pb.Welcome(name=name, heartbeat_seconds=5.0, protocol=PROTOCOL_VERSION)
         first, then = (
             pb.WorkerCommand(epoch=epoch, welcome=welcome),
             pb.WorkerCommand(heartbeat=pb.Heartbeat()),
@@ -106,7 +108,7 @@ def test_the_wait_for_a_silent_peer_s_welcome_is_bounded() -> None:
     # A frozen peer's kernel still accepts connections. gRPC itself would wait 20 s for an answer.
 
     async def scenario() -> None:
-        welcome = pb.WorkerCommand(epoch=1, welcome=pb.Welcome(name="a", heartbeat_seconds=5.0))
+        welcome = pb.WorkerCommand(epoch=1, welcome=WELCOME)
         peer = DamagingPeer("tiermesh.Cluster", welcome, pb.WorkerCommand(heartbeat=pb.Heartbeat()))
         with socket.create_server(("127.0.0.1", 0)) as frozen:
             async with peer.serving():

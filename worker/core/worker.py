@@ -9,7 +9,8 @@ from __future__ import annotations
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import WorkerBody
-from services.protocol.versions import PROTOCOL_VERSION, Version
+from services.protocol.hello import Role, make_hello
+from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.stripes import Stripe
 from worker.core.events import (
@@ -67,15 +68,12 @@ class WorkerCore:
     def hello(self, incarnation: str) -> pb.Hello:
         """Return the first message of a new connection."""
         built = self.job.built if self.job else None
-        return pb.Hello(
-            protocol=PROTOCOL_VERSION,
-            role="worker",
-            name=self.name,
+        return make_hello(
+            Role.WORKER,
+            self.name,
             incarnation=incarnation,
             epoch_seen=self.epoch,
             layout_hash=built.layout_hash if built else "",
-            shard_index=0,
-            shard_count=1,
             fingerprint=built.fingerprint if built else {},
         )
 

@@ -11,7 +11,6 @@ from aggregator.core.membership.code_pin import CODE
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
 from services.errors import Refusal
-from services.protocol.versions import PROTOCOL_VERSION
 from services.timeouts import Timeouts
 
 
@@ -109,36 +108,17 @@ class Admission:
         return not unfit or now - self._unfit_since_seconds > self._unfit_seconds
 
 
-def check_hello(
-    hello: Hello, *, epoch: int, members: Iterable[Member], now: float, silent_seconds: float
+def check_name(
+    hello: Hello, *, members: Iterable[Member], now: float, silent_seconds: float
 ) -> Refusal | None:
-    """Return why a worker can't connect to this aggregator; None if it can.
+    """Return why a worker can't have its name, because another one has it; None if it can.
 
     Args:
         hello: The worker's first message.
-        epoch: The aggregator's epoch.
         members: The workers connected already.
         now: The time, on the monotonic clock.
         silent_seconds: Time without a message after which a connected worker no longer owns its name.
     """
-    if hello.protocol != PROTOCOL_VERSION:
-        return Refusal(
-            f"worker {hello.name} speaks protocol {hello.protocol}, this aggregator {PROTOCOL_VERSION}; "
-            "install the same version of Tiermesh on both"
-        )
-    if hello.role != "worker":
-        return Refusal(
-            f"{hello.name} has role {hello.role!r}, expected 'worker'; only workers connect to an aggregator"
-        )
-    if hello.epoch_seen > epoch:
-        return Refusal(
-            f"worker {hello.name} has obeyed epoch {hello.epoch_seen}, this aggregator's epoch is {epoch}: "
-            "a newer aggregator has taken over; stop this one"
-        )
-    if (hello.shard_index, hello.shard_count) != (0, 1):
-        return Refusal(
-            f"worker {hello.name} asks for shard {hello.shard_index} of {hello.shard_count}; expected 0 of 1"
-        )
     for other in members:
         silent = now - other.heard_seconds
         namesake = other.name == hello.name and other.incarnation != hello.incarnation

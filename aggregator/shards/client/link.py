@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from typing import TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from aggregator.core.succession import Deposed
+from aggregator.deposed import raise_if_deposed
 from aggregator.shards.messages import (
     MAX_BATCH_MESSAGES,
     MAX_QUEUED_MESSAGES,
@@ -21,22 +23,15 @@ from aggregator.shards.messages import (
 from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.errors import Failed, Refused
+from services.errors import Failed, Refusal, Refused
 from services.protocol.checksums import encode_with_checksum
-from services.protocol.versions import PROTOCOL_VERSION
+from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
+from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlReader, send_hello
-from services.transport.links import (
-    INCARNATION_KEY,
-    LINK_ERRORS,
-    LinkClosed,
-    describe_link_error,
-    raise_call_status,
-    run_until_first_ends,
-    write_to_call,
-)
+from services.transport.control_streams import ControlStream
+from services.transport.links import INCARNATION_KEY, raise_call_status
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
 from services.transport.server import open_channel
@@ -44,6 +39,19 @@ from services.transport.server import open_channel
 log = logging.getLogger("tiermesh.aggregator")
 
 Result = TypeVar("Result")
+
+
+def _unwrap_first(reports: pb.ShardReports) -> Message | None:
+    return unwrap(reports.reports[0]) if reports.reports else None
+
+
+_ATTEND = AttendMethod(
+    "/tiermesh.Shard/Attend",
+    pb.ShardReports,
+    _unwrap_first,
+    cluster.Hello,
+    "a shard; start it with `tiermesh aggregator --shard`",
+)
 
 
 class ShardLink:
@@ -94,10 +102,10 @@ class ShardLink:
         self._epoch = epoch
         self._timeouts = timeouts
         self._metadata = ((INCARNATION_KEY, incarnation),)
-        self._hello = cluster.Hello(
-            protocol=PROTOCOL_VERSION,
-            role="aggregator",
-            name=name,
+        self._backoff = Backoff(max_seconds=timeouts.retry)
+        self._hello = make_hello(
+            Role.AGGREGATOR,
+            name,
             incarnation=incarnation,
             epoch_seen=epoch,
             shard_index=stripe.index,
@@ -137,72 +145,62 @@ class ShardLink:
         Raises:
             Deposed: the shard obeys a newer aggregator.
         """
-        backoff = Backoff(max_seconds=self._timeouts.retry)
-        logged_reason = ""
-        while True:
-            try:
-                await self._attend(backoff)
-                reason = "the peer ended the stream"
-            except LINK_ERRORS as error:
-                reason = describe_link_error(error, "Hello")
-                code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-                if code is grpc.StatusCode.ABORTED:
-                    raise Deposed(f"{self}: {reason}") from None
-                if code is grpc.StatusCode.UNIMPLEMENTED:
-                    reason = "the process there is not a shard; start it with `tiermesh aggregator --shard`"
-            self.close(reason)
-            self.down_reason = reason
-            if reason != logged_reason:
-                log.warning("%s: %s; trying again", self, reason)
-                logged_reason = reason
-                self._on_connect_error()
-            await backoff.wait()
+        await keep_attending(self, _ATTEND, self._security, self._backoff)
 
-    async def _attend(self, backoff: Backoff) -> None:
-        control = open_channel(self.address, self._security, own_connection=True)
-        tensors = open_channel(self.address, self._security, own_connection=True)
-        async with control, tensors:
-            attend = control.stream_stream(
-                "/tiermesh.Shard/Attend",
-                request_serializer=encode_with_checksum,
-            )()
-            reports = ControlReader(attend.read, pb.ShardReports, "Attend")
-            hello = pb.ShardOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
-            answer = await send_hello(attend, hello, reports)
-            first = unwrap(answer.reports[0]) if answer.reports else None
-            if not isinstance(first, cluster.Hello):
-                found = "empty" if first is None else type(first).__name__
-                raise LinkClosed(f"the first message is {found}, expected Hello")
+    # ---- as an `Attendant` ----
+
+    def begin(self) -> pb.ShardOrders:
+        """Return the first message."""
+        return pb.ShardOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
+
+    def check_answer(self, hello: cluster.Hello, message: pb.ShardReports) -> Refusal | None:
+        """Return why the shard's Hello is not accepted."""
+        stripe = (self.stripe.index, self.stripe.count)
+        return check_hello(hello, HelloExpectations("aggregator", Role.AGGREGATOR, shard=stripe))
+
+    async def attend(
+        self,
+        stream: ControlStream[pb.ShardOrders, pb.ShardReports],
+        hello: cluster.Hello,
+        message: pb.ShardReports,
+        channel: grpc.aio.Channel,
+    ) -> None:
+        """Exchange orders and reports until the link ends."""
+        del channel
+        async with open_channel(self.address, self._security, own_connection=True) as tensors:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
-            self._checkpoint_channel, self.name, self.down_reason = tensors, first.name, ""
-            self.tensor_port = first.tensor_port
+            self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
+            self.tensor_port = hello.tensor_port
             self.last_heard_seconds = asyncio.get_running_loop().time()
-            backoff.reset()
-            log.info("%s: connected to %s", self, first.name)
+            self._backoff.reset()
+            log.info("%s: connected to %s", self, hello.name)
             self._on_up(self)
-            await run_until_first_ends(
-                self._take_reports(attend, reports, answer.number), self._send_orders(attend)
-            )
+            in_order = SequenceFilter(message.number)
+            await stream.run(partial(self._next_orders, count(1)), partial(self._take_reports, in_order))
 
-    async def _take_reports(self, attend: Any, reports: ControlReader[pb.ShardReports], last: int) -> None:
-        in_order = SequenceFilter(last)
-        loop = asyncio.get_running_loop()
-        while (batch := await reports.next()) is not None:
-            self.last_heard_seconds = loop.time()
-            if not in_order.is_new(batch.number):
-                continue
-            for envelope in batch.reports:
-                body = unwrap(envelope)
-                if body is not None:
-                    self._on_report(self, body)
-        await raise_call_status(attend)
+    def ended(self, end: LinkEnd) -> bool:
+        """Close the link after its stream has ended."""
+        raise_if_deposed(self, end)
+        self.close(end.reason)
+        self.down_reason = end.reason
+        if end.is_news:
+            self._on_connect_error()
+        return True
 
-    async def _send_orders(self, attend: Any) -> None:
-        number = 0
-        while True:
-            orders = await self._orders.take_batch(MAX_BATCH_MESSAGES)
-            number += 1
-            await write_to_call(attend, pb.ShardOrders(epoch=self._epoch, orders=orders, number=number))
+    def _take_reports(self, in_order: SequenceFilter, batch: pb.ShardReports) -> None:
+        self.last_heard_seconds = asyncio.get_running_loop().time()
+        if not in_order.is_new(batch.number):
+            return
+        for envelope in batch.reports:
+            body = unwrap(envelope)
+            if body is not None:
+                self._on_report(self, body)
+
+    async def _next_orders(self, numbers: Iterator[int]) -> pb.ShardOrders:
+        orders = await self._orders.take_batch(MAX_BATCH_MESSAGES)
+        return pb.ShardOrders(epoch=self._epoch, orders=orders, number=next(numbers))
+
+    # ---- waits ----
 
     async def wait_for(self, awaited: Awaitable[Result], what: str) -> Result:
         """Wait for the shard's work on its tensors, at most as long as the `stall` timeout.

@@ -13,7 +13,7 @@ from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
-from services.protocol.versions import PROTOCOL_VERSION
+from services.protocol.hello import Role, make_hello
 from services.transport.links import run_until_first_ends
 
 
@@ -50,7 +50,7 @@ class ShardedOptimizerLink:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._refused: asyncio.Future[None] = self._loop.create_future()
-        self._hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name=name, epoch_seen=epoch)
+        self._hello = make_hello(Role.AGGREGATOR, name, epoch_seen=epoch)
         self._callbacks = EngineCallbacks(
             send=lambda body: _later(self._loop, message, body),
             refuse=lambda reason: self._refused.set_exception(Failed(reason)),

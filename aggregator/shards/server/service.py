@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from itertools import count
 from typing import Any
 
 import grpc
@@ -19,11 +21,13 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
-from services.protocol.versions import PROTOCOL_VERSION
+from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
-from services.transport.control_streams import ControlReader, receive_hello
+from services.transport.attend_server import serve_attend
+from services.transport.control_streams import ControlStream
+from services.transport.exchange_server import read_incarnation
 from services.transport.http2.server import Handler
-from services.transport.links import INCARNATION_KEY, SESSION_KEY, LinkClosed, run_until_first_ends
+from services.transport.links import SESSION_KEY, LinkClosed
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -101,11 +105,20 @@ class ShardService:
     # ---- the aggregator ----
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        orders = ControlReader(context.read, pb.ShardOrders, "Attend")
-        hello = await receive_hello(context, orders, _unwrap_first)
-        status = self._check_hello(hello)
-        if status is not None:
-            await context.abort(*status)
+        await serve_attend(
+            context, pb.ShardOrders, unwrap=_unwrap_first, check=self._check_hello, serve=self._serve
+        )
+
+    def _check_hello(self, hello: cluster.Hello) -> HelloRefusal | None:
+        """Return why this aggregator is refused; None if it is accepted."""
+        session = self._session
+        same_process = session is not None and session.incarnation == hello.incarnation
+        own = (session.stripe.index, session.stripe.count) if session is not None and same_process else None
+        return check_hello(hello, HelloExpectations("shard", Role.AGGREGATOR, self._epoch, own))
+
+    async def _serve(
+        self, hello: cluster.Hello, stream: ControlStream[pb.ShardReports, pb.ShardOrders]
+    ) -> None:
         if self._session is not None:
             newer = hello.epoch_seen > self._epoch
             text = (
@@ -122,10 +135,9 @@ class ShardService:
         )
         session.reports.put(
             wrap_report(
-                cluster.Hello(
-                    protocol=PROTOCOL_VERSION,
-                    role="aggregator",
-                    name=self.name,
+                make_hello(
+                    Role.AGGREGATOR,
+                    self.name,
                     incarnation=self._incarnation,
                     shard_index=hello.shard_index,
                     shard_count=hello.shard_count,
@@ -140,59 +152,15 @@ class ShardService:
             hello.name,
             hello.epoch_seen,
         )
-        reason = f"aggregator {hello.name}: disconnected"
+        take = partial(_next_reports, session, count(1))
         try:
-            await run_until_first_ends(
-                self._take_orders(session, orders), self._send_reports(session, context)
-            )
-        except LinkClosed as closed:
-            reason = f"aggregator {hello.name}: {closed}"
-            await context.abort(closed.code, str(closed))
+            await stream.run(take, partial(_take_orders, session, SequenceFilter()))
         finally:
+            reason = f"aggregator {hello.name}: {stream.end_reason}"
             session.close(reason)
             if self._session is session:
                 self._session = None
             log.info("%s; the tensors of its job are freed", reason)
-
-    def _check_hello(self, hello: cluster.Hello) -> tuple[grpc.StatusCode, str] | None:
-        """Return the status and reason with which this aggregator is refused; None if it is accepted."""
-        if hello.protocol != PROTOCOL_VERSION:
-            return grpc.StatusCode.FAILED_PRECONDITION, (
-                f"aggregator {hello.name} speaks protocol {hello.protocol}, this shard {PROTOCOL_VERSION}; "
-                "install the same version of Tiermesh on both"
-            )
-        if hello.role != "aggregator" or not hello.shard_index < hello.shard_count:
-            return grpc.StatusCode.INVALID_ARGUMENT, (
-                f"{hello.name} has role {hello.role!r} and asks for shard {hello.shard_index} of {hello.shard_count}; "
-                "expected an aggregator and a shard number below the count"
-            )
-        if hello.epoch_seen < self._epoch:
-            return grpc.StatusCode.ABORTED, (
-                f"aggregator {hello.name} has epoch {hello.epoch_seen}, this shard obeys epoch {self._epoch}: a "
-                "newer aggregator has taken over; stop this one"
-            )
-        session = self._session
-        if session is not None and session.incarnation == hello.incarnation:
-            requested, present = hello.shard_index, session.stripe.index
-            if requested != present:
-                return grpc.StatusCode.FAILED_PRECONDITION, (
-                    f"shard {self.name} is shard {present} of {hello.shard_count} already and can't be shard "
-                    f"{requested} too; list each process once in --shards"
-                )
-        return None
-
-    async def _take_orders(self, session: ShardSession, orders: ControlReader[pb.ShardOrders]) -> None:
-        in_order = SequenceFilter()
-        while (batch := await orders.next()) is not None:
-            if batch.epoch == session.epoch and in_order.is_new(batch.number):
-                session.carry_out(batch.orders)
-
-    async def _send_reports(self, session: ShardSession, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        number = 0
-        while True:
-            reports = await session.reports.take_batch(MAX_BATCH_MESSAGES)
-            number += 1
-            await context.write(pb.ShardReports(epoch=session.epoch, reports=reports, number=number))
 
     # ---- workers ----
 
@@ -203,8 +171,8 @@ class ShardService:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
     async def _exchange(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        metadata = dict(context.invocation_metadata() or ())
-        incarnation, number = str(metadata.get(INCARNATION_KEY)), str(metadata.get(SESSION_KEY))
+        incarnation = read_incarnation(context)
+        number = str(dict(context.invocation_metadata() or ()).get(SESSION_KEY))
         session = self._session
         is_number = number.isdecimal() and len(number) <= _MAX_SESSION_DIGITS
         worker = await session.find_worker(incarnation, int(number)) if session and is_number else None
@@ -229,7 +197,7 @@ class ShardService:
     # ---- checkpoints ----
 
     async def _require_session(self, context: grpc.aio.ServicerContext[Any, Any]) -> ShardSession:
-        incarnation = dict(context.invocation_metadata() or ()).get(INCARNATION_KEY)
+        incarnation = read_incarnation(context)
         session = self._session
         if session is None or session.incarnation != incarnation:
             text = f"no Attend stream of aggregator incarnation {incarnation!r}; open Attend first"
@@ -268,6 +236,16 @@ class ShardService:
         except Refused as refused:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         return pb.PartWritten()
+
+
+def _take_orders(session: ShardSession, in_order: SequenceFilter, batch: pb.ShardOrders) -> None:
+    if batch.epoch == session.epoch and in_order.is_new(batch.number):
+        session.carry_out(batch.orders)
+
+
+async def _next_reports(session: ShardSession, numbers: Iterator[int]) -> pb.ShardReports:
+    reports = await session.reports.take_batch(MAX_BATCH_MESSAGES)
+    return pb.ShardReports(epoch=session.epoch, reports=reports, number=next(numbers))
 
 
 def _unwrap_first(batch: pb.ShardOrders) -> Any:

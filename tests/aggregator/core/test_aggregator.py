@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, QUEUED, RUNNING
@@ -11,21 +9,6 @@ from tests.support.dialogues.aggregator import Dialogue, training
 from tests.support.facts import has_facts
 
 # ---- who is let in ----
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts"),
-    [
-        ({"protocol": 9}, "w1 ... protocol 9 ... 2"),
-        ({"role": "optimizer"}, "w1 ... 'optimizer'"),
-        ({"epoch_seen": 4}, "w1 ... epoch 4 ... 3"),
-        ({"shard_index": 1, "shard_count": 2}, "w1 ... shard 1 of 2 ... 0 of 1"),
-    ],
-)
-def test_a_hello_that_does_not_fit_is_refused_by_name(changes: dict[str, object], facts: str) -> None:
-    (line,) = Dialogue().hello(1, **changes)
-    assert line.startswith("1 closed: ")
-    assert has_facts(line, facts)
 
 
 def test_a_second_worker_of_one_name_is_refused() -> None:

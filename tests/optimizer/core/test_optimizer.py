@@ -47,7 +47,7 @@ def test_an_epoch_beyond_the_last_is_refused(epoch: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
-        ({"protocol": 7}, ("agg", "protocol 7", f"optimizer {PROTOCOL_VERSION}")),
+        ({"protocol": 7, "protocol_min": 7}, ("agg", "protocol 7", f"optimizer {PROTOCOL_VERSION}")),
         ({"role": "worker"}, ("agg", "'worker'")),
     ],
 )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from protos import cluster_pb2 as pb
 from protos.cluster_pb2_grpc import ClusterStub, OptimizerStub
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, Chunk, ChunkHeader
+from services.protocol.versions import PROTOCOL_VERSION
 from tests.support.cluster.harness import LIMIT_SECONDS
 
 CHUNK_ELEMENTS = 512 * 1024
@@ -140,7 +141,7 @@ class StockWorker(Peer):
     def hello(self, **changed: Any) -> pb.WorkerMessage:
         """Return a correct Hello, with some fields changed."""
         fields: dict[str, Any] = {
-            "protocol": 2,
+            "protocol": PROTOCOL_VERSION,
             "role": "worker",
             "name": self.name,
             "incarnation": self.incarnation,
@@ -186,7 +187,7 @@ class StockAggregator(Peer):
     def hello(self, epoch: int, **changed: Any) -> pb.OptimizerCommand:
         """Return a correct Hello, with some fields changed."""
         fields: dict[str, Any] = {
-            "protocol": 2,
+            "protocol": PROTOCOL_VERSION,
             "role": "aggregator",
             "name": self.name,
             "incarnation": self.incarnation,

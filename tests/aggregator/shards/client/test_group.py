@@ -15,6 +15,7 @@ from aggregator.shards.messages import wrap_report
 from aggregator.shards.server.service import ShardService
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
+from services.protocol.hello import Role, make_hello
 from services.runtime.metrics import AggregatorMetrics
 from services.timeouts import Timeouts
 from services.transport.backoff import Backoff
@@ -180,7 +181,7 @@ def test_a_link_with_a_damaged_message_is_opened_again_at_once() -> None:
     async def scenario() -> None:
         hello, beat = (
             pb.ShardReports(epoch=3, reports=[wrap_report(body)])
-            for body in (cluster.Hello(name="s"), cluster.Heartbeat())
+            for body in (make_hello(Role.AGGREGATOR, "s"), cluster.Heartbeat())
         )
         peer = DamagingPeer("tiermesh.Shard", hello, beat)
         async with peer.serving():

@@ -106,8 +106,8 @@ async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
     ("changed", "code", "line"),
     [
         ({"protocol": 99}, PRECONDITION, "protocol 99"),
-        ({"role": "worker"}, INVALID, "'worker'"),
-        ({"shard_index": 2}, INVALID, "shard 2 of 2"),
+        ({"role": "worker"}, PRECONDITION, "'worker'"),
+        ({"shard_index": 2}, PRECONDITION, "shard 2 of 2"),
     ],
 )
 def test_an_aggregator_that_does_not_fit_is_refused(
@@ -141,7 +141,7 @@ def test_a_process_cannot_be_two_shards() -> None:
         await shard.next_report(await shard.attend(), cluster.Hello)
         code, line = await ended(await shard.attend(shard_index=1))
         assert code is PRECONDITION
-        assert all(fact in line for fact in ("shard s", "shard 0 of 2", "shard 1", "--shards"))
+        assert all(fact in line for fact in ("aggregator agg", "shard 1 of 2", "shard 0 of 2", "--shards"))
 
     with_shard(scenario)
 

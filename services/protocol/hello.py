@@ -1,0 +1,183 @@
+"""Hello, the first message of a control stream in each direction: how it is made, and when it is refused. Pure.
+
+A Hello says which versions of the protocol its sender speaks, from `protocol_min` to `protocol`. Two peers agree on the
+highest version that both speak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from protos.cluster_pb2 import Hello, Welcome
+from services.errors import Refusal
+from services.printable import printable
+from services.protocol.versions import LAST_EPOCH, PROTOCOL_MIN, PROTOCOL_VERSION
+
+_NAME_CHARACTERS = 60
+
+
+class Role(str, Enum):
+    """Roles that a Hello may name."""
+
+    WORKER = "worker"
+    AGGREGATOR = "aggregator"
+    OPTIMIZER = "optimizer"
+
+
+class HelloFault(Enum):
+    """What is wrong with a Hello."""
+
+    PROTOCOL = "protocol"
+    ROLE = "role"
+    SHARD = "shard"
+    EPOCH_AHEAD = "epoch ahead"
+    DEPOSED = "deposed"
+
+
+@dataclass(frozen=True)
+class HelloRefusal(Refusal):
+    """Reason why a Hello is refused.
+
+    Attributes:
+        fault: what is wrong with it.
+    """
+
+    fault: HelloFault
+
+
+class ProtocolRange(NamedTuple):
+    """Versions of the protocol that a process speaks, both included."""
+
+    oldest: int
+    newest: int
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+    def agree(self, other: ProtocolRange) -> int | None:
+        """Return the highest version that both speak; None if there is none."""
+        highest = min(self.newest, other.newest)
+        return highest if highest >= max(self.oldest, other.oldest) else None
+
+
+PROTOCOL_RANGE = ProtocolRange(PROTOCOL_MIN, PROTOCOL_VERSION)
+"""Versions that this process speaks."""
+
+
+@dataclass(frozen=True)
+class HelloExpectations:
+    """What a receiver expects of a Hello.
+
+    Attributes:
+        receiver: the receiver as people call it: `aggregator`, `optimizer` or `shard`.
+        sender: role of the sender.
+        epoch: epoch of the receiver. A worker must not have obeyed a newer one, an aggregator not have an older one.
+        shard: index and count of the shard that the sender must name; None accepts each index below its count.
+        protocol: versions that the receiver speaks.
+    """
+
+    receiver: str
+    sender: Role
+    epoch: int = 0
+    shard: tuple[int, int] | None = (0, 1)
+    protocol: ProtocolRange = PROTOCOL_RANGE
+
+
+def make_hello(role: Role, name: str, **fields: Any) -> Hello:
+    """Return the Hello of this process.
+
+    Args:
+        role: role of this process.
+        name: its name, for people.
+        fields: further fields of the message.
+    """
+    return Hello(
+        protocol=PROTOCOL_VERSION,
+        protocol_min=PROTOCOL_MIN,
+        role=role.value,
+        name=name,
+        **{"shard_count": 1, **fields},
+    )
+
+
+def protocol_range(hello: Hello) -> ProtocolRange:
+    """Return the versions that a Hello's sender speaks; before there were ranges, it said one version alone."""
+    return ProtocolRange(hello.protocol_min or hello.protocol, hello.protocol)
+
+
+def check_hello(hello: Hello, expected: HelloExpectations) -> HelloRefusal | None:
+    """Return the first reason why a Hello is refused; None if it is accepted."""
+    return next(_faults(hello, expected), None)
+
+
+def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]:
+    name, own = printable(hello.name, _NAME_CHARACTERS), expected.receiver
+    peer = f"{expected.sender.value} {name}"
+
+    spoken = protocol_range(hello)
+    if expected.protocol.agree(spoken) is None:
+        old = peer if spoken.newest < expected.protocol.oldest else f"this {own}"
+        yield HelloRefusal(
+            f"{peer} speaks protocol {spoken}, this {own} {expected.protocol}; upgrade {old} to the other's version of "
+            "Tiermesh",
+            HelloFault.PROTOCOL,
+        )
+    if hello.role != expected.sender.value:
+        yield HelloRefusal(
+            f"{name} has role {hello.role[:20]!r}, expected {expected.sender.value!r}; only {expected.sender.value}s "
+            f"connect to {_article(own)}",
+            HelloFault.ROLE,
+        )
+    index, count = hello.shard_index, hello.shard_count or 1
+    if index >= count or expected.shard not in (None, (index, count)):
+        wanted = "an index below the count"
+        if expected.shard is not None:
+            wanted = "shard {} of {}".format(*expected.shard)
+            wanted += "; list each process once in --shards" if own == "shard" else ""
+        yield HelloRefusal(f"{peer} asks for shard {index} of {count}; expected {wanted}", HelloFault.SHARD)
+    if hello.epoch_seen > LAST_EPOCH:
+        yield HelloRefusal(
+            f"{peer} has epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the aggregator's job queue "
+            "from a backup, since its epoch is damaged",
+            HelloFault.EPOCH_AHEAD,
+        )
+    if expected.sender is Role.AGGREGATOR and hello.epoch_seen < expected.epoch:
+        yield HelloRefusal(
+            f"{peer} has epoch {hello.epoch_seen}, this {own} obeys epoch {expected.epoch}: a newer aggregator has "
+            "taken over; stop this one",
+            HelloFault.DEPOSED,
+        )
+    if expected.sender is Role.WORKER and hello.epoch_seen > expected.epoch:
+        yield HelloRefusal(
+            f"{peer} has obeyed epoch {hello.epoch_seen}, this {own}'s epoch is {expected.epoch}: a newer aggregator "
+            "has taken over; stop this one",
+            HelloFault.EPOCH_AHEAD,
+        )
+
+
+def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int) -> Refusal | None:
+    """Return why a worker refuses an aggregator's Welcome; None if it accepts it.
+
+    Args:
+        welcome: the answer to the worker's Hello.
+        epoch: the aggregator's epoch.
+        obeyed_epoch: the newest epoch that the worker has obeyed.
+    """
+    name = printable(welcome.name, _NAME_CHARACTERS)
+    if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_VERSION:
+        return Refusal(
+            f"aggregator {name} has chosen protocol {welcome.protocol}, this worker speaks {PROTOCOL_RANGE}; install "
+            "the same version of Tiermesh on both"
+        )
+    if epoch < obeyed_epoch:
+        return Refusal(
+            f"aggregator {name} has epoch {epoch}, expected at least {obeyed_epoch}: a newer aggregator has taken over"
+        )
+    return None
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

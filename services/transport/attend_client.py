@@ -1,0 +1,205 @@
+"""The client's end of every control stream: connect, send Hello, check the answer, run the stream, connect again.
+
+What differs between a worker, an aggregator at its optimizer and an aggregator at a shard is an `Attendant`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from services.errors import Refusal
+from services.protocol.checksums import encode_with_checksum
+from services.transport.backoff import Backoff
+from services.transport.control_streams import ControlReader, ControlStream
+from services.transport.limits import HELLO_SECONDS
+from services.transport.links import LinkClosed, raise_call_status, write_to_call
+from services.transport.security import Security
+from services.transport.server import open_channel
+
+log = logging.getLogger("tiermesh")
+
+SentT = TypeVar("SentT", bound=Message)
+ReceivedT = TypeVar("ReceivedT", bound=Message)
+AnswerT = TypeVar("AnswerT", bound=Message)
+TakenT = TypeVar("TakenT", bound=Message, contravariant=True)
+
+LINK_ERRORS = (grpc.aio.AioRpcError, asyncio.TimeoutError, LinkClosed)
+"""Errors after which a client connects again."""
+
+
+@dataclass(frozen=True)
+class AttendMethod(Generic[ReceivedT, AnswerT]):
+    """An Attend method as its clients see it.
+
+    Attributes:
+        path: `/package.Service/Attend`.
+        received: type of the server's messages.
+        unwrap: returns a message's content; None if this version does not know it.
+        answer: type of the content that answers Hello.
+        server: the process that serves it, for people, such as `an optimizer`.
+    """
+
+    path: str
+    received: type[ReceivedT]
+    unwrap: Callable[[ReceivedT], Any]
+    answer: type[AnswerT]
+    server: str
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """The end of a link, or of an attempt to connect.
+
+    Attributes:
+        reason: one line for people.
+        code: status with which the peer ended the stream; None if it ended otherwise.
+        ended_here: whether this end closed the link, because the peer was silent or wrong.
+        is_news: whether the previous end at this address had another reason.
+    """
+
+    reason: str
+    code: grpc.StatusCode | None
+    ended_here: bool
+    is_news: bool
+
+
+class Attendant(Protocol[SentT, ReceivedT, TakenT]):
+    """What is particular to one kind of client. `str()` of it names the peer, for the log."""
+
+    @property
+    def address(self) -> str:
+        """`HOST:PORT` of the next attempt."""
+
+    def begin(self) -> SentT:
+        """Begin an attempt to connect, and return the message with Hello."""
+
+    def check_answer(self, answer: TakenT, message: ReceivedT) -> Refusal | None:
+        """Return why the peer's answer to Hello is not accepted; None if it is."""
+
+    async def attend(
+        self,
+        stream: ControlStream[SentT, ReceivedT],
+        answer: TakenT,
+        message: ReceivedT,
+        channel: grpc.aio.Channel,
+    ) -> None:
+        """Run a stream whose Hello was answered, until it ends.
+
+        Args:
+            stream: the stream.
+            answer: the answer to Hello.
+            message: the message that the answer came in.
+            channel: the channel of the stream.
+        """
+
+    def ended(self, end: LinkEnd) -> bool:
+        """Take note of the end; return whether to wait before the next attempt."""
+
+
+async def keep_attending(
+    attendant: Attendant[SentT, ReceivedT, AnswerT],
+    method: AttendMethod[ReceivedT, AnswerT],
+    security: Security,
+    backoff: Backoff,
+    hello_seconds: float = HELLO_SECONDS,
+) -> None:
+    """Keep a control stream open until cancelled: whenever it ends, open it again.
+
+    Args:
+        attendant: what is particular to this client.
+        method: the method to call.
+        security: own certificates and trusted authorities.
+        backoff: waiting times between attempts.
+        hello_seconds: longest wait for the answer to Hello.
+    """
+    logged: dict[str, str] = {}  # last reason by address, so that each is logged once in a row
+    while True:
+        address, error = attendant.address, None
+        try:
+            await _attend(attendant, method, address, security, hello_seconds)
+        except LINK_ERRORS as raised:
+            error = raised
+        reason = _describe(error, method, hello_seconds)
+        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+        is_news, peer = reason != logged.get(address), str(attendant)
+        pause = attendant.ended(LinkEnd(reason, code, isinstance(error, LinkClosed), is_news))
+        if is_news:
+            log.warning("%s: %s; trying again", peer, reason)
+            logged[address] = reason
+        if pause:
+            await backoff.wait()
+
+
+async def _attend(
+    attendant: Attendant[SentT, ReceivedT, AnswerT],
+    method: AttendMethod[ReceivedT, AnswerT],
+    address: str,
+    security: Security,
+    hello_seconds: float,
+) -> None:
+    async with open_channel(address, security, own_connection=True) as channel:
+        call = channel.stream_stream(method.path, request_serializer=encode_with_checksum)()
+        reader = ControlReader(call.read, method.received)
+        message = await send_hello(call, attendant.begin(), reader, hello_seconds)
+        answer = method.unwrap(message)
+        if not isinstance(answer, method.answer):
+            found = "empty" if answer is None else type(answer).__name__
+            raise LinkClosed(f"the first message is {found}, expected {method.answer.DESCRIPTOR.name}")
+        refusal = attendant.check_answer(answer, message)
+        if refusal is not None:
+            raise LinkClosed(str(refusal))
+        stream: ControlStream[SentT, ReceivedT] = ControlStream(
+            reader, lambda each: write_to_call(call, each), lambda: raise_call_status(call)
+        )
+        await attendant.attend(stream, answer, message, channel)
+
+
+async def send_hello(
+    call: Any, hello: Message, answers: ControlReader[ReceivedT], limit_seconds: float = HELLO_SECONDS
+) -> ReceivedT:
+    """Send Hello as the first message of a client's stream, and return the server's answer.
+
+    The limit covers connecting, too: a frozen peer still accepts connections, and gRPC itself would wait 20 s for its
+    first byte.
+
+    Args:
+        call: the stream.
+        hello: the message.
+        answers: reader of the stream.
+        limit_seconds: longest wait for the answer.
+
+    Raises:
+        asyncio.TimeoutError: there was no answer in time.
+        grpc.aio.AioRpcError: the stream ended with another status than OK.
+        LinkClosed: the stream ended with OK, or the answer was damaged.
+    """
+
+    async def write_and_read() -> ReceivedT | None:
+        await write_to_call(call, hello)
+        return await answers.next()
+
+    answer = await asyncio.wait_for(write_and_read(), limit_seconds)
+    if answer is None:
+        await raise_call_status(call)
+        raise LinkClosed("the peer ended the stream")
+    return answer
+
+
+def _describe(error: Exception | None, method: AttendMethod[Any, Any], hello_seconds: float) -> str:
+    """Return one line for people about the end of a link."""
+    if error is None:
+        return "the peer ended the stream"
+    if isinstance(error, asyncio.TimeoutError):
+        return f"no {method.answer.DESCRIPTOR.name} within {hello_seconds:g} s"
+    if isinstance(error, grpc.aio.AioRpcError):
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return f"the process there is not {method.server}"
+        return error.details() or str(error.code().name)
+    return str(error)
