@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,7 +15,9 @@ from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, Refused, TiermeshError
+from services.transport.access import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
+from services.transport.security import is_loopback, split_address
 from services.transport.server import open_channel
 
 _BAD_INPUT = frozenset(
@@ -25,6 +27,8 @@ _BAD_INPUT = frozenset(
         grpc.StatusCode.ALREADY_EXISTS,
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
     }
 )
 
@@ -51,6 +55,9 @@ class JobsClient:
         self._addresses = AddressRotation(addresses)
         self._timeout_seconds = target.timeout_seconds
         self._with_tls = target.security.tls
+        self._metadata = ((AUTHORIZATION_KEY, authorization(target.token)),) if target.token else ()
+        if target.token and not self._with_tls:
+            self._check_token_stays_here(addresses)
         channels = [open_channel(each, target.security) for each in addresses]
         self._channels = dict(zip(addresses, channels, strict=True))
         self._stubs = dict(zip(addresses, map(JobsStub, channels), strict=True))
@@ -77,6 +84,15 @@ class JobsClient:
     def _stub(self) -> JobsStub:
         return self._stubs[self.address]
 
+    @staticmethod
+    def _check_token_stays_here(addresses: Sequence[str]) -> None:
+        for address in addresses:
+            if not is_loopback(split_address("--aggregator", address)[0]):
+                raise Refused(
+                    f"--token-file: --aggregator {address} would get the token in plain text; give --tls-ca, or "
+                    "an address of this host"
+                )
+
     async def _find_leader(self) -> None:
         """Select the address that answers for the cluster, starting with the one that did last."""
         count = len(self._addresses)
@@ -86,7 +102,9 @@ class JobsClient:
         tried = []
         while True:
             try:
-                await self._stub.Status(jobs_pb2.StatusRequest(), timeout=limit_seconds)
+                await self._stub.Status(
+                    jobs_pb2.StatusRequest(), timeout=limit_seconds, metadata=self._metadata
+                )
                 self._addresses.answered()
                 return
             except grpc.aio.AioRpcError as error:
@@ -151,7 +169,9 @@ class JobsClient:
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
         await self._find_leader()
         try:
-            answer = await getattr(self._stub, method)(request, timeout=self._timeout_seconds)
+            answer = await getattr(self._stub, method)(
+                request, timeout=self._timeout_seconds, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError as error:
             raise self._explain(method, error) from None
         if not isinstance(answer, reply):
@@ -169,7 +189,7 @@ class JobsClient:
     ) -> AsyncGenerator[Reply, None]:
         """Yield the messages of a stream; each one, or with `first_only` the first one, has a time limit."""
         await self._find_leader()
-        call = getattr(self._stub, method)(request)
+        call = getattr(self._stub, method)(request, metadata=self._metadata)
         limit = self._timeout_seconds if first_only else limit_seconds
         try:
             while True:

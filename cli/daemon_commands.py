@@ -121,6 +121,14 @@ worker = make_worker_command()
     help="Override a timeout (docs/operations.md lists them); repeatable.",
 )
 @path_option("--record", help="File to record the inputs and outputs of the core in, for replay.")
+@path_option("--tokens", help="File of people's tokens, as `tiermesh tokens issue` writes it.")
+@option(
+    "--people-listen",
+    default="",
+    show_default=False,
+    metavar="HOST:PORT",
+    help="Further address with TLS, for people that show a token in place of a certificate.  [default: none]",
+)
 @daemon_options(AGGREGATOR_ADDRESS)
 def aggregator(
     *,
@@ -132,6 +140,7 @@ def aggregator(
     heartbeat_seconds: float,
     timeouts: dict[str, float],
     record: Path | None,
+    people_listen: str,
     daemon: dict[str, Any],
 ) -> int:
     """Run an aggregator, which queues jobs and leads the workers."""
@@ -147,6 +156,7 @@ def aggregator(
             shards=tuple(address.strip() for address in shards.split(",") if address.strip()),
             shard=shard,
             standby=standby,
+            people_listen=people_listen,
             **daemon,
         )
     )

@@ -12,6 +12,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import click
 
+from cli.certs.commands import certs
+from cli.certs.token_commands import tokens
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, timeline, validate
@@ -56,6 +58,8 @@ for command in (
     check,
     chaos,
     timeline,
+    certs,
+    tokens,
 ):
     tiermesh.add_command(command)
 

@@ -36,11 +36,13 @@ class AggregatorTarget:
         address: `HOST:PORT` of the aggregator, or a comma-separated list of it and its standbys.
         security: own certificate, and the authority to trust.
         timeout_seconds: longest wait for an answer.
+        token: token to show in place of a certificate; empty for none.
     """
 
     address: str
     security: Security
     timeout_seconds: float
+    token: str = ""
 
 
 def option(name: str, *rest: Any, **settings: Any) -> Callable[[Command], Command]:
@@ -90,6 +92,7 @@ def client_options(command: Command) -> Command:
         help="Longest wait for an answer of the aggregator.",
     )
     @_tls_options
+    @path_option("--token-file", help="File with a token to show in place of a certificate.")
     @output_options
     @functools.wraps(command)
     def with_target(
@@ -99,11 +102,14 @@ def client_options(command: Command) -> Command:
         tls_cert: Path | None,
         tls_key: Path | None,
         tls_ca: Path | None,
+        token_file: Path | None,
         **rest: Any,
     ) -> Any:
         from services.transport.security import Security
+        from services.transport.tokens import read_token_file
 
-        target = AggregatorTarget(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds)
+        token = read_token_file(token_file) if token_file else ""
+        target = AggregatorTarget(aggregator, Security(tls_cert, tls_key, tls_ca), timeout_seconds, token)
         return command(*arguments, target=target, **rest)
 
     return with_target
@@ -133,6 +139,13 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             "--metrics-listen", default=ANY_PORT, metavar="HOST:PORT", help="Address to serve /metrics on."
         )
         @_tls_options
+        @option(
+            "--tls-roles",
+            type=click.Choice(["required", "optional"]),
+            default="required",
+            help="Whether peers' certificates must have a role; with optional, one without may call everything.",
+        )
+        @path_option("--revoked", help="List of revoked certificates, as `tiermesh certs revoke` writes it.")
         @option("--insecure", is_flag=True, help="Allow connections from other hosts without TLS.")
         @option("--log-level", default="info", help="Lowest level to log: debug, info, warning or error.")
         @option(
@@ -166,6 +179,8 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tls_cert: Path | None,
             tls_key: Path | None,
             tls_ca: Path | None,
+            tls_roles: str,
+            revoked: Path | None,
             insecure: bool,
             log_level: str,
             log_format: str,
@@ -176,13 +191,21 @@ def daemon_options(listen: str) -> Callable[[Command], Command]:
             tensor_port: int,
             **rest: Any,
         ) -> Any:
-            from services.transport.security import Security
+            from services.transport.security import RoleRule, Security
 
             daemon = {
                 "name": name,
                 "listen": listen,
                 "metrics_listen": metrics_listen,
-                "security": Security(tls_cert, tls_key, tls_ca, insecure),
+                "security": Security(
+                    tls_cert,
+                    tls_key,
+                    tls_ca,
+                    insecure,
+                    RoleRule(tls_roles),
+                    revoked,
+                    rest.pop("tokens", None),
+                ),
                 "log_level": log_level,
                 "log_format": log_format,
                 "ready_file": ready_file,

@@ -42,6 +42,7 @@ class DaemonOptions:
         shared_memory: whether tensors may go through shared memory to peers on this host.
         timeline: steps to record in a timeline, and its folder; None for no timeline.
         tensor_port: port of the data streams, on the host of `listen`; 0 means any free one.
+        people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
     """
 
     name: str
@@ -55,6 +56,7 @@ class DaemonOptions:
     shared_memory: bool = True
     timeline: TimelineOptions | None = None
     tensor_port: int = 0
+    people_listen: str = ""
 
 
 class Service(Protocol):
@@ -126,6 +128,7 @@ def run_role(
             service.handlers(),
             service.service_names,
             most_connections=limits.main,
+            people_listen=options.people_listen,
         )
         tensors: StreamServer | None = None
         metrics: MetricsServer | None = None
@@ -158,6 +161,7 @@ def run_role(
                         "port": server.port,
                         "tensor_port": tensors.port if tensors else 0,
                         "metrics_port": metrics.port,
+                        "people_port": server.people_port,
                     }
                     process.write_ready_file(options.ready_file, ready)
                 await service.run()

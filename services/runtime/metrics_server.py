@@ -13,13 +13,16 @@ from collections.abc import Callable
 from typing import cast
 
 from prometheus_client import CollectorRegistry, make_asgi_app
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from services.transport.access import AccessControl, Credentials, Denied
 from services.transport.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.limits import HELLO_SECONDS
 from services.transport.listener import Listener, open_listening_socket
+from services.transport.permissions import READ_METRICS
 from services.transport.security import Security, split_address
 
 METRICS_LIMITS = ConnectionLimits(
@@ -46,6 +49,7 @@ class MetricsServer:
         listening: listening socket.
         registry: registry of the metrics.
         context: TLS context; None for plain text.
+        access: decides who may read.
         limits: how many connections are accepted.
         count_refusal: callback for each connection that is not, called in the server's thread.
         connection_seconds: longest life of a connection.
@@ -59,6 +63,7 @@ class MetricsServer:
         listening: socket.socket,
         registry: CollectorRegistry,
         context: ssl.SSLContext | None,
+        access: AccessControl,
         limits: ConnectionLimits,
         count_refusal: Callable[[Refusal], None],
         connection_seconds: float,
@@ -66,6 +71,7 @@ class MetricsServer:
         self.port: int = listening.getsockname()[1]
         self._listening = listening
         self._context = context
+        self._access = access
         self._limits = limits
         self._count_refusal = count_refusal
         self._connection_seconds = connection_seconds
@@ -118,14 +124,22 @@ class MetricsServer:
         await asyncio.sleep(0)
 
     def _make_protocol(self, ticket: Ticket) -> asyncio.BaseProtocol:
-        return _MetricsConnection(self._config, self._state, ticket, self._connection_seconds)
+        return _MetricsConnection(self._config, self._state, self._access, ticket, self._connection_seconds)
 
 
 class _MetricsConnection(H11Protocol):
-    """uvicorn's connection, which a limit ends."""
+    """uvicorn's connection, which a limit ends, and which answers only those that may read metrics."""
 
-    def __init__(self, config: Config, state: ServerState, ticket: Ticket, connection_seconds: float) -> None:
+    def __init__(
+        self,
+        config: Config,
+        state: ServerState,
+        access: AccessControl,
+        ticket: Ticket,
+        connection_seconds: float,
+    ) -> None:
         super().__init__(config=config, server_state=state, app_state={})
+        self._access = access
         self._ticket = ticket
         self._connection_seconds = connection_seconds
         self._end: asyncio.TimerHandle | None = None
@@ -133,12 +147,30 @@ class _MetricsConnection(H11Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self._end = self.loop.call_later(self._connection_seconds, self.transport.abort)
+        tls = transport.get_extra_info("ssl_object")
+        certificate = tls.getpeercert(binary_form=True) if tls is not None else None
+        try:
+            self._access.admit(READ_METRICS, Credentials(tls=tls is not None, certificate=certificate))
+        except Denied as denied:
+            self.app = _refusing_app(denied)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._end is not None:
             self._end.cancel()
         self._ticket.close()
         super().connection_lost(exc)
+
+
+def _refusing_app(denied: Denied) -> ASGI3Application:
+    """Return an app that answers every request with the reason, as 403 Forbidden."""
+
+    async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        del scope, receive
+        body, plain = f"{denied}\n".encode(), (b"content-type", b"text/plain; charset=utf-8")
+        await send({"type": "http.response.start", "status": 403, "headers": [plain], "trailers": False})
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+
+    return app
 
 
 def start_metrics(
@@ -165,9 +197,8 @@ def start_metrics(
     """
     host, port = split_address("metrics address", listen)
     security.check_listen(listen)
-    context = security.server_context() if security.cert is not None else None
-    if context is not None:
-        context.set_alpn_protocols(["http/1.1"])
+    context = security.server_context(protocol="http/1.1") if security.cert is not None else None
     hint = "choose another address or port, or port 0 for any free one"
     listening = open_listening_socket("metrics address", host, port, hint)
-    return MetricsServer(listening, registry, context, limits, count_refusal, connection_seconds)
+    access = AccessControl(security)
+    return MetricsServer(listening, registry, context, access, limits, count_refusal, connection_seconds)

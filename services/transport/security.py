@@ -1,4 +1,8 @@
-"""Transport security of a role: TLS as server and as client, and the rule for plain text."""
+"""Transport security of a role: TLS as server and as client, and the rule for plain text.
+
+Servers and later connections use renewed files without a restart (`watched_files.py`). Who may call what is decided
+after the handshake (`access.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,33 @@ import ipaddress
 import logging
 import ssl
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import grpc
 
 from services.errors import Refused
 from services.input_files import read_input_file
+from services.transport.identity import identify
+from services.transport.revocations import read_revoked
+from services.transport.tokens import read_tokens
+from services.transport.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
 _PEM_BYTES = 1 << 20
 
 
+class RoleRule(Enum):
+    """What a server with TLS does with callers whose certificate has no role (`--tls-roles`)."""
+
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+
+
 @dataclass(frozen=True)
 class Security:
-    """Certificates that a role shows, and authorities that it trusts.
+    """Certificates that a role shows, and callers that it trusts.
 
     Attributes:
         cert: PEM certificate chain that this process shows, as server and as client; needs `key`.
@@ -28,6 +44,9 @@ class Security:
         ca: PEM certificates of the authority that must have signed peers' certificates. A server with it requires
             client certificates (mutual TLS). A client without it trusts the system's authorities.
         insecure: whether plain text is allowed beyond loopback.
+        roles: whether a server accepts callers without a role, which may then call everything.
+        revoked: list of revoked certificates that a server refuses.
+        tokens: tokens of people that a server accepts.
 
     Raises:
         Refused: the files contradict `insecure` or each other, or can't be read.
@@ -37,12 +56,23 @@ class Security:
     key: Path | None = None
     ca: Path | None = None
     insecure: bool = False
+    roles: RoleRule = RoleRule.REQUIRED
+    revoked: Path | None = None
+    tokens: Path | None = None
 
     def __post_init__(self) -> None:
         """Check the files, so that bad ones are refused before a port is open."""
         if self.insecure and (self.cert or self.key or self.ca):
             raise Refused(
                 "--insecure: given together with TLS files, expected one of them; remove the others"
+            )
+        if self.revoked and not self.ca:
+            raise Refused(
+                f"--revoked {self.revoked}: given without --tls-ca, so there are no certificates; give both"
+            )
+        if self.tokens and self.insecure:
+            raise Refused(
+                f"--tokens {self.tokens}: given with --insecure, where everybody could read tokens; use TLS"
             )
         for given, other, option, missing in (
             (self.cert, self.key, "--tls-cert", "--tls-key"),
@@ -53,6 +83,14 @@ class Security:
         for option, path in (("--tls-cert", self.cert), ("--tls-key", self.key), ("--tls-ca", self.ca)):
             if path:
                 _read(option, path)
+        self._check_pair()
+        if self.revoked:
+            read_revoked(self.revoked)
+        if self.tokens:
+            read_tokens(self.tokens)
+
+    def _check_pair(self) -> None:
+        """Check that certificate and key belong together, and that there is an authority in `ca`."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if self.cert and self.key:
             try:
@@ -62,6 +100,8 @@ class Security:
                     f"--tls-cert {self.cert}, --tls-key {self.key}: no PEM certificate and its private key "
                     f"without a passphrase ({_reason(error)}); make a matching pair"
                 ) from None
+            except OSError as error:
+                raise Refused(f"--tls-cert {self.cert}, --tls-key {self.key}: {error.strerror}") from None
         if self.ca:
             try:
                 context.load_verify_locations(self.ca)
@@ -70,28 +110,54 @@ class Security:
                     f"--tls-ca {self.ca}: no PEM certificates ({_reason(error)}); give the "
                     "authority's certificate"
                 ) from None
+            except OSError as error:
+                raise Refused(f"--tls-ca {self.ca}: {error.strerror}") from None
 
     @property
     def tls(self) -> bool:
         """Whether any TLS file is given."""
         return self.cert is not None or self.ca is not None
 
-    def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return the credentials of a gRPC server; None means plain text.
+    def certificate_expiry_seconds(self) -> float | None:
+        """Return the Unix time from which on the own certificate is not valid; None if there is none.
+
+        Raises:
+            Refused: the file can't be read.
+        """
+        return None if self.cert is None else identify(_read("--tls-cert", self.cert)).expires_seconds
+
+    def server_credentials(self, *, certificates: bool = True) -> grpc.ServerCredentials | None:
+        """Return the credentials of a gRPC server, which follow the files; None means plain text.
+
+        Args:
+            certificates: whether clients need a certificate if there is an authority to check it by. Without, they
+                are asked for none.
 
         Raises:
             Refused: an authority is given, but no certificate of the server.
         """
         if not self.tls:
             return None
+        files = WatchedFiles(self._server_files(), self._server_configuration)
+        # gRPC asks for the configuration at each handshake, in a thread of its own.
+        return grpc.dynamic_ssl_server_credentials(
+            files.content(), files.content, require_client_authentication=certificates and self.ca is not None
+        )
+
+    def _server_files(self) -> list[Path]:
         if self.cert is None or self.key is None:
             raise Refused(
                 f"--tls-ca {self.ca}: given without --tls-cert and --tls-key, which a server needs; give all three"
             )
-        return grpc.ssl_server_credentials(
+        return [self.cert, self.key, *([self.ca] if self.ca else [])]
+
+    def _server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        assert self.cert is not None
+        assert self.key is not None
+        self._check_pair()
+        return grpc.ssl_server_certificate_configuration(
             [(_read("--tls-key", self.key), _read("--tls-cert", self.cert))],
             root_certificates=_read("--tls-ca", self.ca) if self.ca else None,
-            require_client_auth=self.ca is not None,
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
@@ -104,21 +170,35 @@ class Security:
             certificate_chain=_read("--tls-cert", self.cert) if self.cert else None,
         )
 
-    def server_context(self) -> ssl.SSLContext | None:
+    def server_context(self, *, protocol: str = "h2") -> ssl.SSLContext | None:
         """Return the equivalent of `server_credentials` for Python's `ssl`; None means plain text.
+
+        Args:
+            protocol: protocol that is negotiated by ALPN.
 
         Raises:
             Refused: an authority is given, but no certificate of the server.
         """
-        if self.server_credentials() is None:
+        if not self.tls:
             return None
+        files = WatchedFiles(self._server_files(), lambda: self._load_server_context(protocol))
+
+        def use_newest(handshake: ssl.SSLObject | ssl.SSLSocket, _: str | None, __: ssl.SSLContext) -> None:
+            handshake.context = files.content()
+
+        context = self._load_server_context(protocol)
+        context.sni_callback = use_newest  # called in every handshake, whether the client names a host or not
+        return context
+
+    def _load_server_context(self, protocol: str) -> ssl.SSLContext:
         assert self.cert is not None
+        self._check_pair()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
         if self.ca:
             context.load_verify_locations(self.ca)
             context.verify_mode = ssl.CERT_REQUIRED
-        return _for_http2(context)
+        return _with_protocol(context, protocol)
 
     def client_context(self) -> ssl.SSLContext | None:
         """Return the equivalent of `channel_credentials` for Python's `ssl`; None means plain text.
@@ -131,7 +211,7 @@ class Security:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # default of newer Pythons, but not of gRPC
         if self.cert:
             context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
-        return _for_http2(context)
+        return _with_protocol(context, "h2")
 
     def check_listen(self, address: str) -> None:
         """Check that a listen address may be used: beyond loopback only with TLS, or with `insecure`, which is logged.
@@ -144,7 +224,7 @@ class Security:
             return
         if self.cert:
             if not self.ca:
-                log.warning("listening on %s without --tls-ca: clients need no certificate", address)
+                log.warning("listening on %s without --tls-ca: %s", address, self._describe_open_gate())
             return
         if not self.insecure:
             raise Refused(
@@ -155,6 +235,21 @@ class Security:
             "INSECURE: listening on %s without TLS: every host that reaches it can submit jobs and change weights",
             address,
         )
+
+    def check_people_listen(self, address: str) -> None:
+        """Check that people with tokens can be let in on an address of their own.
+
+        Raises:
+            Refused: there are no tokens, or no TLS to protect them on their way.
+        """
+        if self.tokens is None or self.cert is None:
+            missing = "--tokens" if self.tokens is None else "--tls-cert and --tls-key"
+            raise Refused(f"--people-listen {address}: given without {missing}; give them too, or remove it")
+
+    def _describe_open_gate(self) -> str:
+        if self.roles is RoleRule.OPTIONAL:
+            return "clients need no certificate (--tls-roles optional)"
+        return "clients can't show certificates, and only people with a token are let in"
 
 
 def split_address(name: str, address: str) -> tuple[str, int]:
@@ -198,9 +293,9 @@ def _read(option: str, path: Path) -> bytes:
     return read_input_file(option, path, _PEM_BYTES)
 
 
-def _for_http2(context: ssl.SSLContext) -> ssl.SSLContext:
+def _with_protocol(context: ssl.SSLContext, protocol: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([protocol])
     return context
 
 

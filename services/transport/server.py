@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.errors import Refused
+from services.transport.access import AccessControl, AccessInterceptor
 from services.transport.limits import (
     HEADER_LIST_BYTES,
     IDLE_SECONDS,
@@ -62,17 +63,38 @@ _CHANNEL_OPTIONS = (
 )
 
 
+class _HealthServicer(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has no types
+    """Health service with the method that the library's own leaves out."""
+
+    async def List(  # noqa: N802
+        self, request: health_pb2.HealthListRequest, context: object
+    ) -> health_pb2.HealthListResponse:
+        """Return the status of every service."""
+        del request, context
+        replies = {
+            name: health_pb2.HealthCheckResponse(status=value) for name, value in self._server_status.items()
+        }
+        return health_pb2.HealthListResponse(statuses=replies)
+
+
 class RoleServer:
     """A running gRPC server.
 
     Attributes:
         port: listening port; the chosen one if port 0 was asked for.
+        people_port: port for people that show tokens; 0 if there is none.
     """
 
     def __init__(
-        self, server: grpc.aio.Server, checks: health.aio.HealthServicer, names: Sequence[str], port: int
+        self,
+        server: grpc.aio.Server,
+        checks: health.aio.HealthServicer,
+        names: Sequence[str],
+        port: int,
+        people_port: int,
     ) -> None:
         self.port = port
+        self.people_port = people_port
         self._server = server
         self._checks = checks
         self._names = ("", *names)
@@ -100,6 +122,7 @@ async def start_server(
     service_names: Sequence[str],
     *,
     most_connections: int = _MOST_CONNECTIONS,
+    people_listen: str = "",
 ) -> RoleServer:
     """Serve `handlers`, gRPC health and reflection on `HOST:PORT`. Health checks report NOT_SERVING at first.
 
@@ -109,34 +132,45 @@ async def start_server(
         handlers: handlers of the role's services.
         service_names: full names of those services, as in the .proto files, for health and reflection.
         most_connections: largest number of connections; others are closed at once.
+        people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
 
     Raises:
-        Refused: the address is wrong, in use, or not allowed without TLS.
+        Refused: an address is wrong, in use, or not allowed without TLS.
     """
-    host, port = split_address("listen address", listen)
     security.check_listen(listen)
-    credentials = security.server_credentials()
     server = grpc.aio.server(
-        options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections))
+        interceptors=[AccessInterceptor(AccessControl(security))],
+        options=(*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections)),
     )
     server.add_generic_rpc_handlers(tuple(RequestParsingHandler(each) for each in handlers))
-    checks = health.aio.HealthServicer()
+    checks = _HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection(
         (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    check_port_free("listen address", host, port)
-    try:
-        if credentials is None:
-            bound = server.add_insecure_port(join_address(host, port))
-        else:
-            bound = server.add_secure_port(join_address(host, port), credentials)
-    except RuntimeError as error:
-        raise Refused(f"listen address {listen}: can't be bound ({error}); choose another") from None
-    role_server = RoleServer(server, checks, service_names, bound)
+    bound = _add_port(server, "listen address", listen, security.server_credentials())
+    people_port = 0
+    if people_listen:
+        security.check_people_listen(people_listen)
+        credentials = security.server_credentials(certificates=False)
+        people_port = _add_port(server, "--people-listen", people_listen, credentials)
+    role_server = RoleServer(server, checks, service_names, bound, people_port)
     role_server.set_serving(False)
     await server.start()
     return role_server
+
+
+def _add_port(
+    server: grpc.aio.Server, name: str, address: str, credentials: grpc.ServerCredentials | None
+) -> int:
+    host, port = split_address(name, address)
+    check_port_free(name, host, port)
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(join_address(host, port)))
+        return int(server.add_secure_port(join_address(host, port), credentials))
+    except RuntimeError as error:
+        raise Refused(f"{name} {address}: can't be bound ({error}); choose another") from None
 
 
 def open_channel(address: str, security: Security, *, own_connection: bool = False) -> grpc.aio.Channel:

@@ -17,6 +17,7 @@ import pytest
 from cli import jobs as jobs_module
 from cli.main import main, tiermesh
 from protos import jobs_pb2
+from services.transport.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.fake_aggregator import FakeAggregator, serving
@@ -293,7 +294,7 @@ def test_the_wait_for_an_answer_is_limited(
 
 def test_commands_speak_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority = make_authority(tmp_path, "authority")
-    cert, key = make_certificate(tmp_path, "role", authority)
+    cert, key = make_certificate(tmp_path, "alice", authority, CallerKind.PERSON)
     with serving(FakeAggregator(), Security(cert, key, authority)) as fake:
         where = ["--aggregator", fake.address]
         assert (

@@ -1,46 +1,49 @@
-"""Certificates for tests, made with the openssl command."""
+"""Certificates for tests, as `tiermesh certs` makes them but for a few days and for loopback addresses."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+from cli.certs import authority as ca
+from cli.certs.folder import replace_file
+from services.transport.permissions import CallerKind
 
 LOOPBACK_HOSTS = 60
-EXTENSIONS = (
-    "subjectAltName=DNS:localhost," + ",".join(f"IP:127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS)) + "\n"
-)
-"""Subject names for all loopback addresses in use: each relay of tests/cluster has one of its own."""
+HOSTS = ["localhost", *(f"127.0.0.{1 + n}" for n in range(LOOPBACK_HOSTS))]
+"""Names for all loopback addresses in use: each relay of tests/cluster has one of its own."""
 
 
 def make_authority(folder: Path, name: str) -> Path:
     """Create a self-signed authority `name`.pem with its key; return the path of the certificate."""
-    _openssl(
-        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", f"/CN={name}", "-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem"),
-    )  # fmt: skip
-    return folder / f"{name}.pem"
+    return _write(folder, name, ca.make_authority(name, 3))[0]
 
 
-def make_certificate(folder: Path, name: str, authority: Path) -> tuple[Path, Path]:
-    """Create a certificate for loopback addresses, signed by `authority`; return the paths of it and its key."""
-    cert, key, request = folder / f"{name}.pem", folder / f"{name}.key", folder / f"{name}.csr"
-    extensions = folder / "extensions"
-    extensions.write_text(EXTENSIONS)
-    _openssl(
-        "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-        "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(request),
-    )  # fmt: skip
-    _openssl(
-        "x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(authority.with_suffix(".key")),
-        "-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(cert),
-    )  # fmt: skip
+def make_certificate(
+    folder: Path, name: str, authority: Path, kind: CallerKind | None = None, days: float = 2
+) -> tuple[Path, Path]:
+    """Create or replace a certificate `name`.pem for loopback; return the paths of it and its key.
+
+    Args:
+        folder: folder of the files.
+        name: name of the files, and of the daemon or person.
+        authority: certificate of the authority, with its key beside it.
+        kind: kind of caller; None for a certificate without a role.
+        days: how long it is valid; negative for one that has expired.
+    """
+    signer = ca.load_pair(authority.read_bytes(), authority.with_suffix(".key").read_bytes())
+    return _write(folder, name, ca.issue(signer, kind, name, HOSTS, days))
+
+
+def make_certificates(folder: Path) -> Path:
+    """Create `authority.pem` and a certificate for each kind of caller, named after it; return the folder."""
+    authority = make_authority(folder, "authority")
+    for kind in CallerKind:
+        make_certificate(folder, kind.value, authority, kind)
+    return folder
+
+
+def _write(folder: Path, name: str, pair: ca.KeyPair) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    replace_file(key, pair.key_pem())
+    replace_file(cert, pair.certificate_pem())
     return cert, key
-
-
-def _openssl(*arguments: str) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command to make certificates")
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)

@@ -10,6 +10,7 @@ from typing import NoReturn
 import grpc
 
 from services.errors import describe_internal_error
+from services.transport.access import AccessControl, guard_stream_handlers
 from services.transport.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.http2.connection import (
     STANDARD_TIMES,
@@ -61,6 +62,10 @@ class ServerStream(Stream):
     def peer(self) -> str:
         """Return the caller's `HOST:PORT`."""
         return self._http2_connection.peer
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Return what TLS says about the caller, by gRPC's keys; empty without TLS."""
+        return self._http2_connection.auth_context
 
     def invocation_metadata(self) -> tuple[tuple[str, Value], ...]:
         """Return the metadata of the call."""
@@ -147,6 +152,9 @@ class ServerConnection(Connection):
         connections: set that has this connection while it is open.
         ticket: the connection in the limits of its port.
         times: time limits.
+
+    Attributes:
+        auth_context: what TLS says about the caller, by gRPC's keys; the certificate may be DER.
     """
 
     stream: ServerStream | None
@@ -160,6 +168,7 @@ class ServerConnection(Connection):
     ) -> None:
         super().__init__("unknown", {Setting.MAX_CONCURRENT_STREAMS: 1}, expect_preface=True, times=times)
         self.handler: asyncio.Task[None] | None = None
+        self.auth_context: dict[str, list[bytes]] = {}
         self._handlers = handlers
         self._connections = connections
         self._ticket = ticket
@@ -169,6 +178,10 @@ class ServerConnection(Connection):
         """Wait for a call, unless TLS was negotiated without HTTP/2."""
         self.peer = peer_address(transport)
         tls = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            certificate = tls.getpeercert(binary_form=True)
+            shown = {"x509_pem_cert": [certificate]} if certificate else {}
+            self.auth_context = {"transport_security_type": [b"ssl"], **shown}
         super().connection_made(transport)
         self._call_timer = self._loop.call_later(self._times.call_seconds, self._call_timed_out)
         self._connections.add(self)
@@ -284,7 +297,7 @@ class StreamServer:
 
         Args:
             address: `HOST:PORT` that `Security.check_listen` has accepted.
-            security: certificates, or plain text.
+            security: certificates, or plain text; and who is let in.
             handlers: handlers by `/package.Service/Method`.
             times: time limits of the connections.
             limits: how many connections are accepted.
@@ -296,11 +309,12 @@ class StreamServer:
         host, port = split_address("tensor address", address)
         hint = "choose another by --tensor-port, or 0 for any free one"
         listening = open_listening_socket("tensor port", host, port, hint)
-        server = cls(handlers, listening.getsockname()[1], times)
+        guarded = guard_stream_handlers(handlers, AccessControl(security))
+        server = cls(guarded, listening.getsockname()[1], times)
         server._listener = Listener(
             f"tensor port {server.port}",
             listening,
-            lambda ticket: ServerConnection(handlers, server._connections, ticket, times),
+            lambda ticket: ServerConnection(guarded, server._connections, ticket, times),
             context=security.server_context(),
             handshake_seconds=times.call_seconds,
             limits=limits,

@@ -16,6 +16,7 @@ import pytest
 
 from services.runtime.metrics import ConnectionMetrics, WorkerMetrics
 from services.runtime.metrics_server import METRICS_LIMITS, MetricsServer, start_metrics
+from services.transport.permissions import CallerKind
 from services.transport.security import Security
 from tests.support.certificates import make_authority, make_certificate
 
@@ -50,7 +51,7 @@ def scrape(port: int, context: ssl.SSLContext | None = None) -> str:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Security, ssl.SSLContext]:
     folder = tmp_path_factory.mktemp("tls")
     authority = make_authority(folder, "authority")
-    cert, key = make_certificate(folder, "server", authority)
+    cert, key = make_certificate(folder, "server", authority, CallerKind.METRICS)
     client = ssl.create_default_context(cafile=str(authority))
     client.verify_flags &= ~ssl.VERIFY_X509_STRICT
     client.load_cert_chain(cert, key)

@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.errors import Refused
-from services.transport.security import Security, split_address
+from services.transport.permissions import CallerKind
+from services.transport.security import RoleRule, Security, split_address
 from services.transport.server import open_channel, start_server
 from tests.support.certificates import make_authority, make_certificate
 
@@ -20,7 +21,7 @@ from tests.support.certificates import make_authority, make_certificate
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ours", "theirs"):
-        make_certificate(folder, f"{authority}-role", make_authority(folder, authority))
+        make_certificate(folder, f"{authority}-role", make_authority(folder, authority), CallerKind.WORKER)
     return folder
 
 
@@ -58,8 +59,8 @@ def test_mutual_tls_accepts_only_peers_of_the_authority(files: Path) -> None:
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_server_without_an_authority_accepts_any_client(files: Path) -> None:
-    server = Security(cert=files / "ours-role.pem", key=files / "ours-role.key")
+def test_a_server_without_an_authority_accepts_any_client_if_roles_are_optional(files: Path) -> None:
+    server = Security(cert=files / "ours-role.pem", key=files / "ours-role.key", roles=RoleRule.OPTIONAL)
     client = Security(ca=files / "ours.pem")
     assert asyncio.run(check_health(server, client)) == health_pb2.HealthCheckResponse.SERVING
 
@@ -111,3 +112,15 @@ def test_files_that_contradict_are_refused(files: Path, tmp_path: Path) -> None:
         Security(ca=junk)
     with pytest.raises(Refused, match="--tls-cert and --tls-key"):
         Security(ca=ca).server_credentials()
+    with pytest.raises(Refused, match="--tls-cert and --tls-key"):
+        Security(ca=ca).server_context()
+    with pytest.raises(Refused, match=r"--revoked .*: given without --tls-ca"):
+        Security(cert, key, revoked=junk)
+    with pytest.raises(Refused, match=r"--tokens .*: given with --insecure"):
+        Security(insecure=True, tokens=junk)
+    with pytest.raises(Refused, match=r"--revoked .*: line 1: 'no', expected a serial number"):
+        Security(cert, key, ca, revoked=junk)
+    with pytest.raises(Refused, match=r"--tokens .*: line 1: expected ID KIND NAME EXPIRES SHA256"):
+        Security(tokens=junk)
+    with pytest.raises(Refused, match=r"--people-listen .*: given without --tokens"):
+        Security(cert, key, ca).check_people_listen("127.0.0.1:0")

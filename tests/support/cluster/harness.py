@@ -64,6 +64,14 @@ def tiermesh(*arguments: object, limit_seconds: float = LIMIT_SECONDS) -> subpro
         return subprocess.CompletedProcess(words, code, *printed)
 
 
+def tls_flags(folder: Path | None, name: str) -> tuple[object, ...]:
+    """Return the options that show the certificate `name`.pem of a folder and trust its authority.pem."""
+    if folder is None:
+        return ()
+    pair = ("--tls-cert", folder / f"{name}.pem", "--tls-key", folder / f"{name}.key")
+    return (*pair, "--tls-ca", folder / "authority.pem")
+
+
 class Daemon(DaemonProcess):
     """One `tiermesh ROLE` process, started at once.
 
@@ -152,6 +160,8 @@ class Cluster:
         shards: number of the aggregator's shards, named shard-0, shard-1, ...; 0 for none.
         delays: seed of random delays between shards and their callers; None for no delays.
         options: further options of every daemon.
+        certificates: folder with the authority and a certificate for each kind of caller (`make_certificates`), for
+            mutual TLS; None for plain text.
         aggregator_options: further options of the aggregator.
         heartbeat_seconds: the aggregator's heartbeat.
         recorded: whether aggregator and optimizer record their cores, in `folder`.
@@ -172,6 +182,7 @@ class Cluster:
         shards: int = 0,
         delays: int | None = None,
         options: tuple[object, ...] = (),
+        certificates: Path | None = None,
         aggregator_options: tuple[object, ...] = (),
         heartbeat_seconds: float = 5.0,
         recorded: bool = False,
@@ -195,6 +206,7 @@ class Cluster:
         self.optimizer: Daemon | None = None
         self.aggregator: Daemon
         self._options = options
+        self._certificates = certificates
         self._aggregator_options = aggregator_options
         self._heartbeat_seconds = heartbeat_seconds
         self._recorded = recorded
@@ -239,10 +251,11 @@ class Cluster:
 
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
         module = self._worker_module if role == "worker" else "cli.main"
-        options = (*arguments, *self._options)
+        kind = "shard" if "--shard" in arguments else role
+        options = (*arguments, *self._options, *tls_flags(self._certificates, kind))
         settings = {}
         if self._failpoints is not None:
-            settings[failpoints.VARIABLE] = self._failpoints("shard" if "--shard" in arguments else role)
+            settings[failpoints.VARIABLE] = self._failpoints(kind)
             settings[failpoints.LOG_VARIABLE] = str(self.folder / "failpoints.log")
         daemon = Daemon(
             role, name, self.folder, *options, kernels=self._kernels, module=module, settings=settings

@@ -16,7 +16,7 @@ from services.transport.http2.client import ClientStream, open_stream
 from services.transport.http2.frames import DEFAULT_WINDOW_BYTES
 from services.transport.http2.server import ServerStream
 from services.transport.limits import MESSAGE_LIMIT_BYTES
-from services.transport.security import Security
+from services.transport.security import RoleRule, Security
 from tests.support.certificates import make_authority, make_certificate
 from tests.support.raw_http2 import PATH, PLAIN, echo, serving, within
 
@@ -48,7 +48,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mutual(files: Path, whose: str = "ours") -> Security:
-    return Security(files / f"{whose}-role.pem", files / f"{whose}-role.key", files / f"{whose}.pem")
+    return Security(
+        files / f"{whose}-role.pem",
+        files / f"{whose}-role.key",
+        files / f"{whose}.pem",
+        roles=RoleRule.OPTIONAL,
+    )
 
 
 @asynccontextmanager
@@ -350,7 +355,7 @@ def test_a_reader_that_does_not_read_stops_the_writer() -> None:
 
 def test_tls_and_mutual_tls(files: Path) -> None:
     ours, anonymous = mutual(files), Security(ca=files / "ours.pem")
-    one_sided = Security(files / "ours-role.pem", files / "ours-role.key")
+    one_sided = Security(files / "ours-role.pem", files / "ours-role.key", roles=RoleRule.OPTIONAL)
 
     async def run() -> None:
         for server, client in ((ours, ours), (one_sided, anonymous)):

@@ -1,0 +1,212 @@
+"""The folder of an authority: its key, the certificates it issued, a record of them, and the list of revoked ones.
+
+All files have mode 0600. The authority's key stays in this folder; hosts get their own pair, `authority.pem` and, if
+there is one, `revoked.txt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cli.certs import authority
+from cli.certs.authority import KeyPair
+from services.errors import Failed, Refused
+from services.transport.identity import check_name
+from services.transport.permissions import CallerKind
+from services.transport.revocations import read_revoked
+from services.transport.watched_files import read_small_file
+
+AUTHORITY, RECORD, REVOKED = "authority", "issued.txt", "revoked.txt"
+PRIVATE_MODE = 0o600
+
+
+@dataclass(frozen=True)
+class Issued:
+    """One line of the record: a certificate that the authority has signed.
+
+    Attributes:
+        serial: serial number.
+        kind: kind of caller.
+        name: name of the daemon or person.
+        expires: time from which on it is not valid.
+    """
+
+    serial: int
+    kind: CallerKind
+    name: str
+    expires: datetime
+
+    def to_line(self) -> str:
+        """Return the line of the record, without a line end."""
+        return f"{self.serial:x} {self.kind.value} {self.name} {self.expires.isoformat()}"
+
+
+class CertificateFolder:
+    """An authority on disk.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def init(self, name: str, days: float) -> Path:
+        """Make the folder and a new authority; return the path of the authority's certificate.
+
+        Raises:
+            Refused: there is an authority already.
+            Failed: the folder can't be written.
+        """
+        with _explain_errors(self.path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._refuse_overwriting(AUTHORITY)
+        self._write_pair(AUTHORITY, authority.make_authority(name, days))
+        return self.path / f"{AUTHORITY}.pem"
+
+    def issue(self, kind: CallerKind, name: str, hosts: list[str], days: float) -> tuple[Path, Path]:
+        """Issue a certificate; return the paths of it and of its key.
+
+        Raises:
+            Refused: there is one already, there is no authority, or a value is wrong.
+            Failed: a file can't be written.
+        """
+        check_name("name", name)
+        signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
+        self._refuse_overwriting(_stem(kind, name))
+        return self._record(kind, name, authority.issue(signer, kind, name, hosts, days))
+
+    def renew(self, kind: CallerKind, name: str, days: float) -> tuple[Path, Path]:
+        """Replace a certificate and its key, with the same name, role and hosts; return their paths.
+
+        Raises:
+            Refused: there is none, there is no authority, or a value is wrong.
+            Failed: a file can't be written.
+        """
+        signer = self._load(AUTHORITY, "make an authority with `tiermesh certs init`")
+        old = self._load(_stem(kind, check_name("name", name)), "issue one with `tiermesh certs issue`")
+        return self._record(kind, name, authority.renew(signer, old.certificate, days))
+
+    def revoke(self, kind: CallerKind, name: str) -> tuple[Path, list[Issued]]:
+        """Add all valid certificates of a daemon or person to the list; return its path, and those added.
+
+        Raises:
+            Refused: none was issued that is still valid and not revoked.
+            Failed: a file can't be written.
+        """
+        revoked = self.revoked()
+        now = datetime.now(timezone.utc)
+        found = [
+            each
+            for each in self.issued()
+            if (each.kind, each.name) == (kind, name) and each.serial not in revoked and each.expires > now
+        ]
+        if not found:
+            raise Refused(
+                f"{self.path}: no valid certificate of {kind.value} {name[:64]!r} that is not revoked; `tiermesh certs "
+                "show` lists all"
+            )
+        path = self.path / REVOKED
+        lines = (
+            read_small_file("list", path) if path.exists() else "# serial numbers of revoked certificates\n"
+        )
+        added = "".join(f"{each.to_line()} revoked {now:%Y-%m-%dT%H:%M:%SZ}\n" for each in found)
+        replace_file(path, (lines + added).encode())
+        return path, found
+
+    def issued(self) -> list[Issued]:
+        """Return all certificates of the record, oldest first.
+
+        Raises:
+            Refused: the record can't be read.
+        """
+        path = self.path / RECORD
+        if not path.exists():
+            return []
+        lines = read_small_file("record", path).splitlines()
+        return [_parse(f"{path}: line {number}", line) for number, line in enumerate(lines, 1)]
+
+    def revoked(self) -> frozenset[int]:
+        """Return the serial numbers of the certificates that were revoked."""
+        path = self.path / REVOKED
+        return read_revoked(path) if path.exists() else frozenset()
+
+    def _record(self, kind: CallerKind, name: str, pair: KeyPair) -> tuple[Path, Path]:
+        # Recorded first: what is not in the record can't be revoked by name.
+        expires = pair.certificate.not_valid_after_utc
+        line = Issued(pair.certificate.serial_number, kind, name, expires).to_line()
+        path = self.path / RECORD
+        before = read_small_file("record", path) if path.exists() else ""
+        replace_file(path, f"{before}{line}\n".encode())
+        return self._write_pair(_stem(kind, name), pair)
+
+    def _write_pair(self, stem: str, pair: KeyPair) -> tuple[Path, Path]:
+        certificate, key = self.path / f"{stem}.pem", self.path / f"{stem}.key"
+        replace_file(key, pair.key_pem())
+        replace_file(certificate, pair.certificate_pem())
+        return certificate, key
+
+    def _refuse_overwriting(self, stem: str) -> None:
+        for path in (self.path / f"{stem}.pem", self.path / f"{stem}.key"):
+            if path.exists():
+                raise Refused(
+                    f"{path}: exists already, and is not overwritten; `tiermesh certs renew` replaces a certificate"
+                )
+
+    def _load(self, stem: str, hint: str) -> KeyPair:
+        certificate, key = self.path / f"{stem}.pem", self.path / f"{stem}.key"
+        try:
+            return authority.load_pair(certificate.read_bytes(), key.read_bytes())
+        except OSError as error:
+            raise Refused(f"{error.filename}: can't be read ({error.strerror}); {hint}") from None
+        except Refused as refused:
+            raise Refused(f"{certificate}, {key}: {refused}") from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, completely or not at all.
+
+    Raises:
+        Failed: it can't be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with _explain_errors(path):
+        try:
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_MODE), "wb"
+            ) as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _explain_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Failed(
+            f"{path}: can't be written ({error.strerror}); free space, or choose another folder"
+        ) from None
+
+
+def _stem(kind: CallerKind, name: str) -> str:
+    return f"{kind.value}-{name}"
+
+
+def _parse(where: str, line: str) -> Issued:
+    try:
+        serial, kind, name, expires = line.split()
+        return Issued(int(serial, 16), CallerKind(kind), name, datetime.fromisoformat(expires))
+    except ValueError:
+        raise Refused(f"{where}: expected SERIAL KIND NAME EXPIRES; restore the file from a backup") from None

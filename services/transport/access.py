@@ -1,0 +1,350 @@
+"""Who calls, and whether they may: the one check of every call, by certificate or token and the table of permissions.
+
+`admit_call` runs a call's handler for a caller that may call it. gRPC's server gets it by `AccessInterceptor`, the
+tensor port by `guard_stream_handlers`, `/metrics` by `AccessControl.admit`. Calls that go on end soon after their
+certificate or token was revoked or has expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from services.errors import Refused, TiermeshError
+from services.transport.identity import identify
+from services.transport.permissions import CallerKind, allowed_callers
+from services.transport.revocations import read_revoked
+from services.transport.security import RoleRule, Security
+from services.transport.tokens import find_token, read_tokens
+from services.transport.watched_files import WatchedFiles
+
+CHECK_AGAIN_SECONDS = 5.0
+"""Time between checks of whether the caller of an open call is still let in."""
+REFUSED_MESSAGE_SECONDS = 1.0
+"""Longest wait for the first message of a call that is refused."""
+AUTHORIZATION_KEY = "authorization"
+"""gRPC metadata of a call by token: `Bearer TOKEN`."""
+_BEARER = "Bearer "
+
+
+class Denied(TiermeshError):
+    """A call that is not let in; the text is for the caller.
+
+    Attributes:
+        code: gRPC status of the answer.
+    """
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        kind: kind of the caller; None where everything is allowed, since nobody has to say who they are.
+        name: name in the certificate or token; empty without one.
+        serial: serial number of the certificate, if there is one.
+        token: the token, if one was shown.
+        expires_seconds: Unix time from which on the certificate or token is not valid.
+    """
+
+    kind: CallerKind | None = None
+    name: str = ""
+    serial: int | None = None
+    token: str | None = None
+    expires_seconds: float = float("inf")
+
+    @property
+    def person(self) -> str:
+        """Name of the person that calls; empty for a daemon, or if nobody has to say who they are."""
+        return self.name if self.kind in (CallerKind.PERSON, CallerKind.ADMIN) else ""
+
+    def __str__(self) -> str:
+        if self.kind is None:
+            return "a caller without a role"
+        shown = f"certificate {self.serial:x}" if self.serial is not None else "a token"
+        return f"{self.kind.value} {self.name} ({shown})"
+
+
+UNKNOWN_CALLER = Caller()
+"""Caller where nobody has to say who they are: without TLS, and in tests of a servicer alone."""
+
+_caller: ContextVar[Caller] = ContextVar("caller", default=UNKNOWN_CALLER)
+
+
+def current_caller() -> Caller:
+    """Return who made the call that this task serves."""
+    return _caller.get()
+
+
+def caller_of(context: Any) -> str:
+    """Return the person that makes a call; empty without security, and for daemons.
+
+    Args:
+        context: the call, which this task serves.
+    """
+    del context
+    return current_caller().person
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a caller shows.
+
+    Attributes:
+        tls: whether the connection is encrypted.
+        certificate: certificate, PEM or DER, that the TLS library has verified; None without one.
+        authorization: value of `AUTHORIZATION_KEY`; None without one.
+    """
+
+    tls: bool
+    certificate: bytes | None = None
+    authorization: str | None = None
+
+    @classmethod
+    def of_call(cls, context: Any) -> Credentials:
+        """Return what the caller of a gRPC call shows, on either kind of server."""
+        connection = context.auth_context()
+        kind, pem = connection.get("transport_security_type"), connection.get("x509_pem_cert")
+        metadata = dict(context.invocation_metadata() or ())
+        value = metadata.get(AUTHORIZATION_KEY)
+        return cls(
+            tls=bool(kind) and bytes(kind[0]) != b"insecure",
+            certificate=bytes(pem[0]) if pem else None,
+            authorization=None if value is None else str(value),
+        )
+
+
+class AccessControl:
+    """Decides who is let in on the ports of one server.
+
+    Args:
+        security: what callers have to show.
+        clock: returns Unix time.
+
+    Raises:
+        Refused: a list of tokens or of revoked certificates can't be read.
+    """
+
+    def __init__(self, security: Security, clock: Callable[[], float] = time.time) -> None:
+        self._roles = security.roles
+        self._has_authority = security.ca is not None
+        self._clock = clock
+        revoked, tokens = security.revoked, security.tokens
+        self._revoked = WatchedFiles([revoked], lambda: read_revoked(revoked)) if revoked else None
+        self._tokens = WatchedFiles([tokens], lambda: read_tokens(tokens)) if tokens else None
+
+    def admit(self, method: str, shown: Credentials) -> Caller:
+        """Return who makes a call, if they may.
+
+        Args:
+            method: key of the table of permissions.
+            shown: what the caller shows.
+
+        Raises:
+            Denied: the caller is not known (UNAUTHENTICATED), or may not make this call (PERMISSION_DENIED).
+        """
+        caller = self._identify(shown)
+        self.check_still_valid(caller)
+        check_permission(method, caller)
+        return caller
+
+    def check_still_valid(self, caller: Caller) -> None:
+        """Check that what a caller has shown was not revoked and has not expired.
+
+        Raises:
+            Denied: it was, or it has.
+        """
+        if caller.serial is not None and self._revoked and caller.serial in self._revoked.content():
+            raise _unauthenticated(f"{caller}: the certificate was revoked; show another one")
+        if caller.token is not None and (
+            self._tokens is None or find_token(self._tokens.content(), caller.token) is None
+        ):
+            raise _unauthenticated(
+                "the token is not known here, or was revoked; ask an administrator for another"
+            )
+        if self._clock() >= caller.expires_seconds:
+            raise _unauthenticated(
+                f"{caller}: has expired; renew it (`tiermesh certs renew`, `tiermesh tokens issue`)"
+            )
+
+    @asynccontextmanager
+    async def watch(self, caller: Caller) -> AsyncIterator[None]:
+        """Cancel the block once its caller is not let in any longer, within `CHECK_AGAIN_SECONDS`.
+
+        Raises:
+            Denied: it was cancelled for this reason.
+        """
+        if caller.serial is None and caller.token is None:
+            yield
+            return
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        ended: list[Denied] = []
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal timer
+            try:
+                self.check_still_valid(caller)
+            except Denied as denied:
+                ended.append(denied)
+                task.cancel()
+            else:
+                timer = loop.call_later(CHECK_AGAIN_SECONDS, check)
+
+        timer = loop.call_later(CHECK_AGAIN_SECONDS, check)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if ended:
+                raise ended[0] from None
+            raise
+        finally:
+            timer.cancel()
+
+    def _identify(self, shown: Credentials) -> Caller:
+        if shown.certificate is not None:
+            try:
+                found = identify(shown.certificate)
+            except Refused as refused:
+                raise _unauthenticated(str(refused)) from None
+            if found.kind is None and self._roles is RoleRule.REQUIRED:
+                raise _unauthenticated(
+                    f"certificate {found.serial:x}: has no role of Tiermesh; issue one with `tiermesh certs issue`, or "
+                    "start this daemon with --tls-roles optional until all have one"
+                )
+            return Caller(found.kind, found.name, found.serial, expires_seconds=found.expires_seconds)
+        if shown.authorization is not None:
+            return self._identify_token(shown.authorization)
+        if not shown.tls or (self._roles is RoleRule.OPTIONAL and not self._has_authority):
+            return UNKNOWN_CALLER
+        raise _unauthenticated(
+            "neither a certificate nor a token was shown; give --tls-cert and --tls-key, or --token-file"
+        )
+
+    def _identify_token(self, authorization: str) -> Caller:
+        token = authorization.removeprefix(_BEARER)
+        record = find_token(self._tokens.content(), token) if self._tokens else None
+        if record is None:
+            raise _unauthenticated(
+                "the token is not known here, or was revoked; ask an administrator for another"
+            )
+        return Caller(record.kind, record.name, token=token, expires_seconds=record.expires_seconds)
+
+
+def check_permission(method: str, caller: Caller) -> None:
+    """Check the table of permissions.
+
+    Raises:
+        Denied: the caller may not do this.
+    """
+    allowed = allowed_callers(method)
+    if caller.kind is not None and caller.kind not in allowed:
+        expected = ", ".join(sorted(kind.value for kind in allowed)) or "nobody"
+        raise Denied(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"{method[:80]}: not allowed for {caller}, but for: {expected}; use a certificate or token with that role",
+        )
+
+
+def _unauthenticated(text: str) -> Denied:
+    return Denied(grpc.StatusCode.UNAUTHENTICATED, text)
+
+
+def authorization(token: str) -> str:
+    """Return the metadata value that shows a token."""
+    return f"{_BEARER}{token}"
+
+
+@asynccontextmanager
+async def admit_call(
+    access: AccessControl, method: str, context: Any, *, awaits_message: bool = False
+) -> AsyncIterator[None]:
+    """Run a call's handler if its caller may make the call; abort the call otherwise, and once it may no longer.
+
+    Args:
+        access: decides.
+        method: `/package.Service/Method`.
+        context: the call, of either kind of server.
+        awaits_message: whether to wait for the caller's first message before it is refused. A grpcio client that is
+            refused while it writes reports an internal error in place of the reason.
+    """
+    try:
+        try:
+            caller = access.admit(method, Credentials.of_call(context))
+        except Denied:
+            if awaits_message:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(context.read(), REFUSED_MESSAGE_SECONDS)
+            raise
+        _caller.set(caller)  # each call has a task of its own
+        async with access.watch(caller):
+            yield
+    except Denied as denied:
+        await context.abort(denied.code, str(denied))
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Admits the calls of a gRPC server, those of health and reflection too."""
+
+    def __init__(self, access: AccessControl) -> None:
+        self._access = access
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
+        """Return the handler of a call, behind the check; None if there is none."""
+        handler = await continuation(details)
+        return None if handler is None else self._guard(handler, details.method)
+
+    def _guard(self, handler: Any, method: str) -> Any:
+        inner = handler.stream_stream or handler.stream_unary or handler.unary_stream or handler.unary_unary
+
+        awaits_message = bool(handler.request_streaming)
+
+        async def answer(request: Any, context: Any) -> Any:
+            async with admit_call(self._access, method, context, awaits_message=awaits_message):
+                return await inner(request, context)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async with admit_call(self._access, method, context, awaits_message=awaits_message):
+                async for message in inner(request, context):
+                    yield message
+
+        guarded = stream if inspect.isasyncgenfunction(inner) else answer
+        make = {
+            (True, True): grpc.stream_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (False, False): grpc.unary_unary_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        return make(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+StreamHandler = Callable[[Any], Awaitable[None]]
+
+
+def guard_stream_handlers(
+    handlers: Mapping[str, StreamHandler], access: AccessControl
+) -> dict[str, StreamHandler]:
+    """Return the handlers of a tensor port behind the check, by method."""
+
+    def guard(method: str, handler: StreamHandler) -> StreamHandler:
+        async def serve(stream: Any) -> None:
+            async with admit_call(access, method, stream):
+                await handler(stream)
+
+        return serve
+
+    return {method: guard(method, handler) for method, handler in handlers.items()}

@@ -1,0 +1,98 @@
+"""Who a certificate belongs to: the kind of caller and its name, from a URI among the subject's alternative names.
+
+The URI is `tiermesh:role/KIND/NAME`, for example `tiermesh:role/worker/loudbox-3` or `tiermesh:role/person/alice`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cryptography import x509
+
+from services.errors import Refused
+from services.transport.permissions import CallerKind
+
+ROLE_PREFIX = "tiermesh:role/"
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+"""Form of a name in certificates and tokens: it appears in logs, files and lists."""
+
+
+@dataclass(frozen=True)
+class CertificateIdentity:
+    """What a certificate says about whoever shows it.
+
+    Attributes:
+        kind: kind of caller; None if the certificate has no role of Tiermesh.
+        name: name of the caller; empty without a kind.
+        serial: serial number.
+        expires_seconds: Unix time from which on it is not valid.
+    """
+
+    kind: CallerKind | None
+    name: str
+    serial: int
+    expires_seconds: float
+
+
+def check_name(what: str, name: str) -> str:
+    """Return a name that certificates and tokens may have.
+
+    Raises:
+        Refused: it has other characters, or is too long.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise Refused(
+            f"{what} {name[:80]!r}: expected 1 to 64 letters, digits, '.', '_', '@' or '-', and a letter or digit first"
+        )
+    return name
+
+
+def role_uri(kind: CallerKind, name: str) -> str:
+    """Return the URI that makes a certificate one of this kind and name."""
+    return f"{ROLE_PREFIX}{kind.value}/{name}"
+
+
+@lru_cache(maxsize=1024)
+def identify(certificate: bytes) -> CertificateIdentity:
+    """Return what a certificate says. The TLS library has checked its signature and dates.
+
+    Args:
+        certificate: one certificate, PEM or DER.
+
+    Raises:
+        Refused: it can't be read, has several roles, or a role that is not known.
+    """
+    try:
+        pem = certificate.startswith(b"-----")
+        found = (x509.load_pem_x509_certificate if pem else x509.load_der_x509_certificate)(certificate)
+        uris = _uris(found)
+        serial, expires = found.serial_number, found.not_valid_after_utc.timestamp()
+    except ValueError as error:
+        raise Refused(f"certificate: can't be read ({error!s:.100}); issue another") from None
+    roles = [uri for uri in uris if uri.startswith(ROLE_PREFIX)]
+    if not roles:
+        return CertificateIdentity(None, "", serial, expires)
+    if len(roles) > 1:
+        raise Refused(
+            f"certificate {serial:x}: has {len(roles)} roles, expected one; issue one for each role"
+        )
+    kind, _, name = roles[0].removeprefix(ROLE_PREFIX).partition("/")
+    try:
+        return CertificateIdentity(
+            CallerKind(kind), check_name(f"certificate {serial:x}: name", name), serial, expires
+        )
+    except ValueError:
+        known = ", ".join(each.value for each in CallerKind)
+        raise Refused(
+            f"certificate {serial:x}: role {kind[:40]!r} is not known, expected one of {known}"
+        ) from None
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return names.get_values_for_type(x509.UniformResourceIdentifier)

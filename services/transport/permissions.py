@@ -1,0 +1,71 @@
+"""Who may call what: one row for each RPC method of every role, and for what is no RPC but is asked for like one.
+
+A certificate or a token says which kind of caller shows it (`identity.py`, `tokens.py`). `access.py` applies the
+table to every call, whichever port it comes in by. A method without a row is refused to everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class CallerKind(Enum):
+    """Kind of a caller; the value is its name in certificates and in files of tokens."""
+
+    WORKER = "worker"
+    AGGREGATOR = "aggregator"
+    OPTIMIZER = "optimizer"
+    SHARD = "shard"
+    PERSON = "person"
+    ADMIN = "admin"
+    METRICS = "metrics"
+
+
+Callers = frozenset[CallerKind]
+
+WORKER: Callers = frozenset({CallerKind.WORKER})
+AGGREGATOR: Callers = frozenset({CallerKind.AGGREGATOR})
+ADMIN: Callers = frozenset({CallerKind.ADMIN})
+PEOPLE: Callers = ADMIN | {CallerKind.PERSON}
+ALL_BUT_METRICS: Callers = frozenset(CallerKind) - {CallerKind.METRICS}
+
+READ_METRICS = "GET /metrics"
+"""Row of a scrape, which is no RPC."""
+CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
+"""Row of a Cancel for a job that somebody else submitted; the row of Cancel itself is checked before."""
+
+PERMISSIONS: Mapping[str, Callers] = {
+    "/tiermesh.Cluster/Attend": WORKER,
+    "/tiermesh.Cluster/Exchange": WORKER,
+    "/tiermesh.Optimizer/Attend": AGGREGATOR,
+    "/tiermesh.Optimizer/Exchange": AGGREGATOR,
+    "/tiermesh.Optimizer/ReadCheckpoint": AGGREGATOR,
+    "/tiermesh.Shard/Attend": AGGREGATOR,
+    "/tiermesh.Shard/ReadPart": AGGREGATOR,
+    "/tiermesh.Shard/WritePart": AGGREGATOR,
+    "/tiermesh.Jobs/Submit": PEOPLE,
+    "/tiermesh.Jobs/List": PEOPLE,
+    "/tiermesh.Jobs/Get": PEOPLE,
+    "/tiermesh.Jobs/Cancel": PEOPLE,
+    CANCEL_OTHERS_JOB: ADMIN,
+    "/tiermesh.Jobs/Watch": PEOPLE,
+    "/tiermesh.Jobs/Logs": PEOPLE,
+    "/tiermesh.Jobs/Download": PEOPLE,
+    "/tiermesh.Jobs/Status": PEOPLE,
+    "/grpc.health.v1.Health/Check": ALL_BUT_METRICS,
+    "/grpc.health.v1.Health/List": ALL_BUT_METRICS,
+    "/grpc.health.v1.Health/Watch": ALL_BUT_METRICS,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": PEOPLE,
+    READ_METRICS: PEOPLE | {CallerKind.METRICS},
+}
+"""Kinds of callers that may call a method."""
+
+
+def allowed_callers(method: str) -> Callers:
+    """Return the kinds of callers that may call a method; empty for one that has no row.
+
+    Args:
+        method: `/package.Service/Method`, or another key of the table.
+    """
+    return PERMISSIONS.get(method, frozenset())

@@ -1,0 +1,270 @@
+"""Callers over time: renewed, expired and revoked certificates and tokens, on real ports with TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from services.transport import access as access_module
+from services.transport.access import (
+    AUTHORIZATION_KEY,
+    AccessControl,
+    Credentials,
+    Denied,
+    authorization,
+    caller_of,
+    current_caller,
+)
+from services.transport.http2.client import open_stream
+from services.transport.http2.server import StreamServer
+from services.transport.identity import identify
+from services.transport.permissions import READ_METRICS, CallerKind
+from services.transport.security import Security
+from services.transport.server import open_channel, start_server
+from services.transport.tokens import make_token
+from tests.support.certificates import make_authority, make_certificate, make_certificates
+
+ATTEND, EXCHANGE, WATCH = "/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange", "/tiermesh.Jobs/Watch"
+SOON_SECONDS = 0.05
+LIMIT_SECONDS = 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return make_certificates(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_module, "CHECK_AGAIN_SECONDS", SOON_SECONDS)
+
+
+def security(files: Path, name: str, **settings: Any) -> Security:
+    return Security(files / f"{name}.pem", files / f"{name}.key", files / "authority.pem", **settings)
+
+
+async def stay(_: Any, context: Any) -> None:
+    """Answer with the caller, and keep the stream open."""
+    await context.write(f"{current_caller().kind} {caller_of(context)}".encode())
+    await asyncio.Event().wait()
+
+
+async def stay_and_yield(_: Any, context: Any) -> AsyncIterator[bytes]:
+    yield caller_of(context).encode()
+    await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def serving(server: Security, people_listen: str = "") -> AsyncIterator[tuple[int, int, int]]:
+    """Run both kinds of servers; yield their ports: main, people's, tensors'."""
+    handlers = [
+        grpc.method_handlers_generic_handler(
+            "tiermesh.Cluster", {"Attend": grpc.stream_stream_rpc_method_handler(stay)}
+        ),
+        grpc.method_handlers_generic_handler(
+            "tiermesh.Jobs", {"Watch": grpc.unary_stream_rpc_method_handler(stay_and_yield)}
+        ),
+    ]
+    role = await start_server("127.0.0.1:0", server, handlers, [], people_listen=people_listen)
+    tensors = await StreamServer.start("127.0.0.1:0", server, {EXCHANGE: lambda stream: stay(None, stream)})
+    try:
+        yield role.port, role.people_port, tensors.port
+    finally:
+        await tensors.stop(0)
+        await role.stop(0)
+
+
+async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    code = await asyncio.wait_for(call.code(), LIMIT_SECONDS)
+    return code, await call.details()
+
+
+def revoke(files: Path, name: str, lines: str = "") -> Path:
+    path = files / "revoked.txt"
+    serial = identify((files / f"{name}.pem").read_bytes()).serial if name else 1
+    path.write_text(f"# revoked\n{lines}{serial:x} {name}\n")
+    return path
+
+
+def test_streams_of_a_revoked_certificate_end_and_new_calls_are_refused(files: Path) -> None:
+    server = security(files, "aggregator", revoked=revoke(files, ""))
+
+    async def test() -> None:
+        async with (
+            serving(server) as (main, _, tensors),
+            open_channel(f"localhost:{main}", security(files, "worker")) as channel,
+            open_channel(f"localhost:{main}", security(files, "person")) as people,
+        ):
+            attend = channel.stream_stream(ATTEND)()
+            assert await attend.read() == b"CallerKind.WORKER "
+            watch = people.unary_stream(WATCH)(b"")
+            assert await watch.read() == b"person"
+            exchange = await open_stream(f"localhost:{tensors}", security(files, "worker"), EXCHANGE)
+            assert bytes(await exchange.read() or b"") == b"CallerKind.WORKER "
+
+            revoke(files, "worker")
+            for call in (attend, exchange, channel.stream_stream(ATTEND)()):
+                code, details = await end_of(call)
+                assert code is grpc.StatusCode.UNAUTHENTICATED
+                assert "was revoked" in details
+            again = await open_stream(f"localhost:{tensors}", security(files, "worker"), EXCHANGE)
+            assert (await end_of(again))[0] is grpc.StatusCode.UNAUTHENTICATED
+            again.cancel()
+            exchange.cancel()
+
+            assert not watch.done(), "the others go on"
+            revoke(files, "person")
+            code, details = await end_of(watch)
+            assert (code, "was revoked" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
+
+    asyncio.run(test())
+
+
+def test_streams_of_a_revoked_token_end(files: Path) -> None:
+    token, record = make_token(CallerKind.PERSON, "alice", 4e9)
+    path = files / "tokens.txt"
+    path.write_text(record.to_line())
+
+    async def test() -> None:
+        async with serving(security(files, "aggregator", tokens=path), "127.0.0.1:0") as (_, people, __):
+            metadata = ((AUTHORIZATION_KEY, authorization(token)),)
+            async with open_channel(f"localhost:{people}", Security(ca=files / "authority.pem")) as channel:
+                watch = channel.unary_stream(WATCH)(b"", metadata=metadata)
+                assert await watch.read() == b"alice"
+                path.write_text("")
+                assert (await end_of(watch))[0] is grpc.StatusCode.UNAUTHENTICATED
+                again = channel.unary_stream(WATCH)(b"", metadata=metadata)
+                assert (await end_of(again))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("what", ["certificate", "token"])
+def test_streams_end_when_what_was_shown_expires(files: Path, what: str) -> None:
+    now = 1e9
+    token, record = make_token(CallerKind.PERSON, "alice", now + 10)
+    (files / "tokens.txt").write_text(record.to_line())
+    certificate = (files / "person.pem").read_bytes()
+    if what == "certificate":
+        now = identify(certificate).expires_seconds - 10
+    shown = (
+        Credentials(tls=True, certificate=certificate)
+        if what == "certificate"
+        else Credentials(tls=True, authorization=authorization(token))
+    )
+    access = AccessControl(security(files, "aggregator", tokens=files / "tokens.txt"), clock=lambda: now)
+
+    async def test() -> None:
+        nonlocal now
+        caller = access.admit(WATCH, shown)
+        with pytest.raises(Denied, match="has expired; renew it"):
+            async with access.watch(caller):
+                await asyncio.sleep(4 * SOON_SECONDS)
+                now += 10
+                await asyncio.wait_for(asyncio.Event().wait(), LIMIT_SECONDS)
+
+    asyncio.run(test())
+    with pytest.raises(Denied, match="has expired"):
+        access.admit(WATCH, shown)
+
+
+def test_an_expired_certificate_is_refused_in_the_handshake(files: Path) -> None:
+    make_certificate(files, "worker", files / "authority.pem", CallerKind.WORKER, days=-1)
+
+    async def test() -> None:
+        async with serving(security(files, "aggregator")) as (main, _, tensors):
+            async with open_channel(f"localhost:{main}", security(files, "worker")) as channel:
+                assert (await end_of(channel.stream_stream(ATTEND)(timeout=5)))[
+                    0
+                ] is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError):
+                await open_stream(f"localhost:{tensors}", security(files, "worker"), EXCHANGE)
+
+    asyncio.run(test())
+
+
+async def trusted(ports: tuple[int, int, int], client: Security) -> tuple[bool, bool]:
+    """Return whether a client can talk to the main port and to the tensor port."""
+    async with open_channel(f"localhost:{ports[0]}", client, own_connection=True) as channel:
+        attend = channel.stream_stream(ATTEND)(timeout=LIMIT_SECONDS)
+        try:
+            main = isinstance(await attend.read(), bytes)
+        except grpc.aio.AioRpcError:
+            main = False
+    try:
+        stream = await open_stream(f"localhost:{ports[2]}", client, EXCHANGE)
+        tensors = await stream.read() is not None
+        stream.cancel()
+    except grpc.aio.AioRpcError:
+        tensors = False
+    return main, tensors
+
+
+def test_renewed_files_are_used_without_a_restart(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, client = security(files, "aggregator"), security(files, "worker")
+
+    async def test() -> None:
+        async with serving(server) as ports:
+            assert await trusted(ports, client) == (True, True)
+            # A new authority: the server must use its new certificate and key, and trust the new authority only.
+            old = files / "old"
+            old.mkdir()
+            for name in ("authority.pem", "worker.pem", "worker.key"):
+                (old / name).write_bytes((files / name).read_bytes())
+            authority = make_authority(files, "authority")
+            make_certificate(files, "aggregator", authority, CallerKind.AGGREGATOR)
+            make_certificate(files, "worker", authority, CallerKind.WORKER)
+            assert await trusted(ports, client) == (True, True)
+            assert await trusted(ports, security(old, "worker")) == (False, False)
+            # Half of a renewal, or junk: what was read before stays in use.
+            key = (files / "aggregator.key").read_bytes()
+            for wrong in ((old / "worker.key").read_bytes(), b"junk"):
+                (files / "aggregator.key").write_bytes(wrong)
+                assert await trusted(ports, client) == (True, True)
+            (files / "aggregator.key").unlink()
+            assert await trusted(ports, client) == (True, True)
+            (files / "aggregator.key").write_bytes(key)
+            assert await trusted(ports, client) == (True, True)
+
+    asyncio.run(test())
+    assert "what was read before stays in use" in caplog.text
+
+
+def test_a_damaged_list_keeps_what_was_read_before(files: Path, caplog: pytest.LogCaptureFixture) -> None:
+    access = AccessControl(security(files, "aggregator", revoked=revoke(files, "metrics")))
+    shown = Credentials(tls=True, certificate=(files / "metrics.pem").read_bytes())
+    damage: list[Callable[[], object]] = [
+        lambda: (files / "revoked.txt").write_text("no number\n"),
+        (files / "revoked.txt").unlink,
+        (files / "revoked.txt").mkdir,
+    ]
+    for break_it in (lambda: None, *damage):
+        break_it()
+        with pytest.raises(Denied, match="was revoked"):
+            access.admit(READ_METRICS, shown)
+    assert caplog.text.count("what was read before stays in use") == len(damage)
+
+
+@pytest.mark.parametrize("uri", ["tiermesh:role/boss/x", "tiermesh:role/worker/", "tiermesh:role/worker/a b"])
+def test_a_certificate_with_a_wrong_role_is_refused(
+    files: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.certs.authority.role_uri", lambda kind, name: uri)
+    cert, _ = make_certificate(files, "odd", files / "authority.pem", CallerKind.WORKER)
+    access = AccessControl(security(files, "aggregator"))
+    with pytest.raises(Denied) as caught:
+        access.admit(WATCH, Credentials(tls=True, certificate=cert.read_bytes()))
+    assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_junk_in_place_of_a_certificate_is_refused(files: Path) -> None:
+    access = AccessControl(security(files, "aggregator"))
+    for junk in (b"", b"x", b"-----BEGIN CERTIFICATE-----\n"):
+        with pytest.raises(Denied, match="can't be read"):
+            access.admit(WATCH, Credentials(tls=True, certificate=junk))
