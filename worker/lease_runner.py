@@ -17,6 +17,7 @@ from protos.tensors_pb2 import NonFinite
 from services.errors import TiermeshError, describe_internal_error
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -176,6 +177,8 @@ class LeaseRunner:
         assert run is not None
         if run.lease.phase != pb.TRAIN:
             return  # the worker that computed this micro-batch for its sum reports it
+        if len(run.non_finite) >= MAX_REPORTED_MICRO_BATCHES:
+            return
         run.non_finite.append(NonFinite(micro_batch=index, parameter=parameter))
         log.warning(
             "job %s: step %d: the gradient of micro-batch %d is not finite, first that of %s",

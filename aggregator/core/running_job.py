@@ -460,7 +460,7 @@ class RunningJob:
         finding = self.lease_book.checks.advance(step_sum, receivers, now)
         if finding is not None:
             self._exclude(finding, now)
-        elif step_sum.verified:
+        elif step_sum.checks.closed:
             self.router.open_gate(step_sum, self.elements)
 
     def _exclude(self, finding: Finding, now: float) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from services.config.field_types import ConfigRecord, PositiveInt
+from services.config.field_types import AxisLength, ConfigRecord, ThreadCount
 
 AxisName = Literal["data", "tensor"]
 
@@ -30,14 +30,14 @@ class DeviceConfig(ConfigRecord):
         trace: whether the step's device commands are recorded once and replayed.
     """
 
-    mesh_shape: tuple[PositiveInt, PositiveInt] = (1, 1)
+    mesh_shape: tuple[AxisLength, AxisLength] = (1, 1)
     enable_ddp: bool = False
     enable_fsdp: bool = False
     enable_tp: bool = False
     axis_order: tuple[AxisName, AxisName] = ("data", "tensor")
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
-    threads: PositiveInt = 1
+    threads: ThreadCount = 1
     trace: bool = False
 
     @property

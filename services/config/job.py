@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32
+from services.config.bounds import check_batches, check_mesh_size, check_model_size, check_step_size
 from services.config.device import DeviceConfig
 from services.config.field_types import (
+    BatchSize,
     ConfigRecord,
     Fraction,
+    MicroBatchCount,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -30,7 +33,11 @@ from services.config.job_parts import (
 from services.config.mesh_fit import check_mesh_fit
 from services.config.models import ModelConfig, RegressionConfig
 from services.config.refusals import validation_refused
+from services.errors import Refused
 from services.protocol.plan import JobPlan, WireTypes
+
+MOST_SPEC_BYTES = 1 << 18
+"""Maximum length of a job as JSON. The aggregator keeps it in memory, and sends it in one message."""
 
 _DTYPES = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
@@ -68,10 +75,10 @@ class JobConfig(ConfigRecord):
     name: PrintableName = "tt_train_nano_gpt"
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
     steps: PositiveInt = 1000
-    batch_size: PositiveInt = 4
-    validation_batch_size: PositiveInt = 4
-    num_workers: PositiveInt = 1
-    gradient_accumulation_steps: PositiveInt = 1
+    batch_size: BatchSize = 4
+    validation_batch_size: BatchSize = 4
+    num_workers: MicroBatchCount = 1
+    gradient_accumulation_steps: MicroBatchCount = 1
     evaluate_every: NonNegativeInt = 0
     checkpoint_every: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -85,13 +92,17 @@ class JobConfig(ConfigRecord):
     sampling: SamplingConfig = SamplingConfig()
     wire_dtype: WireConfigField = WireConfig()
     exact: bool = True
-    min_workers: PositiveInt = 1
+    min_workers: MicroBatchCount = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
 
     @model_validator(mode="after")
     def _check_consistency(self) -> JobConfig:
+        check_step_size(self.num_workers, self.gradient_accumulation_steps, self.verify_fraction)
+        check_mesh_size(self.device)
+        check_model_size(self.model)
+        check_batches(self.model, self.batch_size, self.validation_batch_size)
         check_mesh_fit(self.model, self.device, self.batch_size, self.validation_batch_size)
         if self.schedule.type == "warmup_cosine" and self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(
@@ -152,9 +163,24 @@ class JobConfig(ConfigRecord):
         """Return the job that `to_json` wrote.
 
         Raises:
-            Refused: a field is missing, unknown or out of range; the first one is named.
+            Refused: the text is too long, or a field is missing, unknown or out of range; the first one is named.
         """
+        check_spec_size(text)
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise validation_refused(error, "", cls) from None
+
+
+def check_spec_size(text: str | bytes) -> None:
+    """Check the length of a job as JSON.
+
+    Raises:
+        Refused: it is too long.
+    """
+    length = len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass"))
+    if length > MOST_SPEC_BYTES:
+        raise Refused(
+            f"job: {length} bytes as JSON, expected at most {MOST_SPEC_BYTES}; shorten the lists and texts in "
+            "transformer_config, or have the model read them from a file"
+        )

@@ -14,6 +14,7 @@ from services.config.field_types import (
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -96,10 +97,10 @@ class DataConfig(ConfigRecord):
         tokenizer_sha256: sha256 of that file's bytes, which workers verify.
     """
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[PathText, Field(min_length=1)]
     sha256: Sha256
     tokenizer_type: Literal["char", "bpe"] = "char"
-    tokenizer_path: str | None = None
+    tokenizer_path: PathText | None = None
     tokenizer_sha256: Sha256 | None = None
 
     @model_validator(mode="after")
@@ -114,6 +115,10 @@ class DataConfig(ConfigRecord):
         return self
 
 
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$", max_length=201)]
+"""Name of a file in a checkpoint's folder."""
+
+
 class PretrainedConfig(ConfigRecord):
     """Checkpoint whose weights a job starts from, in Hugging Face's format (Tiermesh's checkpoints have it too).
 
@@ -122,8 +127,8 @@ class PretrainedConfig(ConfigRecord):
         files: sha256 by file name, of the config and the weights.
     """
 
-    path: Annotated[str, Field(min_length=1)]
-    files: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}$")], Sha256]
+    path: Annotated[PathText, Field(min_length=1)]
+    files: Annotated[dict[FileName, Sha256], Field(max_length=1000)]
 
 
 WIRE_TYPE_NAMES = {

@@ -9,12 +9,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, model_validator
 
 from services.config.field_types import (
+    LARGEST_FLOAT,
+    BlockCount,
     ConfigRecord,
+    HeadCount,
     NonNegativeFloat,
     PositiveFloat,
-    PositiveInt,
     Probability,
+    SampleCount,
+    SequenceLength,
+    Width,
 )
+from services.config.options import DEEPEST_OPTION, is_plain
+from services.config.refusals import format_value
 
 RunnerType = Literal["default", "memory_efficient"]
 """`memory_efficient` keeps only a block's input, and recomputes the block in the backward pass."""
@@ -41,11 +48,11 @@ class GPT2Config(ConfigRecord):
     """
 
     model_type: Literal["gpt2"] = "gpt2"
-    num_heads: PositiveInt = 6
-    embedding_dim: PositiveInt = 384
-    num_blocks: PositiveInt = 6
-    max_sequence_length: PositiveInt = 128
-    vocab_size: PositiveInt | None = None
+    num_heads: HeadCount = 6
+    embedding_dim: Width = 384
+    num_blocks: BlockCount = 6
+    max_sequence_length: SequenceLength = 128
+    vocab_size: Width | None = None
     dropout_prob: Probability = 0.2
     weight_tying: bool = False
     positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
@@ -77,10 +84,10 @@ class RopeScaling(ConfigRecord):
         original_context_length: tokens of a sequence in the model's first training.
     """
 
-    scaling_factor: Annotated[float, Field(ge=1)]
+    scaling_factor: Annotated[float, Field(ge=1, le=LARGEST_FLOAT)]
     high_freq_factor: PositiveFloat = 4.0
     low_freq_factor: PositiveFloat = 1.0
-    original_context_length: PositiveInt
+    original_context_length: SequenceLength
 
     @model_validator(mode="after")
     def _check_factors(self) -> RopeScaling:
@@ -112,13 +119,13 @@ class LlamaConfig(ConfigRecord):
     """
 
     model_type: Literal["llama"] = "llama"
-    num_heads: PositiveInt = 6
-    num_groups: PositiveInt = 3
-    embedding_dim: PositiveInt = 384
-    intermediate_dim: PositiveInt | None = None
-    num_blocks: PositiveInt = 6
-    max_sequence_length: PositiveInt = 128
-    vocab_size: PositiveInt | None = None
+    num_heads: HeadCount = 6
+    num_groups: HeadCount = 3
+    embedding_dim: Width = 384
+    intermediate_dim: Width | None = None
+    num_blocks: BlockCount = 6
+    max_sequence_length: SequenceLength = 128
+    vocab_size: Width | None = None
     dropout_prob: Probability = 0.2
     theta: PositiveFloat = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -168,10 +175,10 @@ class LinearRegressionConfig(ConfigRecord):
     """
 
     model_type: Literal["linear_regression"] = "linear_regression"
-    num_features: PositiveInt = 64
-    num_targets: PositiveInt = 32
+    num_features: Width = 64
+    num_targets: Width = 32
     bias: bool = True
-    training_samples: Annotated[PositiveInt, Field(ge=10)] = 100_000
+    training_samples: SampleCount = 100_000
     noise: NonNegativeFloat = 0.0
 
 
@@ -190,12 +197,12 @@ class MLPConfig(ConfigRecord):
     """
 
     model_type: Literal["mlp"] = "mlp"
-    input_features: PositiveInt = 784
-    hidden_features: Annotated[tuple[PositiveInt, ...], Field(max_length=1000)] = (128, 128)
-    output_features: PositiveInt = 10
+    input_features: Width = 784
+    hidden_features: Annotated[tuple[Width, ...], Field(max_length=1000)] = (128, 128)
+    output_features: Width = 10
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     bias: bool = True
-    training_samples: Annotated[PositiveInt, Field(ge=10)] = 100_000
+    training_samples: SampleCount = 100_000
     noise: NonNegativeFloat = 0.0
 
     @property
@@ -220,9 +227,19 @@ class CustomConfig(ConfigRecord):
     """
 
     model_type: Annotated[str, Field(max_length=500, pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")]
-    max_sequence_length: PositiveInt = 128
+    max_sequence_length: SequenceLength = 128
     runner_type: RunnerType = "default"
     options: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_options(self) -> CustomConfig:
+        for key, value in self.options.items():
+            if not is_plain(value):
+                raise ValueError(
+                    f"transformer_config.{key:.60}: {format_value(value)} given, expected numbers of 64 bits and at "
+                    f"most {DEEPEST_OPTION} levels of lists and mappings; change it"
+                )
+        return self
 
 
 def _check_heads(heads: int, width: int) -> None:

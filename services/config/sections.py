@@ -12,13 +12,23 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from services.config.field_types import (
+    MOST_MICRO_BATCHES,
+    BatchSize,
+    BlockCount,
     Fraction,
+    HeadCount,
+    MicroBatchCount,
     NonNegativeFloat,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     PrintableName,
     Probability,
+    SampleCount,
+    SequenceLength,
+    ThreadCount,
+    Width,
 )
 from services.config.job_parts import CheckpointConfig, WireConfig, WireConfigField
 from services.config.models import RunnerType
@@ -36,28 +46,28 @@ class TrainingSection(Section):
     """`training_config`, with the old (flat) and the new (`optimizer:`) spelling of the optimizer's settings."""
 
     project_name: PrintableName = "tt_train_nano_gpt"
-    model_type: str | None = None
+    model_type: PathText | None = None
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 5489
     model_save_interval: NonNegativeInt = 500
     checkpoint: CheckpointConfig = CheckpointConfig()
-    batch_size: PositiveInt = 4
-    validation_batch_size: PositiveInt | None = None
+    batch_size: BatchSize = 4
+    validation_batch_size: BatchSize | None = None
     num_epochs: PositiveInt | None = None
     max_steps: PositiveInt = 1000
     steps: PositiveInt | None = None
     total_steps: PositiveInt | None = None
     eval_every: NonNegativeInt = 200
-    gradient_accumulation_steps: PositiveInt = 1
-    model_config_path: str | None = Field(None, alias="model_config")
+    gradient_accumulation_steps: MicroBatchCount = 1
+    model_config_path: PathText | None = Field(None, alias="model_config")
     multihost_config: Any = None
     transformer_config: dict[Any, Any] | None = None
-    data_path: Annotated[str, Field(min_length=1)] = "data/shakespeare.txt"
+    data_path: Annotated[PathText, Field(min_length=1)] = "data/shakespeare.txt"
     tokenizer_type: Literal["char", "bpe"] = "char"
-    tokenizer_path: str | None = None
+    tokenizer_path: PathText | None = None
     scheduler_type: Literal["identity", "warmup_linear", "warmup_cosine"] = "identity"
     use_clip_grad_norm: bool = False
     clip_grad_norm_max_norm: PositiveFloat = 1.0
-    checkpoint_dir: str | None = None
+    checkpoint_dir: PathText | None = None
     optimizer: dict[Any, Any] | None = None
     learning_rate: NonNegativeFloat | None = None
     beta1: Probability | None = None
@@ -71,7 +81,7 @@ class TrainingSection(Section):
     wire_dtype: WireConfigField = WireConfig()
     accumulation: Literal["host"] = "host"
     exact: bool = True
-    min_workers: PositiveInt = 1
+    min_workers: MicroBatchCount = 1
     on_non_finite: Literal["skip", "stop"] = "skip"
     verify_fraction: Fraction = 0.0
     on_faulty: Literal["go_back", "go_on"] = "go_back"
@@ -109,8 +119,8 @@ class SGDSection(Section):
 class DeviceSection(Section):
     """`device_config`. A mesh is `[rows, columns]`, or with named axes `[[rows, columns], ["fsdp", "tp"]]`."""
 
-    mesh_shape: list[Any] = Field(default_factory=lambda: [1, 1])
-    device_ids: list[NonNegativeInt] = Field(default_factory=list)
+    mesh_shape: list[Any] = Field(default_factory=lambda: [1, 1], max_length=8)
+    device_ids: list[NonNegativeInt] = Field(default_factory=list, max_length=1024)
     enable_ddp: bool = False
     enable_tp: bool = False
     enable_pp: bool = False
@@ -118,7 +128,7 @@ class DeviceSection(Section):
     enable_fsdp: bool = False
     backend: Literal["auto", "ttnn", "emulator"] = "auto"
     dtype: Literal["bfloat16", "float32"] | None = None
-    threads: PositiveInt = 1
+    threads: ThreadCount = 1
     trace: bool = False
 
 
@@ -126,7 +136,7 @@ class MultihostSection(Section):
     """`multihost_config`. Tiermesh always speaks gRPC, whatever `socket_type` says."""
 
     enabled: bool = False
-    num_workers: NonNegativeInt | None = None
+    num_workers: Annotated[int, Field(ge=0, le=MOST_MICRO_BATCHES)] | None = None
     socket_type: Literal["mpi", "fabric", "grpc"] = "grpc"
     pipeline_parallel_config: dict[Any, Any] | None = None
 
@@ -140,24 +150,24 @@ class ExperimentalSection(Section):
 class TransformerSection(Section):
     """`transformer_config` of a GPT-2 or a Llama. Keys of the other model have no effect."""
 
-    model_type: str | None = None
-    model_path: str | None = None
+    model_type: PathText | None = None
+    model_path: PathText | None = None
     runner_type: RunnerType = "default"
-    num_heads: PositiveInt = 6
-    embedding_dim: PositiveInt = 384
+    num_heads: HeadCount = 6
+    embedding_dim: Width = 384
     dropout_prob: Probability = 0.2
-    num_blocks: PositiveInt = 6
-    vocab_size: PositiveInt | None = None
-    max_sequence_length: PositiveInt = 128
+    num_blocks: BlockCount = 6
+    vocab_size: Width | None = None
+    max_sequence_length: SequenceLength = 128
     weight_tying: Literal["enabled", "disabled", True, False] | None = None
     positional_embedding_type: Literal["trainable", "fixed"] = "trainable"
     bias: bool = True
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
     experimental: ExperimentalSection = ExperimentalSection()
     embedding_placement: Literal["replicated", "vocab_parallel", "feature_parallel"] = "replicated"
-    intermediate_dim: PositiveInt | None = None
+    intermediate_dim: Width | None = None
     theta: PositiveFloat | None = None
-    num_groups: PositiveInt | None = None
+    num_groups: HeadCount | None = None
     rope_scaling: dict[Any, Any] | None = None
 
 
@@ -175,31 +185,31 @@ class CustomSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    model_type: str
-    model_path: str | None = None
+    model_type: PathText
+    model_path: PathText | None = None
     runner_type: RunnerType = "default"
-    max_sequence_length: PositiveInt = 128
+    max_sequence_length: SequenceLength = 128
 
 
 class LinearRegressionSection(Section):
     """`linear_regression_config`, a section of Tiermesh's own: tt-train's example has these as arguments."""
 
-    num_features: PositiveInt = 64
-    num_targets: PositiveInt = 32
+    num_features: Width = 64
+    num_targets: Width = 32
     bias: bool = True
-    training_samples: PositiveInt = 100_000
+    training_samples: SampleCount = 100_000
     noise: NonNegativeFloat = 0.0
 
 
 class MLPSection(Section):
     """`mlp_config`: tt-train's keys, and those of the data as in linear regression."""
 
-    input_features: PositiveInt = 784
-    hidden_features: list[PositiveInt] = Field(default_factory=lambda: [128, 128], max_length=1000)
-    output_features: PositiveInt = 10
+    input_features: Width = 784
+    hidden_features: list[Width] = Field(default_factory=lambda: [128, 128], max_length=1000)
+    output_features: Width = 10
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
     bias: bool = True
-    training_samples: PositiveInt = 100_000
+    training_samples: SampleCount = 100_000
     noise: NonNegativeFloat = 0.0
 
 

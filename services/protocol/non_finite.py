@@ -8,6 +8,8 @@ from protos.tensors_pb2 import FLOAT16, DType, NonFinite
 
 MAX_NAMED_MICRO_BATCHES = 4
 """Maximum number of micro-batches that the line names; the others are counted."""
+MAX_REPORTED_MICRO_BATCHES = 1000
+"""Maximum number of micro-batches that a message names; a step may have many more."""
 MAX_PARAMETER_NAME_CHARACTERS = 200
 """Maximum number of characters shown of a parameter's name, which comes from a worker unchecked."""
 
@@ -26,7 +28,9 @@ def describe_non_finite(found: Sequence[NonFinite], gradients: DType) -> str:
             for each in found[:MAX_NAMED_MICRO_BATCHES]
         )
         others = len(found) - MAX_NAMED_MICRO_BATCHES
-        return f"{text}: {'; '.join(named)}" + (f"; and {others} more micro-batches" if others > 0 else "")
+        many = "at least " if len(found) >= MAX_REPORTED_MICRO_BATCHES else ""
+        more = f"; and {many}{others} more micro-batches" if others > 0 else ""
+        return f"{text}: {'; '.join(named)}{more}"
     if gradients == FLOAT16:
         return f"{text}; it is sent as float16, whose largest value is 65504; set wire_dtype to bfloat16 or float32"
     return f"{text}, though the gradients of all micro-batches are: their sum overflowed"

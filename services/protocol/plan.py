@@ -19,6 +19,10 @@ It bounds what the aggregator keeps, however many workers there are.
 """
 MIN_WINDOW_CHUNKS = 1
 """Minimum window of a lease. With so many senders, chunks of the others arrive while one waits for its next."""
+MOST_EVALUATION_BATCHES = 1 << 18
+"""Maximum number of held-out batches. The aggregator keeps one loss of each."""
+MOST_BATCHES_PER_LEASE = 1 << 14
+"""Maximum number of held-out batches of one lease. Their losses take less than 512 KiB of a message."""
 
 
 @dataclass(frozen=True)

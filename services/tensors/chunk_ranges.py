@@ -10,11 +10,15 @@ from protos.cluster_pb2 import Range
 def to_ranges(chunks: Iterable[int]) -> list[Range]:
     """Return chunk indices as the fewest ranges, in ascending order."""
     runs: list[Range] = []
+    first = stop = -1
     for chunk in sorted(set(chunks)):
-        if runs and runs[-1].first + runs[-1].count == chunk:
-            runs[-1].count += 1
-        else:
-            runs.append(Range(first=chunk, count=1))
+        if chunk != stop:
+            if first >= 0:
+                runs.append(Range(first=first, count=stop - first))
+            first = chunk
+        stop = chunk + 1
+    if first >= 0:
+        runs.append(Range(first=first, count=stop - first))
     return runs
 
 

@@ -43,21 +43,22 @@ def children(node: Node) -> tuple[Node, Node]:
     return Node(node.first, left), Node(node.first + left, node.count - left)
 
 
-def parent_and_sibling(root: Node, node: Node) -> tuple[Node, Node]:
-    """Return the parent of `node` in the tree of `root`, and the parent's other child.
+def path_to(root: Node, node: Node) -> list[tuple[Node, Node]]:
+    """Return each ancestor of `node` in the tree of `root`, with the sibling of the way down; the root is first.
 
     Raises:
-        ValueError: `node` is the root, or no node of this tree.
+        ValueError: `node` is no node of this tree.
     """
+    path: list[tuple[Node, Node]] = []
     above = root
-    while above.count > 1:
+    while above != node:
+        if above.is_leaf or not above.contains(node):
+            raise ValueError(f"{node} is no node of the tree of {root}")
         left, right = children(above)
-        if node == left:
-            return above, right
-        if node == right:
-            return above, left
-        above = left if left.contains(node) else right
-    raise ValueError(f"{node} has no parent in the tree of {root}")
+        down, sibling = (left, right) if node.first < right.first else (right, left)
+        path.append((above, sibling))
+        above = down
+    return path
 
 
 def is_node(root: Node, node: Node) -> bool:

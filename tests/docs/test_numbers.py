@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.daemon import OWN_TIMEOUTS
 from aggregator.shards.server.session import MAX_WAITING_CHUNKS as WAITING_IN_A_SHARD
 from cli.download import MAX_FILES
 from cli.supervise import FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS
 from optimizer.checkpoint_store import FILE_PART_BYTES
 from services.instrumentation.timeline import MAX_EVENTS
-from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
+from services.protocol.plan import (
+    MIN_WINDOW_CHUNKS,
+    MOST_EVALUATION_BATCHES,
+    TOTAL_WINDOW_CHUNKS,
+    WINDOW_CHUNKS,
+)
 from services.tensors.kernels.arithmetic import BLOCK_ELEMENTS
 from services.tensors.layout import CHUNK_ELEMENTS, MAX_DIMENSIONS, MAX_ELEMENTS
 from services.timeouts import STANDARD_TIMEOUTS
@@ -38,7 +42,7 @@ FACTS = {
         f"| {WINDOW_CHUNKS} chunks; then",
         f"| layout | 2^{MAX_ELEMENTS.bit_length() - 1} elements, {MAX_DIMENSIONS} dimensions |",
         f"| leases of a worker | {MOST_LEASES} |",
-        f"| batches of held-out data | 2^{MOST_BATCHES.bit_length() - 1} |",
+        f"| batches of held-out data | 2^{MOST_EVALUATION_BATCHES.bit_length() - 1} |",
         f"| files of a download | {MAX_FILES} |",
         f"| message | {MESSAGE_LIMIT_BYTES // MI} MiB |",
     ),

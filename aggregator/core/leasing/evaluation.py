@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aggregator.core.sums.step_sum import sum_losses
 from protos.cluster_pb2 import BatchLoss
+from services.protocol.plan import MOST_BATCHES_PER_LEASE
 
 LEASES_PER_WORKER = 4
 """Number of leases the batches are split into per worker, so that a faster worker can take more of them."""
-MOST_BATCHES = 1 << 20
-"""Limit of held-out batches; the aggregator keeps one loss of each."""
 
 
 @dataclass(frozen=True)
@@ -49,52 +50,74 @@ class Evaluation:
     def __init__(self, batches: int) -> None:
         self.batches = batches
         self.leases: dict[int, EvaluationLease] = {}
-        self._results: dict[int, BatchLoss] = {}
+        self._free = [range(batches)] if batches else []  # in order; neither leased nor known
+        self._sums = array("d", bytes(8 * batches))
+        self._tokens = array("Q", bytes(8 * batches))
+        self._known = bytearray(batches)
+        self._unknown = batches
 
     @property
     def complete(self) -> bool:
         """Whether every batch's loss is known."""
-        return len(self._results) == self.batches
+        return not self._unknown
 
     @property
     def loss(self) -> float:
         """Mean negative log-likelihood per token, in nats."""
-        results = [self._results[index] for index in range(self.batches)]
-        return sum_losses(result.sum for result in results) / max(1, sum(result.tokens for result in results))
+        return sum_losses(self._sums) / max(1, sum(self._tokens))
 
     def grant(self, lease: int, session: int, workers: int, now: float) -> EvaluationLease | None:
         """Lease the next run of free batches to a worker; return None if no batch is free."""
-        leased = {index for each in self.leases.values() for index in each.batches}
-        free = [index for index in range(self.batches) if index not in leased and index not in self._results]
-        if not free:
+        if not self._free:
             return None
-        most = -(-self.batches // (LEASES_PER_WORKER * max(1, workers)))
-        count = 1
-        free_set = set(free)
-        while count < most and free[0] + count in free_set:
-            count += 1
-        granted = EvaluationLease(lease, session, free[0], count, now)
+        run = self._free.pop(0)
+        share = -(-self.batches // (LEASES_PER_WORKER * max(1, workers)))
+        count = min(share, len(run), MOST_BATCHES_PER_LEASE)
+        if run[count:]:
+            self._free.insert(0, run[count:])
+        granted = EvaluationLease(lease, session, run.start, count, now)
         self.leases[lease] = granted
         return granted
 
     def finish(self, lease: int, losses: Iterable[BatchLoss]) -> range | None:
         """Record a lease's losses and return its batches; None if the lease is void."""
-        finished = self.leases.get(lease)
+        finished = self.leases.pop(lease, None)
         if finished is None:
             return None
+        batches = finished.batches
         for result in losses:
-            if result.index in finished.batches:
-                self._results[result.index] = result
-        del self.leases[lease]
-        return finished.batches
+            index = result.index
+            if index in batches:
+                self._unknown -= not self._known[index]
+                self._known[index] = 1
+                self._sums[index], self._tokens[index] = result.sum, result.tokens
+        self._add_free(batches)
+        return batches
+
+    def _add_free(self, batches: range) -> None:
+        """Count batches as free, except those whose losses are known."""
+        first = batches.start
+        while (first := self._known.find(0, first, batches.stop)) >= 0:
+            stop = self._known.find(1, first, batches.stop)
+            run = range(first, stop if stop >= 0 else batches.stop)
+            place = bisect(self._free, run.start, key=lambda other: other.start)
+            if place < len(self._free) and self._free[place].start == run.stop:
+                run = range(run.start, self._free.pop(place).stop)
+            if place and self._free[place - 1].stop == run.start:
+                place -= 1
+                run = range(self._free.pop(place).start, run.stop)
+            self._free.insert(place, run)
+            first = run.stop
 
     def abandon(self, session: int) -> None:
         """Free all batches of a worker that is gone."""
-        self.leases = {key: each for key, each in self.leases.items() if each.session != session}
+        for lease in [each for each in self.leases.values() if each.session == session]:
+            self.release(lease)
 
     def release(self, lease: EvaluationLease) -> None:
         """Make a lease void and free its batches."""
         del self.leases[lease.lease]
+        self._add_free(lease.batches)
 
     def release_failed(self, session: int, lease: int) -> range | None:
         """Free the batches of a worker's failed lease and return them; None if the worker has no such lease."""

@@ -129,17 +129,14 @@ class LeaseBook:
         if self.initialisation is not None:
             add("initial weights", self.initialisation.session, self.initialisation.since_seconds)
         step_sum = self.step_sum
-        if step_sum is not None and not step_sum.coverage.complete:
-            coverage = step_sum.coverage
-            chunk = coverage.chunks - 1 - coverage.done_in_order(0)
+        if step_sum is not None and (chunk := step_sum.next_chunk) is not None:
             for each in step_sum.assignments:
-                if each.session is not None and not coverage.covers(each.node, chunk):
+                if each.session is not None and not step_sum.coverage.covers(each.node, chunk):
                     node = describe_range("micro-batch", each.node.first, each.node.count)
                     add(f"gradients of {node}", each.session, each.since_seconds, chunk)
         if step_sum is not None:
-            for check in step_sum.checks.values():
-                if check.lease:
-                    add(f"checksum of micro-batch {check.micro_batch}", check.session, check.since_seconds)
+            for check in step_sum.checks.leased():
+                add(f"checksum of micro-batch {check.micro_batch}", check.session, check.since_seconds)
         if self.evaluation is not None:
             for lease in self.evaluation.leases.values():
                 batches = describe_range("batch", lease.first, lease.count)
@@ -200,8 +197,9 @@ class LeaseBook:
         self.step_sum = step_sum
         receivers = [member for member in self.able_members() if member.receives_weights] if plan else []
         step_sum.distribute(speeds(receivers), now)
+        planned = step_sum.sessions()
         for member in receivers:
-            if not step_sum.of_session(member.session):
+            if member.session not in planned:
                 member.record_idle_step()
 
     def grant_initialisation(self, now: float) -> None:
@@ -226,13 +224,15 @@ class LeaseBook:
 
     def _plan_orphans(self, step_sum: StepSum, able: Iterable[Member], now: float) -> None:
         """Plan orphans for idle workers; leave to busy ones what they will soon be free for."""
-        receivers = [member for member in able if member.receives_weights]
-        busy = [member for member in receivers if step_sum.is_busy(member.session)]
+        busy_sessions = step_sum.busy_sessions()
         idle = [
             member
             for member in able
-            if member.loaded_version == step_sum.version and not step_sum.is_busy(member.session)
+            if member.loaded_version == step_sum.version and member.session not in busy_sessions
         ]
+        if not idle or not step_sum.orphans():
+            return
+        busy = [member for member in able if member.receives_weights and member.session in busy_sessions]
         known = speeds([*idle, *busy])
         left = {each.session: step_sum.busy_seconds(each.session, known[each.session], now) for each in busy}
         step_sum.distribute(known, now, left)
@@ -252,10 +252,8 @@ class LeaseBook:
 
     def reconcile(self, step_sum: StepSum, missing: set[int]) -> None:
         """Adjust a step's coverage to the chunks that the optimizer lacks, and have lost ones sent again."""
-        for chunk in range(step_sum.coverage.chunks):
-            if chunk not in missing:
-                for node in step_sum.coverage.mark_done(chunk):
-                    self._out.put(Drop(chunk, node))
+        for chunk, node in step_sum.coverage.mark_all_done_except(missing):
+            self._out.put(Drop(chunk, node))
         end_before = step_sum.window_end
         reopened = to_ranges(step_sum.reopen(sorted(missing)))
         if step_sum.widen() or step_sum.window_end != end_before:

@@ -61,11 +61,11 @@ class WorkerOrders:
         assignment.computed = not missing
         if not missing:
             return
-        assignment.lease, assignment.since_seconds = self._new_lease(), now
+        step_sum.grant(assignment, self._new_lease(), now)
         lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
         if len(missing) < step_sum.coverage.chunks:
             lease.chunks.extend(to_ranges(missing))
-        lease.checksums.extend(step_sum.checked_in(assignment.node))
+        lease.checksums.extend(step_sum.checks.within(assignment.node))
         self.send_window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.window_end)
         self._send(session, lease)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappush, heapreplace
+from itertools import groupby
 from types import MappingProxyType
 
 from services.tensors.reduction_tree import Node, children
@@ -11,17 +13,30 @@ MAX_NODES_PER_WORKER = 2
 """Limit of nodes per worker; a worker keeps the sum of each until COMMIT, so its memory grows with their number."""
 LEAST_GAIN = 0.98
 """A finer split is taken only if it needs less than this fraction of the time: larger nodes mean fewer bytes."""
+MOST_SPLITS = 16
+"""Number of splits that are compared, about. Comparing all of them would take seconds for hundreds of workers."""
 
 NOTHING_BUSY: Mapping[int, float] = MappingProxyType({})
 
 
-def split_largest(nodes: Sequence[Node]) -> list[Node] | None:
-    """Return the nodes with the first largest one split into its children; None if all are single micro-batches."""
-    largest = max(nodes, key=lambda node: (node.count, -node.first))
-    if largest.is_leaf:
-        return None
-    at = nodes.index(largest)
-    return [*nodes[:at], *children(largest), *nodes[at + 1 :]]
+def splits(nodes: Sequence[Node], most: int) -> Iterator[list[Node]]:
+    """Yield finer and finer splits of the nodes, each time with the largest nodes split into their children.
+
+    Args:
+        nodes: The nodes to split.
+        most: The limit of nodes.
+    """
+    apart = max(1, most // MOST_SPLITS)
+    largest = [(-node.count, node.first) for node in nodes]
+    heapify(largest)
+    while len(largest) < most and largest[0][0] < -1:
+        count, first = largest[0]
+        left, right = children(Node(first, -count))
+        heapreplace(largest, (-left.count, left.first))
+        heappush(largest, (-right.count, right.first))
+        last = len(largest) == most or largest[0][0] == -1
+        if last or len(largest) % apart == 0:
+            yield [Node(first, -count) for count, first in largest]
 
 
 def assign(
@@ -37,12 +52,16 @@ def assign(
     Returns:
         The seconds until the last worker is done, and the worker of each node.
     """
-    busy_until = {worker: busy_seconds.get(worker, 0.0) for worker in sorted(speeds)}
+    busy_until = {worker: busy_seconds.get(worker, 0.0) for worker in speeds}
     owners: dict[Node, int] = {}
-    for node in sorted(nodes, key=lambda node: (-node.count, node.first)):
-        worker = min(busy_until, key=lambda worker: busy_until[worker] + node.count / speeds[worker])
-        busy_until[worker] += node.count / speeds[worker]
-        owners[node] = worker
+    in_order = sorted(nodes, key=lambda node: (-node.count, node.first))
+    for count, alike in groupby(in_order, key=lambda node: node.count):
+        first = [(busy + count / speeds[worker], worker) for worker, busy in busy_until.items()]
+        heapify(first)
+        for node in alike:
+            done, worker = first[0]
+            owners[node], busy_until[worker] = worker, done
+            heapreplace(first, (done + count / speeds[worker], worker))
     return max(busy_until.values()), owners
 
 
@@ -54,12 +73,10 @@ def plan(
     The split that is done soonest wins. `assign` explains the arguments.
     """
     best_seconds, best = assign(nodes, speeds, busy_seconds)
-    finer = split_largest(nodes)
-    while finer is not None and len(finer) <= MAX_NODES_PER_WORKER * len(speeds):
+    for finer in splits(nodes, MAX_NODES_PER_WORKER * len(speeds)):
         seconds, owners = assign(finer, speeds, busy_seconds)
         if seconds < LEAST_GAIN * best_seconds:
             best_seconds, best = seconds, owners
-        finer = split_largest(finer)
     return best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
@@ -46,11 +47,14 @@ class Stalls:
 
     def release_gradients(self, step_sum: StepSum, now: float) -> None:
         """Make orphans of a step's stalled assignments."""
+        work: Counter[int] = Counter()
+        for each in step_sum.assignments:
+            if each.session is not None:
+                work[each.session] += each.node.count
         for each in step_sum.assignments:
             if each.session is None or each.computed:
                 continue
-            work = sum(other.node.count for other in step_sum.of_session(each.session))
-            if self.mark_if_stalled(each.session, each.since_seconds, work, now):
+            if self.mark_if_stalled(each.session, each.since_seconds, work[each.session], now):
                 if each.lease:
                     self._orders.revoke(each.session, each.lease)
                 step_sum.release(each, now)

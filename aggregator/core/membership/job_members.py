@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from aggregator.core.job_report import JobReport
 from aggregator.core.leasing.deaths import WorkerDeaths
-from aggregator.core.leasing.evaluation import MOST_BATCHES
 from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
@@ -16,6 +15,7 @@ from aggregator.core.membership.members import CodeWait, Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
+from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
 
 
@@ -61,9 +61,11 @@ class JobMembers:
     def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
         """Admit a worker that has built the job; return why it doesn't fit, None if it does."""
         refusal = self._admission.check(ready.layout_hash, ready.fingerprint)
-        if ready.evaluation_batches > MOST_BATCHES:
+        if ready.evaluation_batches > MOST_EVALUATION_BATCHES:
             found = f"{ready.evaluation_batches} batches of held-out data"
-            refusal = Refusal(f"{found}, expected at most {MOST_BATCHES}; raise batch_size")
+            refusal = Refusal(
+                f"{found}, expected at most {MOST_EVALUATION_BATCHES}; raise validation_batch_size"
+            )
         if refusal is not None:
             return refusal
         member.building_since_seconds = None

@@ -6,9 +6,10 @@ is finished: it is passed on, and its payload is deleted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from services.tensors.reduction_tree import Node, parent_and_sibling
+from services.tensors.reduction_tree import Node, path_to
 
 
 @dataclass
@@ -31,6 +32,9 @@ class Arrival:
 class Coverage:
     """Coverage of one step: `chunks` chunks, each summed up the tree of `root`.
 
+    No method loops over the tree's leaves. Only `missing`, `reopen` and `mark_all_done_except` may take time for each
+    chunk of the layout.
+
     Attributes:
         gated: Whether the last chunk is held back, so that the optimizer can't COMMIT yet.
     """
@@ -40,6 +44,7 @@ class Coverage:
         self.chunks = chunks
         self.gated = gated
         self._stored: dict[int, set[Node]] = {}
+        self._chunks_of: dict[Node, set[int]] = {}  # the same by node
         self._done: set[int] = set()
 
     @property
@@ -67,49 +72,82 @@ class Coverage:
             return Arrival(duplicate=True)
         stored = self._stored.setdefault(chunk, set())
         arrival = Arrival(superseded=sorted(other for other in stored if node.contains(other)))
-        stored.difference_update(arrival.superseded)
-        while node != self.root:
-            parent, sibling = parent_and_sibling(self.root, node)
+        for other in arrival.superseded:
+            self._remove(other, chunk)
+        for parent, sibling in reversed(path_to(self.root, node)):
             if sibling not in stored:
-                stored.add(node)
+                self._store(node, chunk)
                 return arrival
-            stored.discard(sibling)
+            self._remove(sibling, chunk)
             arrival.merges.append((min(node, sibling), max(node, sibling), parent))
             node = parent
         if self.gated and len(self._done) == self.chunks - 1:
-            stored.add(node)
+            self._store(node, chunk)
             return arrival
         del self._stored[chunk]
         self._done.add(chunk)
         arrival.done = True
         return arrival
 
+    def _store(self, node: Node, chunk: int) -> None:
+        self._stored[chunk].add(node)
+        self._chunks_of.setdefault(node, set()).add(chunk)
+
+    def _remove(self, node: Node, chunk: int) -> None:
+        self._stored[chunk].discard(node)
+        self._chunks_of[node].discard(chunk)
+
     def open_gate(self) -> int | None:
         """Open the gate and return the chunk it held back, which is finished now; None if it held back none."""
         self.gated = False
-        for chunk, stored in self._stored.items():
-            if self.root in stored:
-                del self._stored[chunk]
-                self._done.add(chunk)
-                return chunk
+        for chunk in self._chunks_of.pop(self.root, ()):
+            del self._stored[chunk]
+            self._done.add(chunk)
+            return chunk
         return None
 
     def covers(self, node: Node, chunk: int) -> bool:
         """Return whether nothing of `node` is missing for `chunk`."""
-        return chunk in self._done or any(other.contains(node) for other in self._stored.get(chunk, ()))
+        if chunk in self._done:
+            return True
+        stored = self._stored.get(chunk, ())
+        return any(other in stored for other in self._with_ancestors(node)) if stored else False
 
-    def missing(self, node: Node) -> list[int]:
-        """Return the chunks for which something of `node` is missing."""
-        return [chunk for chunk in range(self.chunks) if not self.covers(node, chunk)]
+    def _with_ancestors(self, node: Node) -> list[Node]:
+        return [*(parent for parent, _ in path_to(self.root, node)), node]
 
-    def mark_done(self, chunk: int) -> list[Node]:
-        """Count `chunk` as finished, since the optimizer has its sum; return the stored nodes to drop."""
-        self._done.add(chunk)
-        return sorted(self._stored.pop(chunk, set()))
+    def misses(self, node: Node) -> bool:
+        """Return whether something of `node` is missing for any chunk."""
+        # The stored nodes of a chunk don't overlap, so no chunk is counted twice.
+        covering = (len(self._chunks_of.get(other, ())) for other in self._with_ancestors(node))
+        return len(self._done) + sum(covering) < self.chunks
 
-    def reopen(self, chunk: int) -> bool:
-        """Count `chunk` as missing, since the optimizer lost its sum; return whether it had been passed on."""
-        if chunk not in self._done:
-            return False
-        self._done.discard(chunk)
-        return True
+    def missing(self, node: Node) -> Sequence[int]:
+        """Return the chunks for which something of `node` is missing, in ascending order."""
+        covering = [found for other in self._with_ancestors(node) if (found := self._chunks_of.get(other))]
+        if not self._done and not covering:
+            return range(self.chunks)
+        return sorted(set(range(self.chunks)).difference(self._done, *covering))
+
+    def mark_all_done_except(self, missing: Set[int]) -> list[tuple[int, Node]]:
+        """Count all other chunks as finished, since the optimizer has their sums.
+
+        Returns:
+            The stored (chunk, node) to drop.
+        """
+        found = set(range(self.chunks)).difference(self._done, missing)
+        self._done |= found
+        dropped = [
+            (chunk, node) for chunk in sorted(found & self._stored.keys()) for node in self._stored[chunk]
+        ]
+        for chunk, node in dropped:
+            self._chunks_of[node].discard(chunk)
+        for chunk in found & self._stored.keys():
+            del self._stored[chunk]
+        return sorted(dropped)
+
+    def reopen(self, chunks: Iterable[int]) -> list[int]:
+        """Count chunks as missing, since the optimizer lost their sums; return those that had been passed on."""
+        lost = self._done.intersection(chunks)
+        self._done -= lost
+        return sorted(lost)

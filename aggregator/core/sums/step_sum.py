@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aggregator.core.leasing.planning import NOTHING_BUSY, plan
 from aggregator.core.sums.coverage import Arrival, Coverage
-from aggregator.core.verification.opinions import Check
+from aggregator.core.verification.step_checks import StepChecks
 from protos.tensors_pb2 import NonFinite
+from services.protocol.non_finite import MAX_REPORTED_MICRO_BATCHES
 from services.protocol.plan import MIN_WINDOW_CHUNKS, TOTAL_WINDOW_CHUNKS, WINDOW_CHUNKS
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
@@ -48,7 +50,7 @@ class StepSum:
         checked: Micro-batches that a second worker computes too; the sum completes only after their checks.
 
     Attributes:
-        checks: The check of each such micro-batch.
+        checks: The checks of these micro-batches.
         coverage: What has arrived.
         assignments: Who computes which node, in the order of the nodes.
         window_end: The position in the agreed order that senders must not reach yet.
@@ -64,12 +66,13 @@ class StepSum:
         checked: Iterable[int] = (),
     ) -> None:
         self.version = version
-        self.checks = {each: Check(each) for each in checked}
+        self.checks = StepChecks(checked)
         self.coverage = Coverage(Node(0, micro_batches), chunks, gated=bool(self.checks))
         self.assignments = [Assignment(self.coverage.root, None, now)]
         self.window_end = min(WINDOW_CHUNKS * window_factor, chunks)
         self._window_factor = window_factor
         self._position = 0
+        self._by_lease: dict[int, Assignment] = {}
         self._losses: dict[int, float] = {}
         self._non_finite: dict[int, NonFinite] = {}
 
@@ -77,9 +80,7 @@ class StepSum:
 
     def orphans(self) -> list[Assignment]:
         """Return the assignments that have no worker and of which something is missing."""
-        return [
-            each for each in self.assignments if each.session is None and self.coverage.missing(each.node)
-        ]
+        return [each for each in self.assignments if each.session is None and self.coverage.misses(each.node)]
 
     def distribute(
         self, speeds: Mapping[int, float], now: float, busy_seconds: Mapping[int, float] = NOTHING_BUSY
@@ -98,18 +99,28 @@ class StepSum:
         if not orphans or not speeds.keys() - busy_seconds.keys():
             return
         owners = plan([orphan.node for orphan in orphans], speeds, busy_seconds)
-        for orphan in orphans:
-            pieces = {node: owner for node, owner in owners.items() if orphan.node.contains(node)}
-            if pieces.keys() and busy_seconds.keys() >= set(pieces.values()):
-                continue  # only busy workers would take it: it stays whole
-            self.assignments.remove(orphan)
-            self.assignments += [
-                Assignment(node, None if owner in busy_seconds else owner, now)
-                for node, owner in pieces.items()
+        pieces = sorted(owners)
+        planned = [each for each in self.assignments if each.session is not None]
+        for orphan in (each for each in self.assignments if each.session is None):
+            first = bisect_left(pieces, orphan.node.first, key=lambda node: node.first)
+            last = bisect_left(pieces, orphan.node.stop, key=lambda node: node.first)
+            within = pieces[first:last]
+            if all(owners[node] in busy_seconds for node in within):
+                planned.append(orphan)  # only busy workers would take it, or nothing of it is missing
+                continue
+            planned += [
+                Assignment(node, None if owners[node] in busy_seconds else owners[node], now)
+                for node in within
             ]
-        self.assignments.sort(key=lambda each: each.node)
+        self.assignments = sorted(planned, key=lambda each: each.node)
         if self._position == 0:
             self.window_end = min(self._window_chunks, self.coverage.chunks)
+
+    def grant(self, assignment: Assignment, lease: int, now: float) -> None:
+        """Record that an assignment was leased to its worker."""
+        self._by_lease.pop(assignment.lease, None)
+        assignment.lease, assignment.since_seconds = lease, now
+        self._by_lease[lease] = assignment
 
     def sessions(self) -> set[int]:
         """Return the workers that assignments are planned for."""
@@ -121,11 +132,16 @@ class StepSum:
 
     def by_lease(self, lease: int) -> Assignment | None:
         """Return the assignment with that lease; None if the lease is void."""
-        return next((each for each in self.assignments if lease and each.lease == lease), None)
+        assignment = self._by_lease.get(lease)
+        return assignment if assignment is not None and assignment.lease == lease else None
 
     def is_busy(self, session: int) -> bool:
         """Return whether a worker has something left to compute."""
         return any(not each.computed for each in self.of_session(session))
+
+    def busy_sessions(self) -> set[int]:
+        """Return the workers that have something left to compute."""
+        return {each.session for each in self.assignments if each.session is not None and not each.computed}
 
     def busy_seconds(self, session: int, speed: float, now: float) -> float:
         """Return how long a worker of that speed presumably still computes its assignments.
@@ -142,20 +158,9 @@ class StepSum:
 
     def is_expected(self, micro_batch: int) -> bool:
         """Return whether a worker has yet to compute a micro-batch for the sum."""
-        return any(
-            not each.computed and (each.session is not None or self.coverage.missing(each.node))
-            for each in self.assignments
-            if each.node.first <= micro_batch < each.node.stop
-        )
-
-    def checked_in(self, node: Node) -> list[int]:
-        """Return the micro-batches of a node that are checked."""
-        return [each for each in self.checks if node.first <= each < node.stop]
-
-    @property
-    def verified(self) -> bool:
-        """Whether every check is closed."""
-        return all(check.outcome for check in self.checks.values())
+        place = bisect_right(self.assignments, micro_batch, key=lambda each: each.node.first) - 1
+        each = self.assignments[place]
+        return not each.computed and (each.session is not None or self.coverage.misses(each.node))
 
     def restart_clock(self, session: int, now: float) -> None:
         """Measure a worker's assignments from now on, since it has just received the weights."""
@@ -169,10 +174,17 @@ class StepSum:
 
     def release(self, assignment: Assignment, now: float) -> None:
         """Make an assignment an orphan; its lease, if it has one, becomes void."""
+        self._by_lease.pop(assignment.lease, None)
         assignment.session, assignment.lease, assignment.computed = None, 0, False
         assignment.since_seconds = now
 
     # ---- what has arrived ----
+
+    @property
+    def next_chunk(self) -> int | None:
+        """The next chunk to finish in the agreed order, as far as `widen` knows; None if there is none."""
+        chunk = self.coverage.chunks - 1 - self._position
+        return chunk if chunk >= 0 and not self.coverage.complete else None
 
     def arrive(self, assignment: Assignment, chunk: int, losses: Iterable[float]) -> Arrival:
         """Count a chunk of an assignment's node; chunk 0 carries the losses of its micro-batches."""
@@ -191,15 +203,15 @@ class StepSum:
 
     @property
     def non_finite(self) -> list[NonFinite]:
-        """The micro-batches known to have gradients that are not finite, in their order."""
-        return [self._non_finite[index] for index in sorted(self._non_finite)]
+        """The first of the micro-batches known to have gradients that are not finite, in their order."""
+        return [self._non_finite[index] for index in sorted(self._non_finite)[:MAX_REPORTED_MICRO_BATCHES]]
 
     def reopen(self, chunks: Iterable[int]) -> list[int]:
         """Count chunks as missing that the optimizer lacks; return those that must be sent again.
 
         The send window restarts at the first chunk that is not finished.
         """
-        reopened = [chunk for chunk in chunks if self.coverage.reopen(chunk)]
+        reopened = self.coverage.reopen(chunks)
         if reopened:
             self._position = self.coverage.done_in_order(0)
             self.window_end = min(self._position + self._window_chunks, self.coverage.chunks)

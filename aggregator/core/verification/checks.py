@@ -88,10 +88,9 @@ class JobChecks:
         now: float,
     ) -> None:
         """Record the checksums of an assignment that a worker has computed for the step's sum."""
-        own = step_sum.checked_in(assignment.node)
         for each in checksums:
-            if each.micro_batch in own and not step_sum.checks[each.micro_batch].outcome:
-                check = step_sum.checks[each.micro_batch]
+            check = step_sum.checks.find_open(each.micro_batch)
+            if check is not None and each.micro_batch in assignment.node.micro_batches:
                 check.since_seconds = check.since_seconds if check.opinions else now
                 check.add(Opinion(worker, assignment.lease, each.crc32c))
 
@@ -99,10 +98,10 @@ class JobChecks:
         self, step_sum: StepSum, member: Member, lease: int, checksums: Iterable[Checksum]
     ) -> bool:
         """Record a worker's answer to a check; return False if the lease was not a check."""
-        check = self._by_lease(step_sum, member.session, lease)
+        check = step_sum.checks.find_leased(member.session, lease)
         if check is None:
             return False
-        check.lease = 0
+        step_sum.checks.release(check)
         crc32c = next((each.crc32c for each in checksums if each.micro_batch == check.micro_batch), None)
         if crc32c is None:
             check.declined.add(member.name)
@@ -115,46 +114,40 @@ class JobChecks:
 
         The failure does not count against the worker, since the step can do without its answer.
         """
-        check = self._by_lease(step_sum, member.session, lease)
+        check = step_sum.checks.find_leased(member.session, lease)
         if check is None:
             return False
-        self._decline(check, member.name)
+        self._decline(step_sum, check, member.name)
         text = f"worker {member.name} could not check micro-batch {check.micro_batch} of step {self._step}: {reason}"
         self._report.note("member", text)
         return True
 
     def is_busy(self, step_sum: StepSum, session: int) -> bool:
         """Return whether a worker is computing a check."""
-        return any(check.lease and check.session == session for check in step_sum.checks.values())
+        return any(check.session == session for check in step_sum.checks.leased())
 
     def abandon(self, step_sum: StepSum, session: int) -> None:
         """Release the checks of a worker that is gone, so that another is asked."""
-        for check in step_sum.checks.values():
-            if check.lease and check.session == session:
-                check.lease = 0
-
-    def _by_lease(self, step_sum: StepSum, session: int, lease: int) -> Check | None:
-        of_lease = (each for each in step_sum.checks.values() if lease and each.lease == lease)
-        return next((each for each in of_lease if each.session == session), None)
+        for check in step_sum.checks.leased():
+            if check.session == session:
+                step_sum.checks.release(check)
 
     @staticmethod
-    def _decline(check: Check, worker: str) -> None:
-        check.lease = 0
+    def _decline(step_sum: StepSum, check: Check, worker: str) -> None:
+        step_sum.checks.release(check)
         check.declined.add(worker)
 
     # ---- time ----
 
     def release_late(self, step_sum: StepSum, now: float) -> None:
         """Revoke checks that take too long, since the step waits for them."""
-        for check in step_sum.checks.values():
-            if not check.lease:
-                continue
+        for check in step_sum.checks.leased():
             member = self._members[check.session]
             seconds = now - check.since_seconds
             if seconds <= self._patience_seconds(member):
                 continue
             self._orders.revoke(member.session, check.lease)
-            self._decline(check, member.name)
+            self._decline(step_sum, check, member.name)
             text = f"worker {member.name} has not checked micro-batch {check.micro_batch} of step "
             self._report.note(
                 "member",
@@ -181,17 +174,12 @@ class JobChecks:
             The first faulty workers, which makes everything computed for this step void; None if there are none.
         """
         holders = [each for each in able if each.loaded_version == step_sum.version]
-        idle = [
-            each
-            for each in holders
-            if not (step_sum.is_busy(each.session) or self.is_busy(step_sum, each.session))
-        ]
-        for check in step_sum.checks.values():
-            if check.outcome:
-                continue
+        busy = step_sum.busy_sessions() | {check.session for check in step_sum.checks.leased()}
+        idle = [each for each in holders if each.session not in busy]
+        for check in step_sum.checks.take_turns():
             guilty = find_faulty(check.opinions) if check.opinions else set()
             if guilty:
-                self._close(check, CheckOutcome.FAULTY)
+                self._close(step_sum, check, CheckOutcome.FAULTY)
                 step = step_sum.version.step
                 trusted = min(self._report.job.trusted_steps.get(worker, step) for worker in guilty)
                 return Finding(frozenset(guilty), self._describe(check), trusted)
@@ -200,10 +188,10 @@ class JobChecks:
             if not check.opinions:
                 if not step_sum.is_expected(check.micro_batch):
                     reason = "the worker that computed the micro-batch has sent no checksum"
-                    self._close(check, CheckOutcome.ABANDONED, reason)
+                    self._close(step_sum, check, CheckOutcome.ABANDONED, reason)
                 continue
             if len(check.opinions) > 1 and agree(check.opinions):
-                self._close(check, CheckOutcome.PASSED)
+                self._close(step_sum, check, CheckOutcome.PASSED)
                 for opinion in check.opinions:
                     self._report.trust(opinion.worker, step_sum.version.step)
                 continue
@@ -212,7 +200,7 @@ class JobChecks:
             names = [each.name for each in candidates if each.name not in check.declined]
             wanted = choose_next(check.opinions, names)
             if not wanted and able:  # without able workers the job waits for some anyway
-                self._close_unanswered(check)
+                self._close_unanswered(step_sum, check)
             for member in idle:
                 if member.name in wanted:
                     idle.remove(member)
@@ -221,18 +209,20 @@ class JobChecks:
         return None
 
     def _ask(self, step_sum: StepSum, check: Check, member: Member, now: float) -> None:
-        check.session, check.since_seconds = member.session, now
-        check.lease = self._orders.verify(member.session, step_sum.version, check.micro_batch)
+        lease = self._orders.verify(member.session, step_sum.version, check.micro_batch)
+        step_sum.checks.lease(check, lease, member.session, now)
 
-    def _close_unanswered(self, check: Check) -> None:
+    def _close_unanswered(self, step_sum: StepSum, check: Check) -> None:
         if agree(check.opinions):
-            self._close(check, CheckOutcome.ABANDONED, "no other worker can repeat the micro-batch")
+            self._close(step_sum, check, CheckOutcome.ABANDONED, "no other worker can repeat the micro-batch")
         else:
             reason = "the checksums differ, each worker repeats its own, and no third worker can say which is faulty"
-            self._close(check, CheckOutcome.UNDECIDED, reason)
+            self._close(step_sum, check, CheckOutcome.UNDECIDED, reason)
 
-    def _close(self, check: Check, outcome: CheckOutcome, reason: str | None = None) -> None:
-        check.outcome = outcome
+    def _close(
+        self, step_sum: StepSum, check: Check, outcome: CheckOutcome, reason: str | None = None
+    ) -> None:
+        step_sum.checks.close(check, outcome)
         self._out.put(CheckClosed(self._report.job.id, outcome))
         if reason is not None:
             self._report.note("member", f"{self._describe(check)}: the check is {outcome}: {reason}")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.config.device import DeviceConfig
-from services.config.job import JobConfig
+from services.config.job import JobConfig, check_spec_size
 from services.config.job_parts import SamplingConfig
 from services.config.refusals import validation_refused
 from services.config.resolve.data import resolve_data
@@ -82,6 +82,7 @@ def resolve_job(sections: Mapping[str, Any], folder: Path) -> tuple[JobConfig, l
         )
     except ValidationError as error:  # from rules across fields of several sections
         raise validation_refused(error, "", JobConfig) from None
+    check_spec_size(job.to_json())
     return job, notices
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from services.config.models import (
     RopeScaling,
     TransformerConfig,
 )
+from services.config.options import is_plain
 from services.config.refusals import dotted_name, format_value, nearest_name, validation_refused
 from services.config.sections import (
     MODEL_SECTIONS,
@@ -44,7 +44,6 @@ _SECTION_OF = {
 """Section of each model's settings. Those of a custom model are in `transformer_config`."""
 
 _LLAMA_ONLY = ("intermediate_dim", "theta", "num_groups", "rope_scaling")
-_DEEPEST_OPTION = 20
 _GPT2_ONLY = ("positional_embedding_type", "bias", "activation")
 
 
@@ -251,7 +250,7 @@ def _custom(value: Any, name: str) -> CustomConfig:
     where = "transformer_config"
     if isinstance(value, Mapping):
         for key, option in value.items():
-            if not isinstance(key, str) or not _is_plain(option):
+            if not isinstance(key, str) or not is_plain(option):
                 raise Refused(
                     f"{dotted_name(where, key)}: {format_value(option)} given, expected a text as key and a plain "
                     "value (text, finite number, true or false, null, a list or a mapping of them); change it"
@@ -273,24 +272,6 @@ def _custom(value: Any, name: str) -> CustomConfig:
         )
     except ValidationError as error:
         raise validation_refused(error, where, CustomConfig) from None
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a value can be written as JSON.
-
-    YAML's anchors allow values that contain themselves; those can't be.
-    """
-    if depth > _DEEPEST_OPTION:
-        return False
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(inner, depth + 1) for key, inner in value.items())
-    if isinstance(value, list):
-        return all(_is_plain(inner, depth + 1) for inner in value)
-    return (
-        value is None
-        or isinstance(value, (bool, int, str))
-        or (isinstance(value, float) and math.isfinite(value))
-    )
 
 
 def _ineffective_keys(name: str, section: TransformerSection) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.tensors.kernels.arithmetic import Float32Array, add
-from services.tensors.reduction_tree import Node, children, is_node, parent_and_sibling
+from services.tensors.reduction_tree import Node, children, is_node, path_to
 
 roots = st.builds(Node, st.integers(0, 50), st.integers(1, 200))
 
@@ -46,20 +46,24 @@ def test_sizes_of_left_subtrees(count: int, left: int) -> None:
 
 
 @given(roots)
-def test_parent_and_sibling_of_every_node_but_the_root(root: Node) -> None:
+def test_path_to_every_node(root: Node) -> None:
+    assert path_to(root, root) == []
     for node in nodes_of(root)[1:]:
-        parent, sibling = parent_and_sibling(root, node)
-        assert is_node(root, parent)
-        assert sorted(children(parent)) == sorted([node, sibling])
+        path = path_to(root, node)
+        ancestors = [parent for parent, _ in path]
+        assert ancestors[0] == root
+        assert all(is_node(root, parent) for parent in ancestors)
+        for (parent, sibling), down in zip(path, [*ancestors[1:], node], strict=True):
+            assert sorted(children(parent)) == sorted([down, sibling])
 
 
 @given(roots, st.integers(-5, 260), st.integers(-5, 260))
 def test_is_node_agrees_with_the_list_of_nodes(root: Node, first: int, count: int) -> None:
     node, nodes = Node(first, count), set(nodes_of(root))
     assert is_node(root, node) == (node in nodes)
-    if node not in nodes or node == root:
-        with pytest.raises(ValueError, match="has no parent"):
-            parent_and_sibling(root, node)
+    if node not in nodes:
+        with pytest.raises(ValueError, match="is no node"):
+            path_to(root, node)
 
 
 @given(roots)
@@ -91,7 +95,7 @@ def test_merging_in_any_order_of_arrival_gives_the_same_bits(count: int, data: s
     for node in data.draw(st.permutations(arrivals)):
         values = sum_over(node, leaves).copy()
         while node != root:
-            parent, sibling = parent_and_sibling(root, node)
+            parent, sibling = path_to(root, node)[-1]
             if sibling not in merged:
                 break
             other = merged.pop(sibling)

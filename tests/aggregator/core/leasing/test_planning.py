@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aggregator.core.leasing.planning import MAX_NODES_PER_WORKER, assign, plan, split_largest
+from aggregator.core.leasing.planning import MAX_NODES_PER_WORKER, MOST_SPLITS, assign, plan, splits
 from services.tensors.reduction_tree import Node, is_node
 
 
@@ -75,8 +75,21 @@ def test_busy_workers_get_less() -> None:
 
 
 def test_the_largest_node_is_split_first() -> None:
-    assert split_largest([Node(0, 4), Node(4, 3)]) == [Node(0, 2), Node(2, 2), Node(4, 3)]
-    assert split_largest([Node(0, 1), Node(1, 1)]) is None
+    found = [sorted(nodes) for nodes in splits([Node(0, 4), Node(4, 3)], 4)]
+    assert found == [
+        [Node(0, 2), Node(2, 2), Node(4, 3)],
+        [Node(0, 2), Node(2, 2), Node(4, 2), Node(6, 1)],
+    ]
+    assert list(splits([Node(0, 1), Node(1, 1)], 4)) == []
+
+
+@given(st.integers(1, 5000), st.integers(1, 600))
+def test_few_splits_are_compared_and_the_finest_is_among_them(count: int, most: int) -> None:
+    found = list(splits([Node(0, count)], most))
+    assert len(found) <= 2 * MOST_SPLITS
+    assert all(leaves(nodes) == list(range(count)) for nodes in found)
+    if count > 1 and most > 1:
+        assert len(found[-1]) == min(count, most)
 
 
 def test_assignment_takes_the_worker_that_would_finish_first() -> None:

@@ -49,7 +49,7 @@ def test_any_order_of_any_covers_gives_the_root_once(case: tuple[Node, list[Node
     assert finished == [set(range(root.count))]
     assert not kept
     assert coverage.complete
-    assert coverage.missing(root) == []
+    assert list(coverage.missing(root)) == []
 
 
 def test_chunks_are_counted_apart() -> None:
@@ -72,10 +72,10 @@ def test_a_bigger_node_takes_the_place_of_its_parts() -> None:
 
 def test_a_sum_that_the_optimizer_lost_is_made_again() -> None:
     coverage = Coverage(Node(0, 2), 2)
-    assert not coverage.reopen(0), "it was never passed on"
+    assert coverage.reopen([0]) == [], "it was never passed on"
     coverage.add(Node(0, 2), 0)
-    assert coverage.reopen(0)
-    assert coverage.missing(Node(0, 2)) == [0, 1]
+    assert coverage.reopen([0, 1]) == [0]
+    assert list(coverage.missing(Node(0, 2))) == [0, 1]
     assert coverage.add(Node(0, 2), 0).done
 
 
@@ -83,9 +83,28 @@ def test_chunks_that_the_optimizer_has_are_dropped() -> None:
     coverage = Coverage(Node(0, 4), 2)
     coverage.add(Node(0, 1), 0)
     coverage.add(Node(2, 2), 0)
-    assert coverage.mark_done(0) == [Node(0, 1), Node(2, 2)]
-    assert coverage.mark_done(0) == []
+    coverage.add(Node(0, 1), 1)
+    assert coverage.mark_all_done_except({1}) == [(0, Node(0, 1)), (0, Node(2, 2))]
+    assert coverage.mark_all_done_except({1}) == []
     assert coverage.add(Node(1, 1), 0).duplicate
+    assert coverage.stored_nodes() == {(1, Node(0, 1))}
+
+
+@given(arrivals(), st.integers(1, 3), st.data())
+def test_what_is_missing_is_what_no_stored_node_covers(
+    case: tuple[Node, list[Node]], chunks: int, data: st.DataObject
+) -> None:
+    root, nodes = case
+    coverage = Coverage(root, chunks)
+    for node in nodes:
+        chunk = data.draw(st.integers(0, chunks - 1))
+        if data.draw(st.integers(0, 9)) == 0:
+            coverage.reopen([chunk])
+        coverage.add(node, chunk)
+        for other in nodes:
+            uncovered = [each for each in range(chunks) if not coverage.covers(other, each)]
+            assert list(coverage.missing(other)) == uncovered
+            assert coverage.misses(other) == bool(uncovered)
 
 
 def test_the_done_run_starts_at_the_last_chunk() -> None:
@@ -111,7 +130,7 @@ def test_a_gate_holds_back_the_last_chunk_alone(
             finished.append(chunk)
     assert not coverage.complete
     assert len(finished) == chunks - 1
-    assert coverage.missing(root) == [], "nothing must be sent again"
+    assert list(coverage.missing(root)) == [], "nothing must be sent again"
     (held_back,) = set(range(chunks)) - set(finished)
     assert coverage.open_gate() == held_back
     assert coverage.complete

@@ -20,7 +20,7 @@ def planned_step(micro_batches: int, *sessions: int, chunks: int = 1) -> StepSum
     step_sum = StepSum(VERSION, micro_batches, chunks, 0.0)
     step_sum.distribute(dict.fromkeys(sessions, 1.0), 0.0)
     for lease, assignment in enumerate(step_sum.assignments, 1):
-        assignment.lease = lease
+        step_sum.grant(assignment, lease, assignment.since_seconds)
     return step_sum
 
 

@@ -1,0 +1,147 @@
+"""Bounds of products of a job's numbers, which decide how large its messages, tables and models are.
+
+The bounds of single numbers are in `field_types.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from services.config.device import DeviceConfig
+from services.config.field_types import MOST_MICRO_BATCHES
+from services.config.models import (
+    CustomConfig,
+    GPT2Config,
+    LinearRegressionConfig,
+    LlamaConfig,
+    MLPConfig,
+    RegressionConfig,
+    TransformerConfig,
+)
+from services.protocol.plan import MOST_EVALUATION_BATCHES
+from services.tensors.layout import MAX_ELEMENTS
+
+MOST_TOKENS = 1 << 24
+"""Maximum number of tokens of a batch."""
+MOST_CHECKS = 1 << 12
+"""Maximum average number of micro-batches of a step that `verify_fraction` selects."""
+MOST_CHIPS = 1 << 10
+"""Maximum number of chips of a mesh."""
+MOST_DATA_ELEMENTS = 1 << 31
+"""Maximum number of elements of a regression's data, which each worker makes in memory: 8 GiB."""
+
+
+def check_step_size(num_workers: int, gradient_accumulation_steps: int, verify_fraction: float) -> None:
+    """Check the number of micro-batches of a step, and how many of them are computed twice.
+
+    Raises:
+        ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
+    """
+    micro_batches = num_workers * gradient_accumulation_steps
+    if micro_batches > MOST_MICRO_BATCHES:
+        most = MOST_MICRO_BATCHES // num_workers
+        raise ValueError(
+            f"training_config.gradient_accumulation_steps: {gradient_accumulation_steps} given with "
+            f"multihost_config.num_workers {num_workers}, expected a product of at most {MOST_MICRO_BATCHES} "
+            f"micro-batches; write for example gradient_accumulation_steps: {most} and raise batch_size"
+        )
+    if micro_batches * verify_fraction > MOST_CHECKS:
+        raise ValueError(
+            f"training_config.verify_fraction: {verify_fraction} given for {micro_batches} micro-batches of a step, "
+            f"expected at most {MOST_CHECKS} checked ones; write for example verify_fraction: "
+            f"{MOST_CHECKS / micro_batches:.3g}"
+        )
+
+
+def check_batches(
+    model: TransformerConfig | RegressionConfig, batch_size: int, validation_batch_size: int
+) -> None:
+    """Check the size of a micro-batch and of a validation batch, and the size of data that workers make.
+
+    Raises:
+        ValueError: it is too large; one line with the field, its value, the bound and how to fix it.
+    """
+    if isinstance(model, RegressionConfig):
+        _check_regression_data(model, validation_batch_size)
+        return
+    length = model.max_sequence_length
+    for key, size in (("batch_size", batch_size), ("validation_batch_size", validation_batch_size)):
+        if size * length > MOST_TOKENS:
+            raise ValueError(
+                f"training_config.{key}: {size} given with max_sequence_length {length}, expected a product of at "
+                f"most {MOST_TOKENS} tokens; write for example {key}: {max(1, MOST_TOKENS // length)}"
+            )
+
+
+def _check_regression_data(model: RegressionConfig, validation_batch_size: int) -> None:
+    section = f"{model.model_type}_config"
+    samples, width = model.training_samples, model.num_features + model.num_targets
+    if samples * width > MOST_DATA_ELEMENTS:
+        raise ValueError(
+            f"{section}.training_samples: {samples} given with {width} features and targets, expected a product of "
+            f"at most {MOST_DATA_ELEMENTS}, as workers hold the data in memory; write for example "
+            f"training_samples: {max(10, MOST_DATA_ELEMENTS // width)}"
+        )
+    batches = -(-samples // 10 // validation_batch_size)
+    if batches > MOST_EVALUATION_BATCHES:
+        raise ValueError(
+            f"training_config.validation_batch_size: {validation_batch_size} given with {samples} samples, expected "
+            f"at most {MOST_EVALUATION_BATCHES} batches of the held-out tenth; write for example "
+            f"validation_batch_size: {-(-samples // 10 // MOST_EVALUATION_BATCHES)}"
+        )
+
+
+def check_model_size(model: TransformerConfig | RegressionConfig) -> None:
+    """Check the number of parameters, without those that follow from an unknown vocabulary.
+
+    Raises:
+        ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
+    """
+    elements = sum(_parameters(model))
+    if elements > MAX_ELEMENTS:
+        section = (
+            f"{model.model_type}_config" if isinstance(model, RegressionConfig) else "transformer_config"
+        )
+        raise ValueError(
+            f"{section}: a {model.model_type} with {elements} parameters given, expected at most {MAX_ELEMENTS}, "
+            "which is what one aggregator and optimizer hold; lower its widths or its number of layers"
+        )
+
+
+def _parameters(model: TransformerConfig | RegressionConfig) -> Iterator[int]:
+    """Yield the sizes of a model's matrices; biases and norms are left out, as they decide nothing."""
+    match model:
+        case GPT2Config():
+            width, vocabulary = model.embedding_dim, model.vocab_size or 0
+            yield 12 * model.num_blocks * width * width
+            yield (
+                model.max_sequence_length * width
+            )  # fixed positions are no parameters, but a table of this size
+            yield vocabulary * width * (1 if model.weight_tying else 2)
+        case LlamaConfig():
+            width, vocabulary = model.embedding_dim, model.vocab_size or 0
+            shared = model.num_groups * model.head_width
+            yield model.num_blocks * width * (2 * width + 2 * shared + 3 * model.feed_forward_width)
+            yield vocabulary * width * (1 if model.weight_tying else 2)
+        case LinearRegressionConfig():
+            yield model.num_features * model.num_targets
+        case MLPConfig():
+            widths = (model.input_features, *model.hidden_features, model.output_features)
+            yield from (inputs * outputs for inputs, outputs in pairwise(widths))
+        case CustomConfig():
+            return  # the worker that builds it knows
+
+
+def check_mesh_size(device: DeviceConfig) -> None:
+    """Check the number of chips of a mesh.
+
+    Raises:
+        ValueError: there are too many; one line with the field, its value, the bound and how to fix it.
+    """
+    rows, columns = device.mesh_shape
+    if rows * columns > MOST_CHIPS:
+        raise ValueError(
+            f"device_config.mesh_shape: {[rows, columns]} given, expected at most {MOST_CHIPS} chips; write for "
+            "example mesh_shape: [1, 8], and use more workers for more chips"
+        )
