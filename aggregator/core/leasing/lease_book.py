@@ -255,7 +255,7 @@ class LeaseBook:
         for chunk, node in step_sum.coverage.mark_all_done_except(missing):
             self._out.put(Drop(chunk, node))
         end_before = step_sum.window_end
-        reopened = to_ranges(step_sum.reopen(sorted(missing)))
+        reopened = to_ranges(step_sum.reopen(missing))
         if step_sum.widen() or step_sum.window_end != end_before:
             self.send_windows(step_sum)
         for each in step_sum.assignments:

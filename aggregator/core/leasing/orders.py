@@ -10,7 +10,6 @@ from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
-from services.tensors.chunk_ranges import to_ranges
 from services.tensors.reduction_tree import Node
 
 
@@ -63,8 +62,8 @@ class WorkerOrders:
             return
         step_sum.grant(assignment, self._new_lease(), now)
         lease = self._lease(step_sum.version, assignment.lease, pb.TRAIN, assignment.node)
-        if len(missing) < step_sum.coverage.chunks:
-            lease.chunks.extend(to_ranges(missing))
+        if missing != [range(step_sum.coverage.chunks)]:
+            lease.chunks.extend(pb.Range(first=run.start, count=len(run)) for run in missing)
         lease.checksums.extend(step_sum.checks.within(assignment.node))
         self.send_window(session, step_sum, step_sum.coverage.chunks if in_place else step_sum.window_end)
         self._send(session, lease)

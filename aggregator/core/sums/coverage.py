@@ -6,7 +6,7 @@ is finished: it is passed on, and its payload is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from services.tensors.reduction_tree import Node, path_to
@@ -122,12 +122,18 @@ class Coverage:
         covering = (len(self._chunks_of.get(other, ())) for other in self._with_ancestors(node))
         return len(self._done) + sum(covering) < self.chunks
 
-    def missing(self, node: Node) -> Sequence[int]:
-        """Return the chunks for which something of `node` is missing, in ascending order."""
+    def missing(self, node: Node) -> list[range]:
+        """Return the chunks for which something of `node` is missing, as runs in ascending order."""
         covering = [found for other in self._with_ancestors(node) if (found := self._chunks_of.get(other))]
-        if not self._done and not covering:
-            return range(self.chunks)
-        return sorted(set(range(self.chunks)).difference(self._done, *covering))
+        runs: list[range] = []
+        first = 0
+        for chunk in sorted(self._done.union(*covering)):
+            if first < chunk:
+                runs.append(range(first, chunk))
+            first = chunk + 1
+        if first < self.chunks:
+            runs.append(range(first, self.chunks))
+        return runs
 
     def mark_all_done_except(self, missing: Set[int]) -> list[tuple[int, Node]]:
         """Count all other chunks as finished, since the optimizer has their sums.
@@ -135,6 +141,8 @@ class Coverage:
         Returns:
             The stored (chunk, node) to drop.
         """
+        if len(missing) >= self.chunks:
+            return []
         found = set(range(self.chunks)).difference(self._done, missing)
         self._done |= found
         dropped = [

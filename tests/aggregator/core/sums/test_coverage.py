@@ -18,6 +18,11 @@ def covers(draw: st.DrawFn, node: Node) -> list[Node]:
     return draw(covers(left)) + draw(covers(right))
 
 
+def missing(coverage: Coverage, node: Node) -> list[int]:
+    """Return the chunks of which something of a node is missing."""
+    return [chunk for run in coverage.missing(node) for chunk in run]
+
+
 @st.composite
 def arrivals(draw: st.DrawFn) -> tuple[Node, list[Node]]:
     """Return a root and shuffled arrivals from several covers, with repetitions and nested nodes."""
@@ -49,15 +54,15 @@ def test_any_order_of_any_covers_gives_the_root_once(case: tuple[Node, list[Node
     assert finished == [set(range(root.count))]
     assert not kept
     assert coverage.complete
-    assert list(coverage.missing(root)) == []
+    assert missing(coverage, root) == []
 
 
 def test_chunks_are_counted_apart() -> None:
     coverage = Coverage(Node(0, 2), 3)
     coverage.add(Node(0, 2), 1)
     coverage.add(Node(0, 1), 2)
-    assert coverage.missing(Node(0, 2)) == [0, 2]
-    assert coverage.missing(Node(0, 1)) == [0]
+    assert missing(coverage, Node(0, 2)) == [0, 2]
+    assert missing(coverage, Node(0, 1)) == [0]
     assert not coverage.complete
 
 
@@ -75,7 +80,7 @@ def test_a_sum_that_the_optimizer_lost_is_made_again() -> None:
     assert coverage.reopen([0]) == [], "it was never passed on"
     coverage.add(Node(0, 2), 0)
     assert coverage.reopen([0, 1]) == [0]
-    assert list(coverage.missing(Node(0, 2))) == [0, 1]
+    assert missing(coverage, Node(0, 2)) == [0, 1]
     assert coverage.add(Node(0, 2), 0).done
 
 
@@ -103,7 +108,7 @@ def test_what_is_missing_is_what_no_stored_node_covers(
         coverage.add(node, chunk)
         for other in nodes:
             uncovered = [each for each in range(chunks) if not coverage.covers(other, each)]
-            assert list(coverage.missing(other)) == uncovered
+            assert missing(coverage, other) == uncovered
             assert coverage.misses(other) == bool(uncovered)
 
 
@@ -130,7 +135,7 @@ def test_a_gate_holds_back_the_last_chunk_alone(
             finished.append(chunk)
     assert not coverage.complete
     assert len(finished) == chunks - 1
-    assert list(coverage.missing(root)) == [], "nothing must be sent again"
+    assert missing(coverage, root) == [], "nothing must be sent again"
     (held_back,) = set(range(chunks)) - set(finished)
     assert coverage.open_gate() == held_back
     assert coverage.complete
