@@ -6,11 +6,15 @@ So a worker is faulty if its checksum differs from that of most others, or from 
 
 from __future__ import annotations
 
-import random
+import hashlib
+import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+_DRAW_BYTES = 8
+"""Size of the random number drawn for each micro-batch."""
 
 
 def sample_micro_batches(job: str, step: int, micro_batches: int, fraction: float) -> tuple[int, ...]:
@@ -20,8 +24,9 @@ def sample_micro_batches(job: str, step: int, micro_batches: int, fraction: floa
     """
     if not fraction:
         return ()
-    draw = random.Random(f"{job}/{step}").random
-    return tuple(each for each in range(micro_batches) if draw() < fraction)
+    drawn = hashlib.shake_128(f"{job}/{step}".encode()).digest(_DRAW_BYTES * micro_batches)
+    below = fraction * (1 << 8 * _DRAW_BYTES)
+    return tuple(index for (index, (draw,)) in enumerate(struct.iter_unpack("<Q", drawn)) if draw < below)
 
 
 class CheckOutcome(str, Enum):
