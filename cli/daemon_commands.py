@@ -59,16 +59,30 @@ def make_worker_command(
     @path_option(
         "--data", "data_dir", help="Folder to search for data files that are not at the path a job names."
     )
+    @path_option(
+        "--state-dir",
+        default=Path(".tiermesh/worker"),
+        help="Folder of the record by which the next start knows whether a fault killed this worker.",
+    )
     @allow_models_option
     @daemon_options(ANY_PORT)
     def command(
-        *, aggregator: str, data_dir: Path | None, allowed_models: tuple[str, ...], daemon: dict[str, Any]
+        *,
+        aggregator: str,
+        data_dir: Path | None,
+        state_dir: Path,
+        allowed_models: tuple[str, ...],
+        daemon: dict[str, Any],
     ) -> int:
         """Run a worker, which computes gradients on this host's mesh."""
         from worker.daemon import WorkerOptions, run
 
         options = WorkerOptions(
-            aggregator=aggregator, data_dir=data_dir, allowed_models=allowed_models, **daemon
+            aggregator=aggregator,
+            data_dir=data_dir,
+            state_dir=state_dir,
+            allowed_models=allowed_models,
+            **daemon,
         )
         return run(options, make_step=make_step, clock=clock)
 

@@ -147,8 +147,9 @@ async def _cluster(
         aggregator = start("aggregator", "aggregator", "--state-dir", str(state), *others)
         await aggregator.wait_ready()
         allowed = [text for name in options.allowed_models for text in ("--allow-models", name)]
+        worker_options = ["--state-dir", str(state / "workers"), *allowed]
         workers = [
-            start("worker", f"worker-{number}", "--aggregator", aggregator.address, *allowed)
+            start("worker", f"worker-{number}", "--aggregator", aggregator.address, *worker_options)
             for number in range(1, options.workers + 1)
         ]
         await asyncio.gather(*(worker.wait_ready() for worker in workers))

@@ -29,11 +29,13 @@ class WorkerOptions(DaemonOptions):
     Attributes:
         aggregator: `HOST:PORT` of its aggregator, or several separated by commas: the aggregator and its standbys.
         data_dir: folder that is searched for corpora and tokenizers missing at the job's path.
+        state_dir: folder of the record that tells the worker's next start how this process ended; None for no record.
         allowed_models: `package.module` or `package.module:Factory` of users' own models that jobs may name.
     """
 
     aggregator: str = field(kw_only=True)
     data_dir: Path | None = field(default=None, kw_only=True)
+    state_dir: Path | None = field(default=None, kw_only=True)
     allowed_models: tuple[str, ...] = field(default=(), kw_only=True)
 
 
@@ -67,6 +69,7 @@ def run(
             security=options.security,
             data_dir=options.data_dir,
             metrics=metrics,
+            state_dir=options.state_dir,
             allowed_models=options.allowed_models,
             shared_memory=options.shared_memory,
             make_step=make_step or TrainingStep,

@@ -6,8 +6,10 @@ The event loop submits the core's effects as tasks. The thread answers with inpu
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from protos import cluster_pb2 as pb
@@ -28,6 +30,11 @@ log = logging.getLogger("tiermesh.worker")
 
 PATIENCE_SECONDS = 60.0
 """Time that a lease waits for weights before a line is logged. It goes on waiting."""
+
+
+ABANDON_SECONDS = 1.0
+"""Time that a stopping worker waits for a build. A build may hang for ever: in a file of a mount that is gone, or in a
+device. The process ends without it, which closes what it had opened."""
 
 
 class DeviceThread:
@@ -63,7 +70,11 @@ class DeviceThread:
             patience_seconds=patience_seconds,
         )
         self._job: JobOnMesh | None = None
-        self._thread = ThreadPoolExecutor(1, "device")
+        self._is_building = False
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon thread, so that a build that hangs does not keep the process alive.
+        self._thread = threading.Thread(target=self._run_tasks, name="device", daemon=True)
+        self._thread.start()
 
     # ---- called on the event loop ----
 
@@ -103,17 +114,38 @@ class DeviceThread:
         self._leases.drop_all()
 
     def close(self) -> None:
-        """Drop all leases, free the mesh and end the thread."""
+        """Drop all leases, free the mesh and end the thread. A build that goes on is abandoned."""
         self.drop_leases()
         self._submit(self._drop_job)
-        self._thread.shutdown()
+        self._tasks.put(None)
+        self._thread.join(ABANDON_SECONDS)
+        if self._thread.is_alive() and self._is_building:
+            log.warning(
+                "the job that is being built is abandoned: it did not end within %g s", ABANDON_SECONDS
+            )
+            return
+        self._thread.join()
 
     def _submit(self, task: Callable[..., None], *arguments: Any) -> None:
-        self._thread.submit(_log_errors, task, *arguments)
+        self._tasks.put(partial(task, *arguments))
 
     # ---- on the device thread ----
 
+    def _run_tasks(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception as error:  # nobody waits for a task
+                log.exception("%s", describe_internal_error(error))
+
     def _build(self, effect: ev.Build) -> None:
+        self._is_building = True
+        try:
+            self._build_job(effect)
+        finally:
+            self._is_building = False
+
+    def _build_job(self, effect: ev.Build) -> None:
         try:
             self._drop_job()
             config = JobConfig.from_json(effect.spec_json)
@@ -169,10 +201,3 @@ class DeviceThread:
     def _perform(self, lease: pb.Lease) -> None:
         if self._job is not None and self._job.job == lease.job:
             self._leases.run(self._job, lease)
-
-
-def _log_errors(task: Callable[..., None], *arguments: Any) -> None:
-    try:
-        task(*arguments)
-    except Exception as error:  # the future of this task has no reader
-        log.exception("%s", describe_internal_error(error))

@@ -36,6 +36,7 @@ from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
 from worker.job_on_mesh import JobBuilder
+from worker.process_record import ProcessRecord
 from worker.shard_streams import ShardStreams
 from worker.step_interface import StepFactory
 
@@ -59,6 +60,7 @@ class WorkerService:
         security: the worker's certificate, and the authorities whose certificates it trusts.
         data_dir: folder that is searched for corpora and tokenizers that are missing at the job's path; None for none.
         metrics: metrics of this worker.
+        state_dir: folder of the record that tells the next process of this name how this one ended; None for no record.
         allowed_models: code of users' own models that jobs may name.
         shared_memory: whether tensors may travel through memory shared with a peer.
         make_step: factory of a job's training step.
@@ -76,6 +78,7 @@ class WorkerService:
         security: Security,
         data_dir: Path | None,
         metrics: WorkerMetrics,
+        state_dir: Path | None = None,
         allowed_models: Collection[str] = (),
         shared_memory: bool = True,
         make_step: StepFactory = TrainingStep,
@@ -92,6 +95,8 @@ class WorkerService:
         self._metrics = metrics
         self._incarnation = uuid.uuid4().hex
         self._core = WorkerCore(name=name)
+        self._state_dir = state_dir
+        self._record: ProcessRecord | None = None
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._shard_streams: ShardStreams | None = None
         self._backoff = Backoff()
@@ -106,12 +111,17 @@ class WorkerService:
     async def start(self, tensor_port: int = 0) -> None:
         """Start the device thread; a worker has no tensor port."""
         self._loop = asyncio.get_running_loop()
+        if self._state_dir is not None:
+            self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
 
     async def stop(self) -> None:
         """Drop all leases and free the mesh."""
         self._mailbox.close("the worker stops")
         await self._loop.run_in_executor(None, self._device.close)
+        record, self._record = self._record, None
+        if record is not None:
+            record.close()
 
     def __str__(self) -> str:
         return f"aggregator {self.address}"
@@ -132,7 +142,9 @@ class WorkerService:
         self._was_welcome = False
         self._mailbox = Mailbox()
         self._feed(ev.Connected())
-        return wrap(pb.WorkerMessage, self._core.epoch, self._core.hello(self._incarnation))
+        predecessor = self._record.predecessor if self._record is not None else None
+        hello = self._core.hello(self._incarnation, predecessor)
+        return wrap(pb.WorkerMessage, self._core.epoch, hello)
 
     def check_answer(self, welcome: pb.Welcome, message: pb.WorkerCommand) -> Refusal | None:
         """Return why the aggregator's Welcome is not accepted."""
@@ -196,7 +208,10 @@ class WorkerService:
     # ---- the core ----
 
     def _feed(self, event: ev.Input, chunk: TensorChunk | None = None) -> None:
-        for effect in self._core.handle(event):
+        effects = self._core.handle(event)
+        if self._record is not None:
+            self._record.note_duty(self._core.duty)  # before the device thread begins it
+        for effect in effects:
             if isinstance(effect, ev.ToAggregator):
                 self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, effect.body))
             elif isinstance(effect, ev.BuildLater):

@@ -108,7 +108,7 @@ class Cluster:
         addresses = [await self._link(name, "aggregator") for name in names]
         await asyncio.gather(
             *(
-                self._start(name, "--aggregator", address)
+                self._start(name, "--aggregator", address, "--state-dir", str(self._state_dir / "workers"))
                 for name, address in zip(names, addresses, strict=True)
             )
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from services.config.job_parts import DataConfig
 from services.errors import Refused
-from services.input_files import open_input_file
+from services.input_files import NoSuchFile, open_input_file
 from services.printable import printable_path
 
 PYTHON_REFERENCE = "builtin:python-reference"
@@ -80,8 +80,9 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
     places = [Path(path)] + ([data_dir / Path(path).name] if data_dir else [])
     for place in places:
         try:
-            content = place.read_bytes()
-        except FileNotFoundError:
+            with open_input_file(f"training_config.{key}", place) as file:
+                content = file.read()
+        except NoSuchFile:
             continue
         except OSError as error:
             raise Refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from training.step import TrainingStep
 from worker.core import events as ev
-from worker.device_thread import DeviceThread
+from worker.device_thread import ABANDON_SECONDS, DeviceThread
 from worker.job_on_mesh import JobBuilder
 from worker.meters import TRACK_MEMORY
 from worker.step_interface import StepFactory
@@ -245,3 +246,37 @@ def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) ->
         "tiermesh_micro_batches_total", {"job": "a", "role": "worker"}
     )
     assert micro_batches == 4, "a verification is no training"
+
+
+def test_a_build_that_hangs_does_not_keep_a_worker_from_stopping() -> None:
+    begun, never = threading.Event(), threading.Event()
+
+    def hang(*_: Any, **__: Any) -> Any:
+        begun.set()
+        never.wait()
+
+    inputs: queue.Queue[ev.Input] = queue.Queue()
+    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder(open_mesh=hang))
+    try:
+        thread.carry_out(ev.Build("job", JOB))
+        assert begun.wait(10)
+        started = time.monotonic()
+        thread.close()
+        assert time.monotonic() - started < ABANDON_SECONDS + 5
+    finally:
+        never.set()
+
+
+def test_a_lease_under_way_is_waited_for() -> None:
+    """Only builds are abandoned: a mesh is never freed under a pass that uses it."""
+    inputs: queue.Queue[ev.Input] = queue.Queue()
+    thread = DeviceThread(inputs.put, WorkerMetrics(), JobBuilder())
+    done = threading.Event()
+
+    def work() -> None:
+        time.sleep(ABANDON_SECONDS + 0.5)
+        done.set()
+
+    thread._submit(work)
+    thread.close()
+    assert done.is_set()

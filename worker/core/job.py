@@ -13,6 +13,19 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 300.0
 """Pause before a mesh that can't be opened is tried again. It doubles with each failure, up to the second number."""
 
 
+@dataclass(frozen=True)
+class Duty:
+    """What a worker is bound to do for a job.
+
+    Attributes:
+        job: id of the job.
+        lease: id of the oldest lease that it holds; 0 if it builds the job.
+    """
+
+    job: str
+    lease: int
+
+
 @dataclass
 class JoinedJob:
     """The job that the aggregator ordered this worker to join.
@@ -37,6 +50,11 @@ class JoinedJob:
     unfit_reason: str = ""
     attempt: int = 0
     _pause_seconds: float = FIRST_RETRY_SECONDS
+
+    @property
+    def is_building(self) -> bool:
+        """Whether the job is being built, which a worker with an unfit mesh does from time to time."""
+        return self.built is None and not self.attempt
 
     @property
     def chunks(self) -> int:

@@ -37,7 +37,7 @@ from worker.core.events import (
     ToAggregator,
     WeightsArrived,
 )
-from worker.core.job import JoinedJob, read_version
+from worker.core.job import Duty, JoinedJob, read_version
 from worker.core.leases import MOST_LEASES, HeldLease, SendWindows
 
 
@@ -65,8 +65,13 @@ class WorkerCore:
         self._attempts = 0
         self._effects: list[Effect] = []
 
-    def hello(self, incarnation: str) -> pb.Hello:
-        """Return the first message of a new connection."""
+    def hello(self, incarnation: str, predecessor: pb.Predecessor | None = None) -> pb.Hello:
+        """Return the first message of a new connection.
+
+        Args:
+            incarnation: id of this process start.
+            predecessor: how the process before this one ended; None if no fault is known to have killed it.
+        """
         built = self.job.built if self.job else None
         return make_hello(
             Role.WORKER,
@@ -75,7 +80,16 @@ class WorkerCore:
             epoch_seen=self.epoch,
             layout_hash=built.layout_hash if built else "",
             fingerprint=built.fingerprint if built else {},
+            predecessor=predecessor,
         )
+
+    @property
+    def duty(self) -> Duty | None:
+        """What this worker is bound to do; None if it neither builds a job nor holds a lease."""
+        job = self.job
+        if job is None or not (self.leases or job.is_building):
+            return None
+        return Duty(job.job, min(self.leases, default=0))
 
     def next_chunk(self, stripe: Stripe | None = None) -> ChunkHeader | None:
         """Return the header of the next chunk to send and count it as sent; None if nothing may be sent now.

@@ -105,6 +105,8 @@ class Daemon(DaemonProcess):
         else:
             spawn = host.spawner({**environment(kernels), **settings})
         options = [*host.flags, *map(str, arguments)]
+        if role == "worker" and "--state-dir" not in options:
+            options += ["--state-dir", str(folder / "workers")]
         super().__init__(role, name, folder, options, program=("-m", module), host=host.address, spawn=spawn)
         self.start()
 

@@ -1,0 +1,131 @@
+"""Jobs that kill or hang their workers: real processes, which are started again as systemd would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import jobs_pb2 as jobs
+from tests.support.cluster.bits import gpt_config, spec_of
+from tests.support.cluster.harness import LIMIT_SECONDS, Cluster, Daemon, eventually, tiermesh
+
+MODULE = "tests.support.cluster.deadly_model"
+ALLOW = ("--allow-models", MODULE)
+
+
+def deadly_spec(corpus: Path, dies: str, how: str, **training: Any) -> str:
+    config = gpt_config(corpus, project_name=f"deadly-{dies}-{how}", model_save_interval=1000, **training)
+    config["transformer_config"] = {
+        "model_type": f"{MODULE}:Deadly",
+        "max_sequence_length": 32,
+        "width": 32,
+        "dies": dies,
+        "how": how,
+    }
+    return spec_of(corpus.parent, config)
+
+
+def restart_until(cluster: Cluster, ended: Callable[[], bool], limit: int) -> int:
+    """Start workers again that have ended; return how many were."""
+    starts = 0
+
+    def look() -> bool:
+        nonlocal starts
+        for worker in cluster.workers:
+            if worker.process.poll() is not None and starts < limit and not ended():
+                starts += 1
+                worker.start()
+        return ended()
+
+    eventually(look, "the job's end")
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("dies", "how", "fault", "workers"),
+    [
+        ("forward", "null", "SIGSEGV in string_at at __init__.py:", 2),
+        ("forward", "abort", "SIGABRT in die at deadly_model.py:", 1),
+        ("build", "SIGBUS", "SIGBUS while the device thread was in die at deadly_model.py:", 1),
+    ],
+)
+def test_a_job_that_kills_its_workers_fails_with_the_fault(
+    tmp_path: Path, corpus: Path, short_spec: str, dies: str, how: str, fault: str, workers: int
+) -> None:
+    with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
+        for _ in range(workers):
+            cluster.start_worker(*ALLOW)
+        job = cluster.submit(deadly_spec(corpus, dies, how))
+        starts = restart_until(cluster, lambda: cluster.job(job).state not in (jobs.QUEUED, jobs.RUNNING), 12)
+        ended = cluster.job(job)
+        assert ended.state == jobs.FAILED
+        assert fault in ended.detail and "died 3 times" in ended.detail and len(ended.detail) <= 300
+        assert 3 <= starts <= 2 + 2 * workers
+        log = tiermesh("logs", job, "--aggregator", cluster.to_aggregator.address).stdout
+        assert "died while computing the job: SIG" in log
+        for worker in cluster.workers:
+            if worker.process.poll() is not None:
+                worker.start()
+        cluster.finish(cluster.submit(short_spec))
+
+
+def test_kill_9_never_counts(tmp_path: Path, corpus: Path) -> None:
+    """A job goes on however often its worker is killed from outside, also by a SIGKILL of its own."""
+    with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
+        worker = cluster.start_worker(*ALLOW)
+        job = cluster.submit(deadly_spec(corpus, "forward", "SIGKILL"))
+        for _ in range(5):
+            assert worker.ended() == -signal.SIGKILL
+            assert cluster.job(job).state == jobs.RUNNING
+            worker.start()
+        cluster.stub.Cancel(jobs.JobRequest(job=job), timeout=LIMIT_SECONDS)
+
+
+def test_a_build_that_hangs_is_named_and_sigterm_ends_its_worker_at_once(
+    tmp_path: Path, corpus: Path
+) -> None:
+    with Cluster(tmp_path, heartbeat_seconds=0.5, aggregator_options=("--timeout", "stall=70")) as cluster:
+        worker = cluster.start_worker(*ALLOW)
+        cluster.submit(deadly_spec(corpus, "build", "hang"))
+        _wait_for_build(cluster)
+        status = tiermesh("status", "--aggregator", cluster.to_aggregator.address).stdout
+        assert "worker worker-1: building" in status and "to build the job" in status
+        _ends_at_once(worker)
+
+
+@pytest.mark.parametrize("heir", ["fifo", "socket"])
+def test_a_corpus_that_became_no_file_is_refused_by_name(tmp_path: Path, corpus: Path, heir: str) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(corpus.read_bytes())
+    spec = spec_of(tmp_path, gpt_config(text, project_name="piped"))
+    text.unlink()
+    if heir == "fifo":
+        os.mkfifo(text)
+    else:
+        socket.socket(socket.AF_UNIX).bind(str(text))
+    with Cluster(tmp_path / "cluster", workers=1, heartbeat_seconds=0.5) as cluster:
+        job = cluster.submit(spec)
+        eventually(lambda: cluster.job(job).state == jobs.FAILED, "the refusal")
+        kind = "pipe" if heir == "fifo" else "socket"
+        assert f"text.txt: is a {kind}, expected a regular file" in cluster.job(job).detail
+        _ends_at_once(cluster.workers[0])
+
+
+def _wait_for_build(cluster: Cluster) -> None:
+    def named() -> bool:
+        return any(each.what == "to build the job" and each.seconds > 0.5 for each in cluster.status().waits)
+
+    eventually(named, "the wait for the build")
+
+
+def _ends_at_once(worker: Daemon) -> None:
+    started = time.monotonic()
+    assert worker.terminate() == 0
+    assert time.monotonic() - started < 10

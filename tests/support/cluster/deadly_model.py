@@ -1,0 +1,55 @@
+"""A small language model of a user's own that kills or hangs its process where its options say so."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+from training.api import Mesh, Tape, Tokens
+
+
+class Deadly:
+    """Token embeddings and their projection.
+
+    Args:
+        options: `dies` ("forward" or "build"), `how` ("null", "abort", "hang" or a signal's name) and `width`.
+        vocabulary: number of tokens.
+        mesh: mesh to run on.
+    """
+
+    def __init__(self, options: dict[str, Any], vocabulary: int, mesh: Mesh) -> None:
+        self.options = options
+        self.ends = Tokens(
+            mesh, vocabulary, options["width"], embedding_export="tokens", projection_export="projection"
+        )
+        if options["dies"] == "build":
+            self.die()
+
+    def die(self) -> None:
+        how = self.options["how"]
+        if how == "null":
+            ctypes.string_at(0)
+        elif how == "abort":
+            os.abort()
+        elif how == "hang":
+            reader, _ = os.pipe()
+            os.read(reader, 1)
+        else:
+            os.kill(os.getpid(), signal.Signals[how])
+
+    def parameters(self) -> Any:
+        yield self.ends.embedding
+        yield from self.ends.last_parameters()
+
+    def loss(self, tape: Tape, inputs: Any, targets: Any) -> Any:
+        if self.options["dies"] == "forward":
+            self.die()
+        return self.ends.loss(tape, self.ends.embed(tape, inputs), targets)
+
+    def hugging_face_config(self) -> dict[str, Any]:
+        return {"model_type": "deadly", **self.options}
+
+    def constant_exports(self) -> dict[str, Any]:
+        return {}

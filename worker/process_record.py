@@ -1,0 +1,127 @@
+"""The record by which a worker's next start learns how this process ended.
+
+Two small files in the state dir: what the process works for, and what `faulthandler` writes while a fault kills it.
+Both outlive the process, since the kernel has their bytes as soon as they are written. They need not outlive a power
+loss, which is no fault of a job. SIGKILL leaves no report, so it is never taken for a fault.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+from urllib.parse import quote
+
+from protos.cluster_pb2 import Predecessor
+from worker.core.job import Duty
+from worker.fault_report import REPORT_BYTES, parse_fault
+
+log = logging.getLogger("tiermesh.worker")
+
+RECORD_BYTES = 4096
+"""Size of the record; it is written in one piece within a page."""
+
+_IDLE = Duty("", 0)
+
+
+class ProcessRecord:
+    """Record of one worker process; `open` reads its predecessor's and replaces it.
+
+    Attributes:
+        predecessor: how the process before this one ended; None if no fault is known to have killed it.
+    """
+
+    def __init__(self, record: int, faults: int, incarnation: str, predecessor: Predecessor | None) -> None:
+        self.predecessor = predecessor
+        self._record = record
+        self._faults = faults
+        self._incarnation = incarnation
+        self._written: Duty | None = None
+        self.note_duty(None)
+
+    @classmethod
+    def open(cls, state_dir: Path, name: str, incarnation: str) -> ProcessRecord | None:
+        """Read the predecessor's record and begin this process's.
+
+        Args:
+            state_dir: folder of the files; created if it is missing.
+            name: name of the worker.
+            incarnation: id of this process start.
+
+        Returns:
+            None, after a line in the log, if the folder can't be written or another process of that name lives. The
+            worker works as well without a record, but a fault that kills it can't be told from a person's `kill -9`.
+        """
+        stem = quote(name, safe="")
+        descriptors: list[int] = []
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            for suffix in ("process", "fault"):
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                descriptors.append(os.open(state_dir / f"{stem}.{suffix}", flags, 0o600))
+            record, faults = descriptors
+            fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            report = os.pread(faults, REPORT_BYTES, 0)
+            predecessor = _read_predecessor(
+                os.pread(record, RECORD_BYTES, 0), report.decode(errors="replace")
+            )
+            if predecessor is not None:
+                kept = state_dir / f"{stem}.last-fault"
+                kept.write_bytes(report)
+                log.error("the process before this one was killed: %s; stack: %s", predecessor.text, kept)
+            os.ftruncate(faults, 0)
+            faulthandler.enable(file=faults)
+            return cls(record, faults, incarnation, predecessor)
+        except OSError as error:
+            for each in descriptors:
+                os.close(each)
+            reason = "used by another process" if isinstance(error, BlockingIOError) else error.strerror
+            log.warning(
+                "--state-dir %s: %s; the next start will not know whether a fault killed this process",
+                state_dir,
+                reason,
+            )
+            return None
+
+    def note_duty(self, duty: Duty | None) -> None:
+        """Write what the process works for from now on, if that has changed; None for nothing."""
+        duty = duty or _IDLE
+        if duty == self._written:
+            return
+        self._written = duty
+        content = json.dumps(
+            {"incarnation": self._incarnation, "job": duty.job, "lease": duty.lease}
+        ).encode()
+        try:
+            os.pwrite(self._record, content.ljust(RECORD_BYTES), 0)
+        except OSError as error:  # a full disk; the old content would blame a job that was left
+            log.warning("the record of this process can't be written: %s", error.strerror)
+            os.ftruncate(self._record, 0)
+
+    def close(self) -> None:
+        """End the record in order: the process stops by itself or on request."""
+        self.note_duty(None)
+        faulthandler.enable()  # back to standard error, for what happens while the interpreter ends
+        os.close(self._faults)
+        os.close(self._record)
+
+
+def _read_predecessor(record: bytes, report: str) -> Predecessor | None:
+    """Return how a process ended by a fault, from its record and its fault report; None if it did not."""
+    fault = parse_fault(report)
+    if fault is None:
+        return None
+    try:
+        content = json.loads(record)
+        return Predecessor(
+            incarnation=content["incarnation"],
+            job=content["job"],
+            lease=content["lease"],
+            signal=fault.signal,
+            text=fault.text,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None  # written by another program, or damaged
