@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from services.errors import Refused
 from services.transport.admission import Admission, ConnectionLimits, Refusal, Ticket
+from services.transport.log_limit import LogLimit
 from services.transport.security import join_address
 
 log = logging.getLogger("tiermesh")
@@ -19,53 +20,6 @@ _BACKLOG = 256
 _ACCEPTS_PER_WAKE = 64
 _PAUSE_SECONDS = 0.5
 """Pause of accepting while no file descriptor is free. Otherwise the event loop would spin."""
-_LOG_SECONDS = 10.0
-"""Shortest time between two log lines about the same kind of refusal."""
-
-
-class RefusalLog:
-    """Counts refused connections, and logs them in few lines.
-
-    Args:
-        port_name: name of the port, for the log.
-        limits: limits of the port.
-        count: callback for each refusal, for a metric.
-        clock: monotonic time in seconds.
-    """
-
-    def __init__(
-        self,
-        port_name: str,
-        limits: ConnectionLimits,
-        count: Callable[[Refusal], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._port_name = port_name
-        self._limits = limits
-        self._count = count
-        self._clock = clock
-        self._unlogged = dict.fromkeys(Refusal, 0)
-        self._next_seconds = dict.fromkeys(Refusal, 0.0)
-
-    def note(self, refusal: Refusal, address: str) -> None:
-        """Count a refusal, and log it unless such a line was logged lately."""
-        self._count(refusal)
-        now = self._clock()
-        if now < self._next_seconds[refusal]:
-            self._unlogged[refusal] += 1
-            return
-        others = (
-            f" ({self._unlogged[refusal]} more since the last such line)" if self._unlogged[refusal] else ""
-        )
-        self._unlogged[refusal] = 0
-        self._next_seconds[refusal] = now + _LOG_SECONDS
-        log.warning(
-            "%s: refused a connection of %s%s: %s",
-            self._port_name,
-            address,
-            others,
-            self._limits.describe(refusal),
-        )
 
 
 class Listener:
@@ -98,7 +52,10 @@ class Listener:
         self._handshake_seconds = handshake_seconds
         self._loop = asyncio.get_running_loop()
         self._admission = Admission(limits, self._loop.time)
-        self._refusals = RefusalLog(name, limits, count_refusal, self._loop.time)
+        self._name = name
+        self._limits = limits
+        self._count_refusal = count_refusal
+        self._log_limit = LogLimit()
         self._opening: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         listening.setblocking(False)
@@ -127,7 +84,7 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._refusals.note(Refusal.DESCRIPTORS, f"unknown peer ({error.strerror})")
+                self._note(Refusal.DESCRIPTORS, f"a peer ({error.strerror})")
                 self._loop.remove_reader(self._socket.fileno())
                 self._resume = self._loop.call_later(_PAUSE_SECONDS, self._accept_again)
                 return
@@ -135,12 +92,19 @@ class Listener:
             ticket = self._admission.admit(address)
             if isinstance(ticket, Refusal):
                 connection.close()
-                self._refusals.note(ticket, address)
+                self._note(ticket, address)
                 continue
             connection.setblocking(False)
             task = self._loop.create_task(self._open(connection, ticket))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+
+    def _note(self, refusal: Refusal, address: str) -> None:
+        self._count_refusal(refusal)
+        suffix = self._log_limit.suffix(refusal)
+        if suffix is not None:
+            reason = self._limits.describe(refusal)
+            log.warning("%s: refused a connection of %s%s: %s", self._name, address, suffix, reason)
 
     def _accept_again(self) -> None:
         self._resume = None

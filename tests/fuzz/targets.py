@@ -82,6 +82,9 @@ def _piece(content: bytes) -> None:
 class _Frames:
     """Receiver that drops all frames."""
 
+    def frame_started(self, kind: int, length: int) -> None:
+        assert length < 1 << 24
+
     def frame_received(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         assert len(payload) < 1 << 16
 

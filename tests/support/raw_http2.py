@@ -18,10 +18,12 @@ from services.transport.http2.frames import (
     FrameType,
     frame,
     read_frame_header,
+    read_uint32,
     settings_frame,
 )
 from services.transport.http2.messages import prefix
 from services.transport.http2.server import Handler, ServerConnection, ServerStream, StreamServer
+from services.transport.log_limit import LogLimit
 from services.transport.security import Security
 
 LIMIT_SECONDS = 20.0
@@ -104,10 +106,17 @@ class FakeTransport(asyncio.Transport):
 
 
 def make_connection(handler: Handler, times: ConnectionTimes = STANDARD_TIMES) -> ServerConnection:
-    """Return a server's connection without a port, which serves one method, `PATH`."""
+    """Return a server's connection to a confirmed caller, without a port. It serves one method, `PATH`."""
+    connection = make_pending_connection(handler, times)
+    connection.confirm()
+    return connection
+
+
+def make_pending_connection(handler: Handler, times: ConnectionTimes = STANDARD_TIMES) -> ServerConnection:
+    """Return a server's connection without a port."""
     ticket = Admission(ConnectionLimits(), asyncio.get_running_loop().time).admit("192.0.2.7")
     assert isinstance(ticket, Ticket)
-    return ServerConnection({PATH: handler}, set(), ticket, times)
+    return ServerConnection({PATH: handler}, set(), ticket, LogLimit(), times)
 
 
 def give(protocol: Any, data: bytes, piece_bytes: int = 1 << 16) -> None:
@@ -165,6 +174,14 @@ class RawPeer:
             if found[0] == wanted:
                 return found
 
+    async def accepted(self) -> int:
+        """Wait until the handler has answered, and return how many more bytes the stream may take then."""
+        await self.until(FrameType.HEADERS)
+        while True:
+            _, _, stream, payload = await self.until(FrameType.WINDOW_UPDATE)
+            if stream:
+                return read_uint32(payload)
+
     async def headers(self) -> dict[str, str]:
         """Return the next headers."""
         fields = self._decoder.decode((await self.until(FrameType.HEADERS))[3])
@@ -172,7 +189,8 @@ class RawPeer:
 
 
 async def echo(stream: ServerStream) -> None:
-    """Send every message back."""
+    """Accept the caller and send every message back."""
+    await stream.send_initial_metadata(())
     while (got := await stream.read()) is not None:
         await stream.write(got)
 

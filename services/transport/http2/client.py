@@ -10,6 +10,7 @@ from typing import NoReturn
 import grpc
 
 from services.transport.http2.connection import STANDARD_TIMES, Connection, ConnectionTimes, headers_frames
+from services.transport.http2.frame_budget import KNOWN_PEER
 from services.transport.http2.frames import (
     PREFACE,
     ErrorCode,
@@ -31,7 +32,7 @@ from services.transport.http2.headers import (
     status_of_reset,
 )
 from services.transport.http2.messages import MessageRefused
-from services.transport.http2.stream import Stream
+from services.transport.http2.stream import WINDOW_BYTES, Stream
 from services.transport.security import Security, join_address, split_address
 
 OPEN_SECONDS = 5.0
@@ -47,7 +48,7 @@ class ClientStream(Stream):
     """
 
     def __init__(self, connection: ClientConnection) -> None:
-        super().__init__(connection, _STREAM_ID, connection.initial_send_window)
+        super().__init__(connection, _STREAM_ID, connection.initial_send_window, WINDOW_BYTES)
         self._http2_connection = connection
         self._initial_metadata: tuple[tuple[str, Value], ...] | None = None
         self._trailing_metadata: tuple[tuple[str, Value], ...] = ()
@@ -160,7 +161,13 @@ class ClientConnection(Connection):
     stream: ClientStream
 
     def __init__(self, peer: str, times: ConnectionTimes = STANDARD_TIMES) -> None:
-        super().__init__(peer, {Setting.ENABLE_PUSH: 0}, expect_preface=False, times=times)
+        super().__init__(
+            peer,
+            {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES},
+            expect_preface=False,
+            allowance=KNOWN_PEER,
+            times=times,
+        )
         self.stream = ClientStream(self)
 
     def _announce(self) -> None:

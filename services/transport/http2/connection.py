@@ -1,7 +1,7 @@
 """One HTTP/2 connection with one gRPC stream, on asyncio: what client and server have in common.
 
 Only the event loop's thread uses it. Whatever a peer sends, its memory is bounded by a stream's window, one message
-and some small frames.
+and some small frames, and its work by the bytes of its messages and a budget of frames (`frame_budget.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.transport.http2.frame_budget import FrameAllowance, FrameBudget
 from services.transport.http2.frames import (
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
@@ -45,7 +46,9 @@ log = logging.getLogger("tiermesh")
 
 
 _TLS_BUFFER_BYTES = 64 * 1024
-_MOST_UNSENT_REPLIES = 1000
+_MOST_UNSENT_REPLIES = 100
+_MOST_SETTINGS = 32
+_MOST_IGNORED_BYTES = 2 * WINDOW_BYTES
 _MOST_CONTINUATIONS = 64
 _SCRATCH_BYTES = 64 * 1024
 _PEER_TEXT_BYTES = 200
@@ -79,6 +82,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         peer: name of the peer for error texts, until the connection is made.
         settings: settings to announce, besides those of both sides.
         expect_preface: whether the peer is the client.
+        allowance: frames without payload that the peer may send.
         times: time limits.
 
     Attributes:
@@ -95,7 +99,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
     """
 
     def __init__(
-        self, peer: str, settings: dict[Setting, int], *, expect_preface: bool, times: ConnectionTimes
+        self,
+        peer: str,
+        settings: dict[Setting, int],
+        *,
+        expect_preface: bool,
+        allowance: FrameAllowance,
+        times: ConnectionTimes,
     ) -> None:
         self.peer = peer
         self.send_window = DEFAULT_WINDOW_BYTES
@@ -112,6 +122,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._times = times
         self._parser = FrameParser(self, expect_preface=expect_preface)
         self._loop = asyncio.get_running_loop()
+        self._budget = FrameBudget(allowance, self._loop.time)
         self._transport: asyncio.Transport
         self._receive_window = LARGEST_WINDOW_BYTES
         self._block = bytearray()
@@ -119,6 +130,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._block_ends_stream = False
         self._unsent_replies = 0
         self._scratch: bytearray | None = None  # replaces the parser's buffer once received bytes are ignored
+        self._ignored_bytes = 0
         self._loss_reason: str | None = None
         self._heard_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -137,7 +149,6 @@ class Connection(asyncio.BufferedProtocol, ABC):
     def _announce(self) -> None:
         settings = {
             **self._settings,
-            Setting.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
             Setting.MAX_FRAME_SIZE: LARGEST_FRAME_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_LIST_BYTES,
         }
@@ -152,6 +163,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Parse `nbytes` received bytes."""
         self._heard_seconds = self._loop.time()
         if self._scratch is not None:
+            self._ignored_bytes += nbytes
+            if self._ignored_bytes > _MOST_IGNORED_BYTES:
+                self._transport.abort()
             return
         try:
             self._parser.received(nbytes)
@@ -186,6 +200,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         """Pass pieces to the transport, in order. Only TLS copies them."""
         if self._scratch is not None or self._transport.is_closing():
             return
+        self._budget.earn(sum(map(len, pieces)))
         self._transport.writelines(pieces)
         if not self.paused and self._transport.get_write_buffer_size() > self._write_buffer_bytes:
             # In some Pythons writelines does not call pause_writing; setting the limits again does.
@@ -224,10 +239,14 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     def _fail(self, error: ProtocolError) -> None:
         text = f"{self.peer}: the peer broke the rules of HTTP/2: {error}"
-        log.warning("data stream of %s", text)
+        self.log_violation(text)
         self.close_with_goaway(error.code, str(error))
         self.connection_terminated(text)
         self.settings_received_or_closed.set()
+
+    def log_violation(self, text: str) -> None:
+        """Log that the peer broke a rule."""
+        log.warning("data stream of %s", text)
 
     def _loss_text(self, error: Exception | None) -> str:
         if self._loss_reason:
@@ -252,6 +271,10 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
     # ---- frames ----
 
+    def frame_started(self, kind: int, length: int) -> None:
+        """Charge a frame to the peer's budget."""
+        self._budget.spend(kind, length)
+
     def data_started(self, stream_id: int, length: int) -> DataSink | None:
         """Charge a DATA frame to the windows, and return the stream that takes its payload."""
         self._receive_window -= length
@@ -259,7 +282,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
             self.write_all([window_update_frame(0, LARGEST_WINDOW_BYTES - self._receive_window)])
             self._receive_window = LARGEST_WINDOW_BYTES
         target = self._find_stream(stream_id, "DATA")
-        if target is not None:
+        if target is None:
+            self._budget.spend_dropped(length)
+        else:
             target.consume_receive_window(length)
         return target
 
@@ -347,12 +372,13 @@ class Connection(asyncio.BufferedProtocol, ABC):
             raise ProtocolError(
                 f"SETTINGS of {len(payload)} bytes, expected a multiple of 6", ErrorCode.FRAME_SIZE_ERROR
             )
+        if len(payload) > 6 * _MOST_SETTINGS:
+            text = f"SETTINGS of {len(payload) // 6} settings, expected at most {_MOST_SETTINGS}"
+            raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
         if flags & Flags.ACK:
             return
         for setting, value in read_settings(payload):
             match setting:
-                case Setting.HEADER_TABLE_SIZE:
-                    self.codec.limit_table(value)
                 case Setting.INITIAL_WINDOW_SIZE:
                     if value > LARGEST_WINDOW_BYTES:
                         raise ProtocolError(

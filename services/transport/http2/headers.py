@@ -23,7 +23,7 @@ Value = str | bytes
 Metadata = Sequence[tuple[str, Value]]
 Headers = list[tuple[str, str]]
 
-_TABLE_BYTES = 4096
+_MOST_SIZE_UPDATES = 2  # at the start of a block (RFC 7541, section 4.2)
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 _NAME_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "!#$%&'*+-.^_`|~")
 _OF_CONNECTIONS = frozenset({"connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"})
@@ -48,15 +48,15 @@ _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class HeaderCodec:
-    """HPACK state of one connection, in both directions."""
+    """HPACK state of one connection, in both directions.
+
+    The encoder uses no dynamic table. So the peer's settings of its size change nothing, however many there are.
+    """
 
     def __init__(self) -> None:
         self._encoder = Encoder()
+        self._encoder.header_table_size = 0
         self._decoder = Decoder(max_header_list_size=HEADER_LIST_BYTES)
-
-    def limit_table(self, size_bytes: int) -> None:
-        """Limit the encoder's dynamic table to the size in the peer's settings."""
-        self._encoder.header_table_size = min(size_bytes, _TABLE_BYTES)
 
     def encode(self, headers: Headers) -> bytes:
         """Return a header block."""
@@ -68,6 +68,9 @@ class HeaderCodec:
         Raises:
             ProtocolError: the block is damaged, too long, or breaks a rule of RFC 9113, section 8.2.
         """
+        if _has_many_size_updates(block):
+            text = f"a header block with more than {_MOST_SIZE_UPDATES} updates of the table's size"
+            raise ProtocolError(text, ErrorCode.COMPRESSION_ERROR)
         try:
             fields = [(bytes(field[0]), bytes(field[1])) for field in self._decoder.decode(block, raw=True)]
         except HPACKError as error:
@@ -195,3 +198,17 @@ def _to_headers(metadata: Iterable[tuple[str, Value]]) -> Headers:
         else:
             headers.append((key, value))
     return headers
+
+
+def _has_many_size_updates(block: bytes) -> bool:
+    """Return whether a block starts with too many updates of the table's size; hpack would carry out any number."""
+    position = 0
+    for _ in range(_MOST_SIZE_UPDATES + 1):
+        if position >= len(block) or block[position] & 0xE0 != 0x20:
+            return False
+        is_whole = block[position] & 0x1F != 0x1F
+        position += 1
+        while not is_whole and position < len(block):
+            is_whole = block[position] < 0x80
+            position += 1
+    return True

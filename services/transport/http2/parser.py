@@ -19,10 +19,11 @@ from services.transport.http2.frames import (
     read_frame_header,
 )
 
-CONTROL_FRAME_BYTES = 32 * 1024
+CONTROL_FRAME_BYTES = 16 * 1024
 """Longest payload of a frame other than DATA."""
 
 _BUFFER_BYTES = FRAME_HEADER_BYTES + CONTROL_FRAME_BYTES
+_PRIORITY_BYTES = 5
 _DIRECT_BYTES = 16 * 1024
 """Smallest remainder of a frame that is received into its message directly; a smaller one is cheaper to copy."""
 
@@ -42,6 +43,9 @@ class DataSink(Protocol):
 
 class FrameReceiver(Protocol):
     """Receiver of frames. Every method may raise ProtocolError."""
+
+    def frame_started(self, kind: int, length: int) -> None:
+        """Receive type and payload length of each frame, also of those that are skipped."""
 
     def frame_received(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """Receive a frame of a known type other than DATA."""
@@ -191,6 +195,14 @@ class FrameParser:
             )
         if not expected and kind == FrameType.CONTINUATION:
             raise ProtocolError(f"{_name(kind)} of stream {stream_id}: no headers to continue")
+        skipped = kind not in FrameType._value2member_map_ or kind == FrameType.PRIORITY
+        if length > CONTROL_FRAME_BYTES and kind != FrameType.DATA and not skipped:
+            text = f"{_name(kind)} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
+            raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
+        if kind == FrameType.PRIORITY and length != _PRIORITY_BYTES:
+            text = f"PRIORITY of {length} bytes, expected {_PRIORITY_BYTES}"
+            raise ProtocolError(text, ErrorCode.FRAME_SIZE_ERROR)
+        self._receiver.frame_started(kind, length)
         if kind == FrameType.DATA:
             if not stream_id:
                 raise ProtocolError("DATA of stream 0, expected a stream above 0")
@@ -199,11 +211,8 @@ class FrameParser:
             self._padding = 0
             self._sink = self._receiver.data_started(stream_id, length)
             self._state = _State.PAD_LENGTH if flags & Flags.PADDED else _State.DATA
-        elif kind not in FrameType._value2member_map_ or kind == FrameType.PRIORITY:
+        elif skipped:
             self._state = _State.SKIP
-        elif length > CONTROL_FRAME_BYTES:
-            text = f"{_name(kind)} of {length} bytes: longer than the {CONTROL_FRAME_BYTES} that are taken"
-            raise ProtocolError(text, ErrorCode.ENHANCE_YOUR_CALM)
         else:
             self._state = _State.CONTROL
             if kind in (FrameType.HEADERS, FrameType.CONTINUATION):

@@ -19,7 +19,14 @@ from services.transport.http2.connection import (
     headers_frames,
     peer_address,
 )
-from services.transport.http2.frames import ErrorCode, ProtocolError, Setting, reset_frame
+from services.transport.http2.frame_budget import KNOWN_PEER, UNKNOWN_PEER
+from services.transport.http2.frames import (
+    DEFAULT_WINDOW_BYTES,
+    ErrorCode,
+    ProtocolError,
+    Setting,
+    reset_frame,
+)
 from services.transport.http2.headers import (
     CONTENT_TYPE,
     Headers,
@@ -30,9 +37,10 @@ from services.transport.http2.headers import (
     status_headers,
 )
 from services.transport.http2.messages import MessageRefused
-from services.transport.http2.stream import BytesLike, Stream
+from services.transport.http2.stream import WINDOW_BYTES, BytesLike, Stream
 from services.transport.links import LinkClosed
 from services.transport.listener import Listener, open_listening_socket
+from services.transport.log_limit import LogLimit
 from services.transport.security import Security, split_address
 
 log = logging.getLogger("tiermesh")
@@ -51,7 +59,9 @@ class ServerStream(Stream):
     def __init__(
         self, connection: ServerConnection, stream_id: int, path: str, metadata: tuple[tuple[str, Value], ...]
     ) -> None:
-        super().__init__(connection, stream_id, connection.initial_send_window)
+        super().__init__(
+            connection, stream_id, connection.initial_send_window, connection.stream_receive_window
+        )
         self.path = path
         self._http2_connection = connection
         self._metadata = metadata
@@ -74,7 +84,8 @@ class ServerStream(Stream):
     async def send_initial_metadata(self, metadata: Metadata) -> None:
         """Send the answer's headers; the first message sends them otherwise.
 
-        A handler sends them once it knows the caller. So they also end the limits of unknown callers.
+        A handler sends them once it knows the caller. So they also end the limits of unknown callers, who may send
+        64 KiB in all.
 
         Raises:
             ValueError: metadata that can't be sent, or that was sent before.
@@ -151,10 +162,12 @@ class ServerConnection(Connection):
         handlers: handlers by `/package.Service/Method`.
         connections: set that has this connection while it is open.
         ticket: the connection in the limits of its port.
+        log_limit: limit of the log lines that the port's unknown callers cause.
         times: time limits.
 
     Attributes:
         auth_context: what TLS says about the caller, by gRPC's keys; the certificate may be DER.
+        stream_receive_window: unread bytes that the caller may send.
     """
 
     stream: ServerStream | None
@@ -164,14 +177,23 @@ class ServerConnection(Connection):
         handlers: Mapping[str, Handler],
         connections: set[ServerConnection],
         ticket: Ticket,
+        log_limit: LogLimit,
         times: ConnectionTimes = STANDARD_TIMES,
     ) -> None:
-        super().__init__("unknown", {Setting.MAX_CONCURRENT_STREAMS: 1}, expect_preface=True, times=times)
+        super().__init__(
+            "unknown",
+            {Setting.MAX_CONCURRENT_STREAMS: 1},
+            expect_preface=True,
+            allowance=UNKNOWN_PEER,
+            times=times,
+        )
         self.handler: asyncio.Task[None] | None = None
         self.auth_context: dict[str, list[bytes]] = {}
+        self.stream_receive_window = DEFAULT_WINDOW_BYTES
         self._handlers = handlers
         self._connections = connections
         self._ticket = ticket
+        self._log_limit = log_limit
         self._call_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -197,11 +219,20 @@ class ServerConnection(Connection):
 
     def confirm(self) -> None:
         """End the limits of unknown callers, as the handler has accepted this one."""
+        if not self._ticket.pending:
+            return
         self._ticket.confirm()
+        self._budget.enlarge(KNOWN_PEER)
+        self.stream_receive_window = WINDOW_BYTES
+        if self.stream is not None:
+            self.stream.widen(WINDOW_BYTES)
 
-    def _fail(self, error: ProtocolError) -> None:
+    def log_violation(self, text: str) -> None:
+        """Charge the address of an unknown caller that broke a rule, and log it at a bounded rate."""
         self._ticket.violated()
-        super()._fail(error)
+        suffix = self._log_limit.suffix(self._ticket.pending)
+        if suffix is not None:
+            super().log_violation(f"{text}{suffix}")
 
     def headers_received(self, stream_id: int, headers: Headers, end_stream: bool) -> None:
         """Start the handler of a call, or note the end of the caller's messages."""
@@ -215,7 +246,7 @@ class ServerConnection(Connection):
             raise ProtocolError(f"HEADERS of stream {stream_id} after {self.highest_peer_stream_id}")
         self.highest_peer_stream_id = stream_id
         if stream is not None:
-            self.write_all([reset_frame(stream_id, ErrorCode.REFUSED_STREAM)])
+            self._reply(reset_frame(stream_id, ErrorCode.REFUSED_STREAM))
             return
         self._call_timer.cancel()
         found = dict(headers)
@@ -311,10 +342,11 @@ class StreamServer:
         listening = open_listening_socket("tensor port", host, port, hint)
         guarded = guard_stream_handlers(handlers, AccessControl(security))
         server = cls(guarded, listening.getsockname()[1], times)
+        log_limit = LogLimit()
         server._listener = Listener(
             f"tensor port {server.port}",
             listening,
-            lambda ticket: ServerConnection(guarded, server._connections, ticket, times),
+            lambda ticket: ServerConnection(guarded, server._connections, ticket, log_limit, times),
             context=security.server_context(),
             handshake_seconds=times.call_seconds,
             limits=limits,

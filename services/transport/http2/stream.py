@@ -49,6 +49,7 @@ class Stream(ABC):
         connection: connection that carries the stream.
         stream_id: HTTP/2 stream id.
         send_window: bytes that the peer accepts at first.
+        receive_window: unread bytes that the peer may send; see `widen`.
 
     Attributes:
         stream_id: HTTP/2 stream id.
@@ -57,7 +58,7 @@ class Stream(ABC):
         write_block_reason: reason why no message may be written now; None if one may.
     """
 
-    def __init__(self, connection: Sender, stream_id: int, send_window: int) -> None:
+    def __init__(self, connection: Sender, stream_id: int, send_window: int, receive_window: int) -> None:
         self.stream_id = stream_id
         self.send_window = send_window
         self.end_reason: str | None = None
@@ -65,7 +66,7 @@ class Stream(ABC):
         self._connection = connection
         self._inbox = MessageInbox()
         self._assembler = Assembler(self._inbox, MESSAGE_LIMIT_BYTES)
-        self._receive_window = WINDOW_BYTES
+        self._window_bytes = self._receive_window = receive_window
         self._end_stream_seen = False
         self._readable = asyncio.Event()
         self._writable = asyncio.Event()
@@ -224,8 +225,10 @@ class Stream(ABC):
         """Note that the peer has sent its last frame of this stream.
 
         Raises:
-            ProtocolError: the frame ended within a message.
+            ProtocolError: the frame ended within a message, or was not the first last one.
         """
+        if self._end_stream_seen:
+            raise ProtocolError(f"stream {self.stream_id} was ended twice", ErrorCode.STREAM_CLOSED)
         if self._assembler.within and not self.end_reason:
             raise ProtocolError(f"stream {self.stream_id} ended within a message")
         self._end_stream_seen = True
@@ -242,9 +245,17 @@ class Stream(ABC):
         """Drop the messages that wait to be read."""
         self._inbox.clear()
 
+    def widen(self, receive_window: int) -> None:
+        """Let the peer send so many unread bytes from now on."""
+        if receive_window > self._window_bytes and not self._end_stream_seen and not self.end_reason:
+            added = receive_window - self._window_bytes
+            self._window_bytes = receive_window
+            self._receive_window += added
+            self._connection.write_all([window_update_frame(self.stream_id, added)])
+
     def _replenish_receive_window(self) -> None:
         """Enlarge the peer's window again, in large steps only."""
-        missing = WINDOW_BYTES - self._inbox.held_bytes - self._receive_window
+        missing = self._window_bytes - self._inbox.held_bytes - self._receive_window
         if missing >= _SMALLEST_GRANT_BYTES and not self._end_stream_seen and not self.end_reason:
             self._receive_window += missing
             self._connection.write_all([window_update_frame(self.stream_id, missing)])

@@ -15,6 +15,7 @@ from services.tensors.layout import CHUNK_ELEMENTS
 from services.transport.http2.client import open_stream
 from services.transport.http2.connection import ConnectionTimes
 from services.transport.http2.frames import (
+    DEFAULT_WINDOW_BYTES,
     PREFACE,
     Flags,
     FrameType,
@@ -53,11 +54,12 @@ def test_settings_and_pings_are_answered() -> None:
             _, flags, _, payload = await peer.until(FrameType.SETTINGS)
             announced = dict(read_settings(payload))
             assert flags == 0
-            assert announced[Setting.INITIAL_WINDOW_SIZE] == WINDOW_BYTES
+            assert Setting.INITIAL_WINDOW_SIZE not in announced
             assert announced[Setting.MAX_FRAME_SIZE] > MESSAGE_LIMIT_BYTES
             assert announced[Setting.MAX_CONCURRENT_STREAMS] == 1
             assert (await peer.until(FrameType.SETTINGS))[1] == Flags.ACK
             assert await peer.until(FrameType.PING) == (FrameType.PING, Flags.ACK, 0, b"12345678")
+            assert await peer.accepted() == WINDOW_BYTES - DEFAULT_WINDOW_BYTES
 
     asyncio.run(run())
 
@@ -140,6 +142,7 @@ def test_unread_messages_are_not_granted_again() -> None:
         read_on, read = asyncio.Event(), asyncio.Event()
 
         async def slow(stream: ServerStream) -> None:
+            await stream.send_initial_metadata(())
             await read_on.wait()
             for _ in range(8):
                 await stream.read()
@@ -148,7 +151,9 @@ def test_unread_messages_are_not_granted_again() -> None:
 
         async with serving(slow) as served, raw_peer(served) as peer:
             whole = message(bytes(WINDOW_BYTES // 8 - 5))
-            peer.send(OPENING, *(data_frame(whole) for _ in range(8)))
+            peer.send(OPENING)
+            await peer.accepted()
+            peer.send(*(data_frame(whole) for _ in range(8)))
             peer.send(frame(FrameType.PING, 0, 0, bytes(8)))
             granted = 0
             while (got := await peer.next_frame()) is not None and got[0] != FrameType.PING:
@@ -198,18 +203,23 @@ def test_a_peer_that_reads_no_answers_is_disconnected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:
-        async with serving(times=ConnectionTimes(linger_seconds=0.1)) as served:
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1)
+        async def talk(stream: ServerStream) -> None:
+            while True:
+                await stream.write(bytes(1 << 20))
+
+        async with serving(talk, times=ConnectionTimes(linger_seconds=0.1)) as served:
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1)
             try:
-                writer.write(OPENING)
-                pings = frame(FrameType.PING, 0, 0, bytes(8)) * 10000
+                window = {Setting.INITIAL_WINDOW_SIZE: 1 << 30}
+                writer.write(PREFACE + settings_frame(window) + window_update_frame(0, 1 << 30))
+                writer.write(headers_frame(request()))
                 with pytest.raises(ConnectionError):
-                    while True:
-                        writer.write(pings)
+                    while True:  # until the server can't send any more
+                        writer.write(frame(FrameType.PING, 0, 0, bytes(8)) * 10)
                         await within(writer.drain())
+                        await asyncio.sleep(0.02)
             finally:
                 writer.transport.abort()
-            del reader
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())

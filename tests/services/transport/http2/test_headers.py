@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 import pytest
-from hpack import Encoder
+from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,12 +31,22 @@ def test_blocks_are_read_with_and_without_huffman_and_from_the_table(huffman: bo
         assert codec.decode(encoder.encode(headers, huffman)) == headers
 
 
-def test_the_table_size_of_the_peer_is_respected() -> None:
-    ours, theirs = HeaderCodec(), HeaderCodec()
-    for size in (4096, 0, 1 << 30):
-        ours.limit_table(size)
-        for _ in range(2):
-            assert theirs.decode(ours.encode([("a-key", "a value")])) == [("a-key", "a value")]
+def test_blocks_do_not_depend_on_the_size_of_the_peers_table() -> None:
+    ours, theirs = HeaderCodec(), Decoder()
+    theirs.max_allowed_table_size = 0
+    for _ in range(3):
+        assert theirs.decode(ours.encode([("a-key", "a value")]), raw=True) == [(b"a-key", b"a value")]
+
+
+@pytest.mark.parametrize("update", [b"\x20", b"\x3e", b"\x3f\xe1\x1f", b"\x3f\x80\x80\x00"])
+def test_a_block_may_update_the_size_of_its_table_twice(update: bytes) -> None:
+    block = Encoder().encode([("a-key", "a value")])
+    assert HeaderCodec().decode(update * 2 + block) == [("a-key", "a value")]
+    with pytest.raises(ProtocolError, match="more than 2 updates") as caught:
+        HeaderCodec().decode(update * 3 + block)
+    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    with pytest.raises(ProtocolError):
+        HeaderCodec().decode(b"\x3f" + b"\xff" * 1000)
 
 
 @pytest.mark.parametrize(

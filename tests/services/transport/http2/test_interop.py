@@ -336,6 +336,7 @@ def test_a_reader_that_does_not_read_stops_the_writer() -> None:
         got: asyncio.Future[int]
 
         async def handler(context: Any) -> None:
+            await context.send_initial_metadata(())
             await context.read()
             await go_on.wait()
             count = 1
