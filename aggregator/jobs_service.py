@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import google_crc32c
 import grpc
 
-from aggregator.core.events import CancelRequested, Submitted
-from aggregator.core.job_report import Record
+from aggregator.job_register import JobRegister
 from aggregator.storage.journal import Journal
+from aggregator.storage.queue_file import DiskFull
 from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config.job import JobConfig
@@ -28,15 +27,12 @@ class JobsBackend(Protocol):
     """The part of an aggregator that the job service needs."""
 
     @property
-    def records(self) -> Mapping[str, Record]:
-        """All jobs by id, oldest first."""
+    def register(self) -> JobRegister:
+        """All jobs."""
 
     @property
     def journal(self) -> Journal:
         """The logs and live events of all jobs."""
-
-    def feed(self, event: Submitted | CancelRequested) -> None:
-        """Queue or cancel a job; the change is on disk afterwards."""
 
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
@@ -60,41 +56,46 @@ class JobsServicer:
         return service_handler(jobs.DESCRIPTOR.services_by_name["Jobs"], self)
 
     async def Submit(self, request: jobs.SubmitRequest, context: Context) -> jobs.Job:
-        """Queue a job; once this answers, the job survives kill -9."""
+        """Queue a job; once this answers, the job survives kill -9. A repeated request answers with the same job."""
         found = google_crc32c.value(request.spec_json.encode())
         if request.HasField("spec_crc32c") and found != request.spec_crc32c:
             text = f"spec_json is damaged: crc32c {found:#010x}, expected {request.spec_crc32c:#010x}; submit it again"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             config = JobConfig.from_json(request.spec_json)
+            return self._backend.register.submit(config, name=request.name, request_id=request.request_id)
         except Refused as refused:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
-        job = jobs.Job(
-            id=time.strftime("%m%d-%H%M%S-") + secrets.token_hex(2),
-            name=request.name or config.name,
-            submitted_seconds=time.time(),
-        )
-        self._backend.feed(Submitted(job, config.to_json(), config.plan()))
-        return self._backend.records[job.id].job
+        except Failed as failed:
+            await _abort_failed(context, failed)
 
     async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:
-        """Return all jobs, oldest first."""
-        records = self._backend.records.values()
-        return jobs.ListReply(jobs=[record.job for record in records])
+        """Return a page of jobs."""
+        token = request.page_token
+        if token and not (token.isdecimal() and token.isascii() and len(token) < 19):
+            text = f"page_token {token!r}: not one that List returned; leave it out for the first page"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        after = int(token) if token else None
+        try:
+            page = self._backend.register.page(after, request.limit, newest_first=request.newest_first)
+        except Failed as failed:
+            await _abort_failed(context, failed)
+        following = "" if page.next_place is None else str(page.next_place)
+        return jobs.ListReply(jobs=page.jobs, next_page_token=following)
 
     async def Get(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Return one job's current state."""
         return await self._job(request.job, context)
 
     async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
-        """Cancel a queued or running job."""
-        job = await self._job(request.job, context)
-        if job.state in ENDED_STATES:
-            state = jobs.JobState.Name(job.state).lower()
-            text = f"job {job.id} is {state} already; only queued and running jobs can be cancelled"
-            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
-        self._backend.feed(CancelRequested(job.id))
-        return await self._job(request.job, context)
+        """Cancel a queued or running job; once this answers, it does not run again."""
+        await self._job(request.job, context)
+        try:
+            return self._backend.register.cancel(request.job)
+        except Refused as refused:
+            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        except Failed as failed:
+            await _abort_failed(context, failed)
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
         """Stream a job's current state, then each event until the job ends."""
@@ -139,11 +140,13 @@ class JobsServicer:
         return self._backend.status()
 
     async def _job(self, job: str, context: Context) -> jobs.Job:
-        record = self._backend.records.get(job)
-        if record is None:
-            known = ", ".join(list(self._backend.records)[-5:]) or "none"
-            await _abort(context, grpc.StatusCode.NOT_FOUND, f"no job {job!r}; the newest are: {known}")
-        return record.job
+        try:
+            found = self._backend.register.find(job)
+            if found is None:
+                await _abort(context, grpc.StatusCode.NOT_FOUND, self._backend.register.describe_unknown(job))
+            return found
+        except Failed as failed:
+            await _abort_failed(context, failed)
 
 
 async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -> jobs.JobEvent:
@@ -152,6 +155,13 @@ async def _next(events: asyncio.Queue[jobs.JobEvent | None], context: Context) -
         text = "this aggregator stops or no longer leads; call again, or call the one that leads"
         await _abort(context, grpc.StatusCode.UNAVAILABLE, text)
     return event
+
+
+async def _abort_failed(context: Context, failed: Failed) -> NoReturn:
+    """End a call whose effect is not on disk, and say whether more space or a later call helps."""
+    full = isinstance(failed, DiskFull)
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
+    await _abort(context, code, str(failed))
 
 
 async def _abort(context: Context, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -19,6 +19,7 @@ from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
+from aggregator.job_register import JobRegister
 from aggregator.jobs_service import JobsServicer
 from aggregator.optimizer_links.link import GradientLink, OptimizerLink, OptimizerLinkCallbacks
 from aggregator.optimizer_links.local import LocalOptimizerLink
@@ -74,6 +75,7 @@ class AggregatorService:
 
     Attributes:
         core: The aggregator's core.
+        register: All jobs, for people.
         journal: The logs of all jobs.
     """
 
@@ -120,13 +122,14 @@ class AggregatorService:
             epoch=epoch,
             records=[
                 Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
-                for job, spec_json, fingerprint in queue.jobs()
+                for job, spec_json, fingerprint in queue.live_jobs()
             ],
             heartbeat_seconds=heartbeat_seconds,
             timeout_overrides=dict(timeout_overrides or {}),
             tiers=3 if optimizer else 2,
             shards=max(1, len(shards)),
         )
+        self.register = JobRegister(queue, self.core.records, self.feed)
         self._sessions = WorkerSessions(epoch)
         self._engine: OptimizerEngine | None = None
         self._shards: ShardGroup | None = None
@@ -332,16 +335,28 @@ class AggregatorService:
             case ev.CheckClosed():
                 self._metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
-                self._queue.save(effect.job, effect.spec_json, effect.fingerprint)
+                self._queue.save(effect.job, effect.fingerprint)
             case ev.CloseWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
+        if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:
+            self._late_checkpoint(body)
+            return
         self.feed(ev.FromOptimizer(body))
         if isinstance(body, pb.Commit) and not self._failed.done():
             self._metrics.count_commit(body.job, applied=body.applied)
+
+    def _late_checkpoint(self, written: pb.CheckpointWritten) -> None:
+        try:
+            job = self._queue.find(written.job)
+        except TiermeshError as error:
+            self._fail(error)
+            return
+        if job is not None:
+            self.feed(ev.LateCheckpoint(job, written))
 
     def _weights_arrived(
         self, header: ChunkHeader, chunk: TensorChunk | None, message: Message | None
@@ -355,11 +370,6 @@ class AggregatorService:
         self.feed(ev.WeightsArrived(header), chunk, message)
 
     # ---- users ----
-
-    @property
-    def records(self) -> Mapping[str, Record]:
-        """All jobs by id, oldest first."""
-        return self.core.records
 
     def status(self) -> ClusterStatus:
         """Return the cluster's current status."""

@@ -32,11 +32,21 @@ _BAD_INPUT = frozenset(
     }
 )
 
+_NEVER_SENT = ("failed to connect", "resolution failed", "Misformatted domain name")
+"""Parts of gRPC's texts about calls for which there was no connection."""
+
+_MOST_PAGES = 10_000
+"""Pages of a list that are asked for; with more, the oldest jobs are left out."""
+
 Reply = TypeVar("Reply", bound=Message)
 
 
 class Unreachable(Failed):
     """The aggregator, or another role that it needs for the answer, can't be reached at the moment."""
+
+
+class Unanswered(Unreachable):
+    """The request may have reached the aggregator, but its answer did not come."""
 
 
 class JobsClient:
@@ -120,15 +130,26 @@ class JobsClient:
                     "or give other addresses with --aggregator HOST:PORT,..."
                 )
 
-    async def submit(self, name: str, spec_json: str) -> jobs_pb2.Job:
-        """Queue a job; return it with its id."""
+    async def submit(self, name: str, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
+        """Queue a job; return it with its id. A call with the same request id returns the same job."""
         crc32c = google_crc32c.value(spec_json.encode())
-        request = jobs_pb2.SubmitRequest(name=name, spec_json=spec_json, spec_crc32c=crc32c)
+        request = jobs_pb2.SubmitRequest(
+            name=name, spec_json=spec_json, spec_crc32c=crc32c, request_id=request_id
+        )
         return await self._ask("Submit", request, jobs_pb2.Job)
 
-    async def jobs(self) -> list[jobs_pb2.Job]:
-        """Return all jobs, oldest first."""
-        return list((await self._ask("List", jobs_pb2.ListRequest(), jobs_pb2.ListReply)).jobs)
+    async def jobs(self, limit: int | None = None) -> list[jobs_pb2.Job]:
+        """Return all jobs, or the newest ones up to a limit; oldest first."""
+        found: list[jobs_pb2.Job] = []
+        request = jobs_pb2.ListRequest(newest_first=True)
+        for _ in range(_MOST_PAGES):
+            request.limit = 0 if limit is None else limit - len(found)
+            reply = await self._ask("List", request, jobs_pb2.ListReply)
+            found += reply.jobs
+            request.page_token = reply.next_page_token
+            if not reply.next_page_token or not reply.jobs or (limit is not None and len(found) >= limit):
+                break
+        return found[::-1]
 
     async def job(self, job: str) -> jobs_pb2.Job:
         """Return one job."""
@@ -214,8 +235,8 @@ class JobsClient:
             "check that command and aggregator have the same version"
         )
 
-    def _no_answer(self, method: str) -> Unreachable:
-        return Unreachable(
+    def _no_answer(self, method: str) -> Unanswered:
+        return Unanswered(
             f"aggregator {self.address}: no answer to {method} within {self._timeout_seconds:g} s; look at its log, or "
             "raise --timeout-seconds"
         )
@@ -228,14 +249,15 @@ class JobsClient:
             if (
                 self._channel.get_state() == grpc.ChannelConnectivity.READY
             ):  # the aggregator's answer, not a connection error
-                return Unreachable(f"aggregator {self.address}: {method}: {details}")
+                return Unanswered(f"aggregator {self.address}: {method}: {details}")
             how, hint = (
                 ("over TLS", "")
                 if self._with_tls
                 else ("without TLS", "if it uses TLS, give --tls-ca; else ")
             )
             reason = details.rpartition("last error: ")[2]
-            return Unreachable(
+            kind = Unreachable if any(text in details for text in _NEVER_SENT) else Unanswered
+            return kind(
                 f"aggregator {self.address}: can't be reached {how} ({reason}); {hint}start "
                 "it with `tiermesh aggregator`, or give another address with --aggregator HOST:PORT"
             )

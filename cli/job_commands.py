@@ -194,14 +194,21 @@ def submit(
 
 
 @click.command()
+@option("--all", "list_all", is_flag=True, help="List all jobs.")
+@option(
+    "--limit",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=50,
+    help="Number of newest jobs to list.",
+)
 @client_options
-def jobs(*, target: AggregatorTarget, output: Output) -> None:
-    """List all jobs, oldest first."""
+def jobs(*, list_all: bool, limit: int, target: AggregatorTarget, output: Output) -> None:
+    """List the newest jobs, oldest first."""
     import asyncio
 
     from cli.jobs import list_jobs
 
-    asyncio.run(list_jobs(target, output))
+    asyncio.run(list_jobs(target, output, None if list_all else limit))
 
 
 @click.command()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cli.client import JobsClient, Unreachable
+from cli.client import JobsClient, Unanswered, Unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, clock, job_fields, job_line, state_name
 from cli.progress import ProgressView
@@ -49,7 +50,7 @@ async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *,
         Failed: `follow_it` is set, and the job failed or was cancelled.
     """
     async with JobsClient(target) as client:
-        job = await client.submit(config.name, config.to_json())
+        job = await submit_once(client, config.name, config.to_json())
         if not follow_it:
             output.say(job.id)
             output.result(job_fields(job))
@@ -62,6 +63,24 @@ async def submit(target: AggregatorTarget, config: JobConfig, output: Output, *,
         output.say(f"checkpoint of step {job.checkpoint_step}: {job.checkpoint}")
     output.result(job_fields(job))
     raise_unless_succeeded(job)
+
+
+def draw_request_id() -> str:
+    """Return an id that makes all attempts of one request yield the same job."""
+    return uuid.uuid4().hex
+
+
+async def submit_once(client: JobsClient, name: str, spec_json: str) -> jobs_pb2.Job:
+    """Queue one job, however often the aggregator fails to answer: all attempts have the same request id.
+
+    Raises:
+        Unreachable: there was no connection, or no answer for longer than OUTAGE_SECONDS.
+    """
+    request_id = draw_request_id()
+    try:
+        return await client.submit(name, spec_json, request_id)
+    except Unanswered:
+        return await retry_unreachable(lambda: client.submit(name, spec_json, request_id))
 
 
 async def follow(client: JobsClient, job: str, view: ProgressView) -> jobs_pb2.Job:
@@ -115,10 +134,13 @@ def raise_unless_succeeded(job: jobs_pb2.Job) -> None:
         raise Failed(f"job {job.id} {state_name(job)}: {job.detail or 'no reason given'}")
 
 
-async def list_jobs(target: AggregatorTarget, output: Output) -> None:
-    """Print all jobs, oldest first."""
+async def list_jobs(target: AggregatorTarget, output: Output, limit: int | None) -> None:
+    """Print the newest jobs up to a limit, or all of them, oldest first."""
     async with JobsClient(target) as client:
-        jobs = await client.jobs()
+        jobs = await client.jobs(None if limit is None else limit + 1)
+    if limit is not None and len(jobs) > limit:
+        jobs = jobs[-limit:]
+        output.say(f"the newest {limit} jobs; --all lists the older ones too")
     for job in jobs:
         output.say(job_line(job))
     if not jobs:

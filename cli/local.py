@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.client import JobsClient
-from cli.jobs import ENDED, follow, raise_unless_succeeded, read_job, retry_unreachable
+from cli.jobs import ENDED, draw_request_id, follow, raise_unless_succeeded, read_job, retry_unreachable
 from cli.options import AggregatorTarget
 from cli.output import Output, job_fields, job_line
 from cli.progress import ProgressView
@@ -181,14 +181,8 @@ async def _submit_or_resume(
             f"{unfinished[0].step} of {unfinished[0].steps}; continue it with --resume, or give another --state-dir"
         )
     name, spec_json = submission
-    ids = {job.id for job in known}
-
-    async def submit_once() -> jobs_pb2.Job:
-        # Only this command submits here. A new job in the list is ours: the aggregator died before it answered.
-        submitted = [job for job in await client.jobs() if job.id not in ids]
-        return submitted[0] if submitted else await client.submit(name, spec_json)
-
-    return await retry_unreachable(submit_once)
+    request_id = draw_request_id()
+    return await retry_unreachable(lambda: client.submit(name, spec_json, request_id))
 
 
 async def _run_while_daemons_live(

@@ -24,24 +24,34 @@ FAILED: JobState
 CANCELLED: JobState
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("name", "spec_json", "spec_crc32c")
+    __slots__ = ("name", "spec_json", "spec_crc32c", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_CRC32C_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec_json: str
     spec_crc32c: int
-    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ...) -> None: ...
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_token", "limit", "newest_first")
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIRST_FIELD_NUMBER: _ClassVar[int]
+    page_token: str
+    limit: int
+    newest_first: bool
+    def __init__(self, page_token: _Optional[str] = ..., limit: _Optional[int] = ..., newest_first: _Optional[bool] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "next_page_token")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[Job]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class JobRequest(_message.Message):
     __slots__ = ("job",)
@@ -50,7 +60,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "code_changes")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +89,7 @@ class Job(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     TRUSTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     CODE_CHANGES_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
@@ -101,8 +112,9 @@ class Job(_message.Message):
     skipped: str
     excluded: _containers.RepeatedCompositeFieldContainer[Exclusion]
     trusted_steps: _containers.ScalarMap[str, int]
+    owner: str
     code_changes: _containers.RepeatedCompositeFieldContainer[CodeChange]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ...) -> None: ...
 
 class CodeChange(_message.Message):
     __slots__ = ("before", "after", "generation", "step")

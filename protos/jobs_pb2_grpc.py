@@ -90,7 +90,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """lists all jobs
+        """lists jobs, page by page
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

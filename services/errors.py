@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ def describe_internal_error(error: BaseException) -> str:
     place = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     text = one_line(str(error), 150)
     return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
+
+
+def is_out_of_space(error: OSError) -> bool:
+    """Return whether a write failed because the disk, or the user's quota of it, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from aggregator.core.events import (
     FromOptimizer,
     FromWorker,
     Input,
+    LateCheckpoint,
     Note,
     OptimizerConnected,
     OptimizerLost,
@@ -29,13 +30,13 @@ from aggregator.core.events import (
     WorkerConnected,
     WorkerLost,
 )
-from aggregator.core.job_report import Record, copy_job, describe_checkpoint, set_checkpoint
+from aggregator.core.job_report import Record, cancel_job, copy_job, describe_checkpoint, set_checkpoint
 from aggregator.core.membership.admission import check_name
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
 from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Wait
+from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
@@ -55,14 +56,14 @@ class AggregatorCore:
     Args:
         name: The aggregator's name.
         epoch: Its epoch.
-        records: All jobs, in order of submission.
+        records: The jobs that have not ended, in order of submission.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
         tiers: 2 if the optimizer runs in this process, else 3.
         shards: The number of processes that share the chunks.
         timeout_overrides: Timeouts set by hand, in seconds.
 
     Attributes:
-        records: The jobs by id, in order of submission.
+        records: The queued and running jobs by id, in order of submission. Those that have ended are on disk only.
         members: The connected workers, by session.
         run: The running job; None if there is none.
         optimizer: The optimizer's name; None while it is not connected.
@@ -208,6 +209,8 @@ class AggregatorCore:
                 self._from_worker(event, now)
             case FromOptimizer():
                 self._from_optimizer(event, now)
+            case LateCheckpoint():
+                self._record_late_checkpoint(event.job, event.written)
             case WorkerConnected():
                 self._worker_connected(event, now)
             case DataStreamOpened():
@@ -236,6 +239,7 @@ class AggregatorCore:
 
     def _drop_ended_job(self) -> None:
         if self.run is not None and self.run.ended:
+            del self.records[self.run.job.id]
             self.run = None
             for member in self.members.values():
                 member.leave_job()
@@ -245,8 +249,7 @@ class AggregatorCore:
         effects = self._out.take()
         for effect in effects:
             if isinstance(effect, SaveJob | Note) and effect.job.state not in (QUEUED, RUNNING):
-                record = self.records[effect.job.id].job
-                record.ended_seconds = effect.job.ended_seconds = record.ended_seconds or clock.unix_seconds
+                effect.job.ended_seconds = effect.job.ended_seconds or clock.unix_seconds
         return effects
 
     # ---- workers ----
@@ -347,8 +350,6 @@ class AggregatorCore:
         if isinstance(body, pb.Hello | pb.Heartbeat):
             return
         if self.run is None or self.run.job.id != body.job:
-            if isinstance(body, pb.CheckpointWritten):
-                self._record_late_checkpoint(body)
             return
         match body:
             case pb.OptimizerStatus():
@@ -362,47 +363,39 @@ class AggregatorCore:
             case pb.Failure():
                 self.run.end(FAILED, f"optimizer {self.optimizer}: {body.reason}")
 
-    def _record_late_checkpoint(self, written: pb.CheckpointWritten) -> None:
+    def _record_late_checkpoint(self, record: Job, written: pb.CheckpointWritten) -> None:
         """Record a checkpoint of a job that has ended, since an older one in its record may be deleted by now."""
-        record = self.records.get(written.job)
-        if record is None or record.job.state in (QUEUED, RUNNING):
+        if record.id in self.records or (record.checkpoint and written.step <= record.checkpoint_step):
             return
-        job = record.job
-        if not job.checkpoint or written.step > job.checkpoint_step:
-            set_checkpoint(job, written)
-            self._save(record)
-            self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))
+        job = copy_job(record)
+        set_checkpoint(job, written)
+        self._out.put(SaveJob(job))
+        self._out.put(Note("checkpoint", describe_checkpoint(written), copy_job(job)))
 
     # ---- jobs ----
 
-    def _save(self, record: Record) -> None:
-        self._out.put(SaveJob(copy_job(record.job), record.spec_json, record.fingerprint))
-
     def _submitted(self, event: Submitted) -> None:
-        event.job.state, event.job.steps = QUEUED, event.plan.steps
-        record = Record(event.job, event.spec_json, event.plan, {})
-        self.records[event.job.id] = record
-        self._save(record)
+        if event.job.id in self.records:
+            return
+        self.records[event.job.id] = Record(copy_job(event.job), event.spec_json, event.plan, {})
         self._out.put(Note("state", f"queued: {event.job.name}", copy_job(event.job)))
 
     def _cancel(self, job: str) -> None:
         if self.run is not None and self.run.job.id == job:
             self.run.end(CANCELLED, "cancelled by request")
             return
-        record = self.records.get(job)
-        if record is not None and record.job.state == QUEUED:
-            record.job.state, record.job.detail = CANCELLED, "cancelled by request while queued"
-            self._save(record)
+        record = self.records.pop(job, None)
+        if record is not None:
+            cancel_job(record.job)
             self._out.put(Note("state", "cancelled", copy_job(record.job)))
 
     def _start_next_job(self, now: float, unix_seconds: float) -> None:
         """Start the job that was running when the previous epoch ended, else the oldest one in the queue."""
         if self.run is not None:
             return
-        waiting = [each for each in self.records.values() if each.job.state in (RUNNING, QUEUED)]
-        if not waiting:
+        if not self.records:
             return
-        record = min(waiting, key=lambda each: each.job.state != RUNNING)
+        record = min(self.records.values(), key=lambda each: each.job.state != RUNNING)
         if not record.job.started_seconds:
             record.job.started_seconds = unix_seconds
         self.run = RunningJob(

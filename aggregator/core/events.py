@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from aggregator.core.verification.opinions import CheckOutcome
-from protos.cluster_pb2 import Hello
+from protos.cluster_pb2 import CheckpointWritten, Hello
 from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol import outbox
@@ -23,7 +23,7 @@ from services.tensors.reduction_tree import Node
 
 @dataclass(frozen=True)
 class Submitted:
-    """A user submitted a job."""
+    """A user submitted a job, which is on disk."""
 
     job: Job
     spec_json: str
@@ -32,7 +32,7 @@ class Submitted:
 
 @dataclass(frozen=True)
 class CancelRequested:
-    """A user cancels a job."""
+    """A user cancelled a job; its record on disk says so."""
 
     job: str
 
@@ -56,6 +56,19 @@ class FromOptimizer:
     """A control message from the optimizer."""
 
     body: OptimizerBody
+
+
+@dataclass(frozen=True)
+class LateCheckpoint:
+    """The optimizer named a checkpoint of a job that has ended.
+
+    Attributes:
+        job: The job's record on disk.
+        written: The checkpoint.
+    """
+
+    job: Job
+    written: CheckpointWritten
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,7 @@ Input = (
     | OptimizerConnected
     | OptimizerLost
     | FromOptimizer
+    | LateCheckpoint
     | WeightsArrived
     | WorkerConnected
     | DataStreamOpened
@@ -137,11 +151,15 @@ Input = (
 
 @dataclass(frozen=True)
 class SaveJob:
-    """Write the job to disk before any later effect is carried out."""
+    """Write the job's record to disk before any later effect is carried out.
+
+    Attributes:
+        job: The record.
+        fingerprint: The fingerprint the job is pinned to; None leaves the one on disk.
+    """
 
     job: Job
-    spec_json: str
-    fingerprint: dict[str, str]
+    fingerprint: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

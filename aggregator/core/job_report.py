@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
-from protos.jobs_pb2 import Job, JobState
+from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
+from services.printable import printable
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import Version
@@ -18,7 +19,7 @@ RATE_MEMORY = 0.9
 
 @dataclass
 class Record:
-    """A job with everything that is on disk about it.
+    """A job that has not ended, with everything that is on disk about it.
 
     Attributes:
         job: The job's record, as users see it.
@@ -63,7 +64,7 @@ class JobReport:
 
     def save(self) -> None:
         """Write the job's record to disk."""
-        self._out.put(SaveJob(copy_job(self.job), self.spec_json, dict(self._admission.fingerprint)))
+        self._out.put(SaveJob(copy_job(self.job), dict(self._admission.fingerprint)))
 
     def begin(self) -> None:
         """Record that the job is running."""
@@ -137,15 +138,15 @@ class JobReport:
 
     def record_missed_checkpoint(self, missed: CheckpointMissed) -> None:
         """Record that a due checkpoint could not be written."""
-        self.job.detail = f"no checkpoint of step {missed.step}: {missed.reason}"
+        self.job.detail = printable(f"no checkpoint of step {missed.step}: {missed.reason}")
         self.save()
         self.note("checkpoint", self.job.detail)
 
     def end(self, state: JobState, detail: str) -> None:
         """Record that the job is over."""
-        self.job.state, self.job.detail, self.job.phase = state, detail, ""
+        end_job(self.job, state, detail)
         self.save()
-        self.note("state", f"{JobState.Name(state).lower()}: {detail}")
+        self.note("state", f"{JobState.Name(state).lower()}: {self.job.detail}")
 
 
 def copy_job(job: Job) -> Job:
@@ -153,6 +154,17 @@ def copy_job(job: Job) -> Job:
     copy = Job()
     copy.CopyFrom(job)
     return copy
+
+
+def end_job(job: Job, state: JobState, detail: str) -> None:
+    """Put into a job's record that it is over, and why."""
+    job.state, job.detail, job.phase = state, printable(detail), ""
+
+
+def cancel_job(job: Job) -> None:
+    """Put into a job's record that a person cancelled it."""
+    while_queued = " while queued" if job.state == QUEUED else ""
+    end_job(job, CANCELLED, f"cancelled by request{while_queued}")
 
 
 def set_checkpoint(job: Job, written: CheckpointWritten) -> None:

@@ -23,7 +23,7 @@ from services.errors import Refused, TiermeshError
 
 Core = TypeVar("Core")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the format, in a recording's first line. It rises when lines or recorded types change."""
 INPUTS = ("handle",)
 """Methods that take an input and return effects."""

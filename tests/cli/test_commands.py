@@ -217,6 +217,31 @@ def test_status_shows_the_shards(aggregator: FakeAggregator, capsys: pytest.Capt
     assert (second["name"], second["connected"], second["detail"]) == (None, False, "connection refused")
 
 
+def test_a_submit_whose_answer_is_lost_is_sent_again_with_the_same_request_id(
+    aggregator: FakeAggregator, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "_RETRY_SECONDS", 0.01)
+    for attempts in (3, 6):
+        aggregator.lost_answers = 2
+        assert main(["submit", str(job_file), "--aggregator", aggregator.address]) == 0
+        assert len(aggregator.submitted) == attempts
+    ids = [request.request_id for request in aggregator.submitted]
+    assert ids[0] == ids[2] != ids[3] == ids[5], "each command has an id of its own"
+
+
+def test_jobs_are_listed_newest_last_in_pages(
+    aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1, 9):
+        aggregator.jobs[f"job-{number}"] = jobs_pb2.Job(id=f"job-{number}", state=jobs_pb2.QUEUED)
+    for flags, first in (["--all"], 1), ([], 1), (["--limit", "4"], 5), (["--limit", "8"], 1):
+        assert main(["jobs", *flags, "--aggregator", aggregator.address, "--json"]) == 0
+        captured = capsys.readouterr()
+        listed = [job["job"] for job in last_json(captured.out)["jobs"]]
+        assert listed == [f"job-{number}" for number in range(first, 9)]
+        assert ("--all lists the older ones too" in captured.err) == (first > 1)
+
+
 def test_a_refusal_of_the_aggregator_is_exit_code_2(
     aggregator: FakeAggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:

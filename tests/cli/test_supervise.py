@@ -110,11 +110,11 @@ def test_a_job_is_queued_once_although_the_aggregator_dies_during_submit(
     state = tmp_path / "state"
     submit, deaths = JobsClient.submit, iter([True])
 
-    async def dying(self: JobsClient, name: str, spec_json: str) -> Job:
+    async def dying(self: JobsClient, name: str, spec_json: str, request_id: str) -> Job:
         if not next(deaths, False):
-            return await submit(self, name, spec_json)
+            return await submit(self, name, spec_json, request_id)
         if answered:
-            await submit(self, name, spec_json)
+            await submit(self, name, spec_json, request_id)
         os.kill(daemon_pid(state, "aggregator"), signal.SIGKILL)
         raise Unreachable("killed")
 

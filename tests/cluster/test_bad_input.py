@@ -176,7 +176,7 @@ def layout_hash(cluster: Cluster, job: str) -> str:
 
 def fingerprint(cluster: Cluster, job: str) -> dict[str, str]:
     with JobQueue(cluster.folder / "aggregator-state" / "queue.sqlite") as queue:
-        return next(fingerprint for each, _, fingerprint in queue.jobs() if each.id == job)
+        return next(stored.fingerprint for stored in queue.live_jobs() if stored.job.id == job)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregator.core.events import SaveJob
-from aggregator.core.job_report import Record
+from aggregator.core.job_report import Record, copy_job
 from optimizer.core.open_job import is_void
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, RUNNING, Job
+from protos.jobs_pb2 import QUEUED, RUNNING
 from services.checkpoints.prune import surplus_steps
 
 
@@ -32,7 +32,10 @@ class Disk:
     unfinished: int = 0
 
     def save(self, effect: SaveJob) -> None:
-        """Write a job's record."""
+        """Write a job's record; without a fingerprint, keep the one that it has."""
+        before = self.jobs.get(effect.job.id)
+        if effect.fingerprint is None and before is not None:
+            effect = SaveJob(effect.job, before.fingerprint)
         self.jobs[effect.job.id] = effect
         self.unfinished = sum(each.job.state in (QUEUED, RUNNING) for each in self.jobs.values())
 
@@ -41,10 +44,11 @@ class Disk:
         return self.jobs[job].job.state == RUNNING
 
     def records(self) -> list[Record]:
-        """Return all jobs, oldest first, as a new process reads them."""
+        """Return the jobs that have not ended, oldest first, as a new process reads them."""
         return [
-            Record(_copy(each.job), each.spec_json, self.plans[name], dict(each.fingerprint))
+            Record(copy_job(each.job), name, self.plans[name], dict(each.fingerprint or {}))
             for name, each in self.jobs.items()
+            if each.job.state in (QUEUED, RUNNING)
         ]
 
     def write_checkpoint(
@@ -64,9 +68,3 @@ class Disk:
         """Return the checkpoint of the highest step among the valid ones."""
         stored = [each for each in self.checkpoints.get(job, []) if not is_void(each[0], void)]
         return max(stored, key=lambda each: each[0].step, default=None)
-
-
-def _copy(job: Job) -> Job:
-    copy = Job()
-    copy.CopyFrom(job)
-    return copy

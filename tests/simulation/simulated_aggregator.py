@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
+from aggregator.core.job_report import cancel_job, copy_job
 from protos import cluster_pb2 as pb
+from protos.jobs_pb2 import Job
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
-from services.protocol.plan import WINDOW_CHUNKS
+from services.protocol.plan import WINDOW_CHUNKS, JobPlan
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_HEARTBEAT_SECONDS
 from tests.simulation.job_model import SimulationFailed, merged, require
@@ -68,6 +70,26 @@ class SimulatedAggregator(Process):
             self._carry_out(effect, payload)
         for link in self._sessions.values():
             self.pump(link)
+
+    def submit(self, job: Job, plan: JobPlan) -> None:
+        """Queue a job: on disk first, then in the core."""
+        self._write_and_feed(ev.SaveJob(job, {}), ev.Submitted(copy_job(job), job.id, plan))
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job: on disk first, then in the core."""
+        live = self.core.records.get(job)
+        if live is not None:
+            cancelled = copy_job(live.job)
+            cancel_job(cancelled)
+            self._write_and_feed(ev.SaveJob(cancelled), ev.CancelRequested(job))
+
+    def _write_and_feed(self, write: ev.SaveJob, event: ev.Input) -> None:
+        """Write a record, unless this process dies before or was replaced, and then tell the core."""
+        if self.replaced:
+            return
+        for effect in self.effects(lambda _: [write], event):
+            self._carry_out(effect, None)
+        self.feed(event)
 
     def _carry_out(self, effect: ev.Effect, payload: Any) -> None:
         kept = self.kept
@@ -246,7 +268,11 @@ class SimulatedAggregator(Process):
         elif isinstance(body, pb.Hello):
             self._optimizer = link
             self.feed(ev.OptimizerConnected(body.name))
-        elif epoch == self.epoch:
+        elif epoch != self.epoch:
+            return
+        elif isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:
+            self.feed(ev.LateCheckpoint(copy_job(self.cluster.disk.jobs[body.job].job), body))
+        else:
             self.feed(ev.FromOptimizer(body))
 
     def optimizer_sent(self, link: Link, header: ChunkHeader, payload: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from aggregator.core.events import CancelRequested, Note, Submitted
+from aggregator.core.events import Note
 from optimizer.core.events import Update
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
@@ -142,8 +142,8 @@ class SimulatedCluster:
             return
         if self.aggregator is not None and self.aggregator.running:
             plan = self.jobs[job].plan
-            submitted = Submitted(Job(id=job, name=job), job, plan)
-            self.aggregator.feed(submitted)
+            record = Job(id=job, name=job, state=QUEUED, steps=plan.steps)
+            self.aggregator.submit(record, plan)
         self.loop.after(1.0, self._submit, job)
 
     def _cancel(self, job: str) -> None:
@@ -152,7 +152,7 @@ class SimulatedCluster:
         if saved is not None and saved.job.state not in (QUEUED, RUNNING):
             return
         if self.aggregator is not None and self.aggregator.running:
-            self.aggregator.feed(CancelRequested(job))
+            self.aggregator.cancel(job)
         self.loop.after(1.0, self._cancel, job)
 
     # ---- processes ----

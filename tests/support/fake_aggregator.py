@@ -45,6 +45,7 @@ class FakeAggregator:
         self.sent_sizes: dict[str, int] = {}
         self.sent_steps: dict[str, int] = {}
         self.silent = False
+        self.lost_answers = 0
         self.standby_of = ""
         self.at_end_of_events: Callable[[], None] = lambda: None
         self.status = jobs_pb2.ClusterStatus(epoch=3, tiers=3, leader="agg", optimizer="optimizer-host")
@@ -52,6 +53,9 @@ class FakeAggregator:
 
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: Context) -> jobs_pb2.Job:
         self.submitted.append(request)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer is lost")
         job = jobs_pb2.Job(id=f"job-{len(self.jobs) + 1}", name=request.name, state=jobs_pb2.QUEUED, steps=10)
         self.jobs[job.id] = job
         return job
@@ -59,7 +63,10 @@ class FakeAggregator:
     async def List(self, request: jobs_pb2.ListRequest, context: Context) -> jobs_pb2.ListReply:
         if self.silent:
             await asyncio.Event().wait()
-        return jobs_pb2.ListReply(jobs=self.jobs.values())
+        start, page = int(request.page_token or 0), request.limit or 3
+        found = sorted(self.jobs.values(), key=lambda job: int(job.id[4:]), reverse=request.newest_first)
+        following = str(start + page) if start + page < len(found) else ""
+        return jobs_pb2.ListReply(jobs=found[start : start + page], next_page_token=following)
 
     async def Get(self, request: jobs_pb2.JobRequest, context: Context) -> jobs_pb2.Job:
         return await self._job(request.job, context)

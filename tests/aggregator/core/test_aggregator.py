@@ -86,9 +86,8 @@ def test_messages_for_another_epoch_are_ignored() -> None:
 
 def test_jobs_run_one_after_the_other_in_order() -> None:
     dialogue = training(1)
-    assert dialogue.submit("b") == ["save b queued"]
-    assert dialogue.submit("c") == ["save c queued"]
-    lines = dialogue.give(ev.CancelRequested("a"))
+    assert dialogue.submit("b") == dialogue.submit("c") == [], "they are on disk already"
+    lines = dialogue.cancel("a")
     assert lines == [
         "save a cancelled",
         "1 <- leave: cancelled by request",
@@ -106,7 +105,7 @@ def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
     dialogue = training(1)
     dialogue.submit("b")
     dialogue.checkpoint(1, 0)
-    dialogue.give(ev.CancelRequested("a"))
+    dialogue.cancel("a")
     ended_seconds = dialogue.job().ended_seconds
     dialogue.now += 1
     assert dialogue.checkpoint(1, 2) == ["save a cancelled"]
@@ -123,9 +122,11 @@ def test_the_record_of_a_job_that_ended_names_what_was_written_then() -> None:
 def test_a_queued_job_is_cancelled_where_it_waits() -> None:
     dialogue = training(1)
     dialogue.submit("b")
-    assert dialogue.give(ev.CancelRequested("b")) == ["save b cancelled"]
-    assert dialogue.give(ev.CancelRequested("b")) == [], "it has ended"
-    assert dialogue.give(ev.CancelRequested("no such job")) == []
+    assert dialogue.cancel("b") == [], "that is on disk already"
+    assert dialogue.notes[-1] == "cancelled"
+    assert "b" not in dialogue.core.records
+    assert dialogue.cancel("b") == [], "it has ended"
+    assert dialogue.cancel("no such job") == []
     assert dialogue.job("a").state == RUNNING
 
 
@@ -133,7 +134,7 @@ def test_a_restart_resumes_the_running_job_before_queued_ones() -> None:
     before = Dialogue()
     before.submit("a")
     before.submit("b")
-    before.give(ev.CancelRequested("a"))
+    before.cancel("a")
     before.submit("c")
     dialogue = Dialogue(epoch=4, records=[before.saved[job] for job in "acb"])
     assert dialogue.give(ev.Ticked()) == ["save b running"]

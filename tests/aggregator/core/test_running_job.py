@@ -18,7 +18,7 @@ from tests.support.facts import has_facts
 
 def test_a_job_from_nothing_to_its_first_step() -> None:
     dialogue = Dialogue(chunks=2)
-    assert dialogue.submit() == ["save a queued", "save a running"]
+    assert dialogue.submit() == ["save a running"]
     assert dialogue.optimizer() == ["optimizer <- Open"]
     assert dialogue.hello(1) == ["1 <- welcome", "1 <- join"]
     assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all"]

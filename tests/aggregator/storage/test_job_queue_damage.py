@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregator.storage.job_queue import LAST_EPOCH, JobQueue
-from protos.jobs_pb2 import Job
+from aggregator.storage.job_queue import JobQueue
+from protos.jobs_pb2 import QUEUED, Job
 from services.errors import TiermeshError
+from services.protocol.versions import LAST_EPOCH
 from tests.support.anything import is_one_line
 
 COLUMNS = st.sampled_from(["job", "spec_json", "fingerprint_json", "epoch"])
@@ -36,15 +37,16 @@ def test_any_value_in_a_row(tmp_path_factory: pytest.TempPathFactory, column: st
     path.unlink(missing_ok=True)
     with JobQueue(path) as queue:
         queue.raise_epoch()
-        queue.save(Job(id="a"), "{}", {"backend": "emulator"})
+        job = queue.add(Job(name="a", state=QUEUED), "{}")
+        queue.save(job, {"backend": "emulator"})
     with sqlite3.connect(path) as connection:
-        table = "cluster" if column == "epoch" else "jobs"
+        table = {"epoch": "cluster", "spec_json": "specs"}.get(column, "jobs")
         connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
     connection.close()
     try:
         with JobQueue(path) as queue:
             assert 0 < queue.raise_epoch() <= LAST_EPOCH
-            ((job, spec_json, fingerprint),) = queue.jobs()
+            ((job, spec_json, fingerprint),) = queue.live_jobs()
     except TiermeshError as error:
         assert is_one_line(error)
         return

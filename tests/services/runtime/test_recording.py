@@ -51,8 +51,7 @@ values = st.one_of(
     st.builds(
         aggregator_events.SaveJob,
         st.builds(Job, id=st.text(max_size=5), loss=st.floats(allow_nan=False)),
-        st.text(),
-        st.dictionaries(st.text(), st.text()),
+        st.none() | st.dictionaries(st.text(), st.text()),
     ),
     st.builds(aggregator_events.Submitted, st.builds(Job, id=st.text(max_size=5)), st.text(), plans),
     st.builds(optimizer_events.Allocate, st.text(), st.text(), st.dictionaries(st.text(), st.binary())),

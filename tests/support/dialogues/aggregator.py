@@ -7,9 +7,9 @@ from typing import Any
 
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
-from aggregator.core.job_report import Record
+from aggregator.core.job_report import Record, cancel_job, copy_job
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import Job, JobState
+from protos.jobs_pb2 import QUEUED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
@@ -65,9 +65,7 @@ class Dialogue:
         lines = []
         for effect in self.core.handle(event, self.clock):
             if isinstance(effect, ev.SaveJob):
-                self.saved[effect.job.id] = Record(
-                    effect.job, effect.spec_json, self.plans[effect.job.id], effect.fingerprint
-                )
+                self._save(effect.job, effect.fingerprint)
             if isinstance(effect, ev.ToWorker) and isinstance(effect.body, pb.Lease):
                 self.leases[effect.session] = effect.body.lease
             if isinstance(effect, ev.Note):
@@ -76,6 +74,11 @@ class Dialogue:
             if line:
                 lines.append(line)
         return lines
+
+    def _save(self, job: Job, fingerprint: dict[str, str] | None = None) -> None:
+        before = self.saved.get(job.id)
+        pinned = fingerprint if fingerprint is not None else before.fingerprint if before else {}
+        self.saved[job.id] = Record(job, "{}", self.plans[job.id], pinned)
 
     def line(self, effect: ev.Effect) -> str:
         """Return an effect as one line; empty for notes."""
@@ -130,11 +133,23 @@ class Dialogue:
     def submit(self, job: str = "a", **plan: Any) -> list[str]:
         """Submit a job, by default with 4 steps of 4 micro-batches."""
         self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
-        return self.give(ev.Submitted(Job(id=job, name=job), "{}", self.plans[job]))
+        record = Job(id=job, name=job, state=QUEUED, steps=self.plans[job].steps)
+        self._save(record)
+        return self.give(ev.Submitted(record, "{}", self.plans[job]))
+
+    def cancel(self, job: str = "a") -> list[str]:
+        """Cancel a job, which may have ended or not exist."""
+        live = self.core.records.get(job)
+        if live is not None:
+            cancelled = copy_job(live.job)
+            cancel_job(cancelled)
+            self._save(cancelled)
+        return self.give(ev.CancelRequested(job))
 
     def job(self, job: str = "a") -> Job:
-        """Return the job's record."""
-        return self.core.records[job].job
+        """Return the job's record: the core's, or the saved one if the job has ended."""
+        live = self.core.records.get(job)
+        return (live or self.saved[job]).job
 
     # ---- workers ----
 
@@ -281,7 +296,9 @@ class Dialogue:
         written = pb.CheckpointWritten(
             job=job, generation=generation, step=step, path=f"{job}/{step}", model_sha256=f"sha{step}"
         )
-        return self.give(ev.FromOptimizer(written))
+        if job in self.core.records or job not in self.saved:
+            return self.give(ev.FromOptimizer(written))
+        return self.give(ev.LateCheckpoint(self.saved[job].job, written))
 
     def weights(self, generation: int, step: int, *indices: int) -> list[str]:
         """Give the core chunks of new weights."""

@@ -45,7 +45,10 @@ class _FakeJobService(grpc.GenericRpcHandler):
 
         def answer(request: bytes, context: grpc.ServicerContext) -> Any:
             kind = method.output_type
-            messages = self._read_parts(kind) if method.name == "Download" else [fill_message(kind)]
+            filled = fill_message(kind)
+            if method.name == "List":
+                filled.ClearField("next_page_token")  # it would be the same on every page
+            messages = self._read_parts(kind) if method.name == "Download" else [filled]
             content = [each.SerializeToString() for each in messages]
             return iter(content) if method.server_streaming else content[0]
 

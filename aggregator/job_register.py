@@ -1,0 +1,126 @@
+"""What people ask for, and what they can look up: a job is on disk before the core hears of it.
+
+The core has the jobs that have not ended; the queue has all. A write that the disk refuses is answered with its error,
+and the core never learns of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+
+from aggregator.core.events import CancelRequested, Submitted
+from aggregator.core.job_report import Record, cancel_job, copy_job
+from aggregator.storage.job_queue import LARGEST_PAGE_JOBS, JobPage, JobQueue
+from protos import jobs_pb2
+from protos.jobs_pb2 import Job
+from services.config.job import JobConfig
+from services.errors import Refused
+
+NAME_CHARACTERS = 200
+"""Longest name of a job."""
+
+_REQUEST_ID = re.compile(r"[\w.-]{0,64}")
+
+
+class JobRegister:
+    """All jobs of an aggregator. It is used on the event loop alone.
+
+    Args:
+        queue: The jobs on disk.
+        live: The core's records of the jobs that have not ended, by id.
+        feed: Gives the core an input.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        live: Mapping[str, Record],
+        feed: Callable[[Submitted | CancelRequested], None],
+    ) -> None:
+        self._queue = queue
+        self._live = live
+        self._feed = feed
+
+    def submit(self, config: JobConfig, *, name: str = "", request_id: str = "", owner: str = "") -> Job:
+        """Queue a job; it survives kill -9 and power loss when this returns.
+
+        Args:
+            config: The complete job.
+            name: The job's name for people; that of the config if it is empty.
+            request_id: The id of the request; a repeated one returns the job of the first.
+            owner: The person who submits it; empty without security.
+
+        Raises:
+            Refused: The name or the request id is malformed, or the request id belongs to another job.
+            DiskFull: There is no space for the job.
+            Failed: The job can't be written.
+        """
+        name = name or config.name
+        if len(name) > NAME_CHARACTERS:
+            raise Refused(
+                f"name {name!r}: {len(name)} characters, expected at most {NAME_CHARACTERS}; shorten it"
+            )
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise Refused(
+                f"request_id {request_id!r}: expected at most 64 letters, digits, dots, - and _; give a random id"
+            )
+        plan = config.plan()
+        spec_json = config.to_json()
+        wanted = Job(
+            name=name,
+            owner=owner,
+            state=jobs_pb2.QUEUED,
+            steps=plan.steps,
+            submitted_seconds=time.time(),
+        )
+        job = self._queue.add(wanted, spec_json, request_id)
+        if job.state == jobs_pb2.QUEUED and job.id not in self._live:
+            self._feed(Submitted(copy_job(job), spec_json, plan))
+        return self.find(job.id) or job
+
+    def cancel(self, job: str) -> Job:
+        """Cancel a queued or running job; its record says so on disk when this returns.
+
+        Raises:
+            Refused: There is no such job, or it has ended.
+            Failed: The record can't be written; the job goes on.
+        """
+        live = self._live.get(job)
+        if live is None:
+            found = self.find(job)
+            if found is None:
+                raise Refused(self.describe_unknown(job))
+            state = jobs_pb2.JobState.Name(found.state).lower()
+            raise Refused(f"job {job} is {state} already; only queued and running jobs can be cancelled")
+        cancelled = copy_job(live.job)
+        cancel_job(cancelled)
+        cancelled.ended_seconds = time.time()
+        self._queue.save(cancelled)
+        self._feed(CancelRequested(job))
+        return cancelled
+
+    def find(self, job: str) -> Job | None:
+        """Return a job's current record; None if there is no such job. A live job's record changes with the job.
+
+        Raises:
+            Failed: The queue can't be read.
+        """
+        live = self._live.get(job)
+        return live.job if live is not None else self._queue.find(job)
+
+    def page(self, after: int | None, limit: int, *, newest_first: bool) -> JobPage:
+        """Return some jobs in a row; see `JobQueue.page`.
+
+        Raises:
+            Failed: The queue can't be read.
+        """
+        found = self._queue.page(after, limit or LARGEST_PAGE_JOBS, newest_first=newest_first)
+        jobs = [self._live[each.id].job if each.id in self._live else each for each in found.jobs]
+        return JobPage(jobs, found.next_place)
+
+    def describe_unknown(self, job: str) -> str:
+        """Return one line that says that there is no such job, and which there are."""
+        newest = [each.id for each in self.page(None, 5, newest_first=True).jobs]
+        return f"no job {job!r}; the newest are: {', '.join(reversed(newest)) or 'none'}"
