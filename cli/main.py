@@ -18,11 +18,9 @@ from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
-from services.errors import Refused, TiermeshError
+from services.errors import ExitCode, TiermeshError, exit_code_of
 from services.printable import printable
 from services.version import tiermesh_version
-
-DONE, FAILED, REFUSED = 0, 1, 2
 
 
 class _InOrder(click.Group):
@@ -92,19 +90,21 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
             if isinstance(error, click.UsageError) and error.ctx
             else ""
         )
-        return _report(f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", REFUSED, output)
+        return _report(
+            f"{' '.join(error.format_message().split()).removesuffix('.')}{hint}", ExitCode.REFUSED, output
+        )
     except (click.Abort, KeyboardInterrupt):
-        return _report("interrupted", FAILED, output)
+        return _report("interrupted", ExitCode.FAILED, output)
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return ExitCode.FAILED
     except TiermeshError as error:
-        return _report(str(error), REFUSED if isinstance(error, Refused) else FAILED, output)
+        return _report(str(error), exit_code_of(error, of_daemon=False), output)
     except Exception as error:
         from services.errors import describe_internal_error
 
-        return _report(describe_internal_error(error), FAILED, output)
-    return code if isinstance(code, int) else DONE
+        return _report(describe_internal_error(error), ExitCode.FAILED, output)
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def _report(text: str, code: int, output: Output) -> int:

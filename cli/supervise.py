@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from services.errors import Failed
+from services.errors import ExitCode, Failed
 from services.runtime.launcher import DaemonProcess
-
-REFUSED = 2
-"""Exit code of a daemon with wrong options or state; a restart would not help."""
 
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 10.0
@@ -37,14 +34,14 @@ class RestartBackoff:
 
 
 async def supervise(daemon: DaemonProcess, say: Callable[[str], None]) -> int:
-    """Restart a daemon on its port each time that it ends; return when it ends with REFUSED.
+    """Restart a daemon on its port each time that it ends; return when it is refused: a restart would not help.
 
     Args:
         daemon: daemon that was started and is ready.
         say: called with one line per restart.
     """
     backoff = RestartBackoff()
-    while await daemon.wait_ended() != REFUSED:
+    while await daemon.wait_ended() != ExitCode.REFUSED:
         wait_seconds = backoff.wait_seconds(daemon.age_seconds)
         say(f"{daemon.describe_end()}; restart in {wait_seconds:g} s")
         await asyncio.sleep(wait_seconds)
@@ -53,4 +50,4 @@ async def supervise(daemon: DaemonProcess, say: Callable[[str], None]) -> int:
             await daemon.wait_ready()
         except Failed:
             await daemon.stop()  # it ended, or took too long to get ready
-    return REFUSED
+    return ExitCode.REFUSED

@@ -18,7 +18,7 @@ from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
-from services.errors import Refusal, Refused
+from services.errors import NotYet, Refusal, Refused
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
@@ -126,14 +126,14 @@ class OptimizerService:
             tensor_port: port of data streams; 0 if they use the port of the gRPC server.
 
         Raises:
-            Refused: another optimizer uses the state folder.
+            NotYet: another optimizer uses the state folder.
         """
         self._tensor_port = tensor_port
         self._lock = (self._state_dir / "optimizer.lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refused(
+            raise NotYet(
                 f"--state-dir {self._state_dir}: in use by another optimizer; stop it, or give another folder"
             ) from None
         self.engine = OptimizerEngine(

@@ -2,8 +2,8 @@
 
 Read them in this order, the lowest first:
 
-1. `printable`, `errors`, `input_files`, `yaml_text`, `timeouts`, `version`: text that a terminal shows unchanged,
-   errors for people, bounded reading of files and YAML, limits of all waits, Tiermesh's version.
+1. `printable`, `errors`, `system_errors`, `input_files`, `yaml_text`, `timeouts`, `version`: text that a terminal
+   shows unchanged, errors for people, bounded reading of files and YAML, limits of all waits, Tiermesh's version.
 2. `instrumentation`: failpoints and the timeline, which any later layer may call.
 3. `protocol`: the plan of a job's steps, weight versions, message envelopes and checksums.
 4. `tensors`: the layout of a model's parameters, chunks, the reduction tree, numeric kernels.

@@ -5,8 +5,21 @@ from __future__ import annotations
 import errno
 import traceback
 from dataclasses import dataclass
+from enum import IntEnum
 
 from services.printable import one_line, printable
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands and daemons."""
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2
+    """Wrong input. Starting a daemon again gives the same, so supervisors leave it down."""
+    NOT_YET = 75
+    """A daemon lacks something that may come by itself, such as a free port. Supervisors start it again. The number is
+    `EX_TEMPFAIL` of sysexits.h."""
 
 
 class TiermeshError(Exception):
@@ -25,6 +38,25 @@ class Refused(TiermeshError):
 
 class Failed(TiermeshError):
     """Failure of something that was accepted: exit code 1, or the gRPC status that fits."""
+
+
+class NotYet(Failed):
+    """Lack of something that may come without a change of settings: a name, an address, a free port, disk space.
+
+    Exit code 75 of a daemon, 1 of other commands.
+    """
+
+
+def exit_code_of(error: BaseException, *, of_daemon: bool) -> ExitCode:
+    """Return the exit code of a process that an error ends.
+
+    Args:
+        error: the error.
+        of_daemon: whether a supervisor may start the process again.
+    """
+    if isinstance(error, Refused):
+        return ExitCode.REFUSED
+    return ExitCode.NOT_YET if of_daemon and isinstance(error, NotYet) else ExitCode.FAILED
 
 
 def describe_internal_error(error: BaseException) -> str:

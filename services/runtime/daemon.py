@@ -103,7 +103,7 @@ def run_role(
             called after memory and threads are set up, since that must happen before numpy is imported.
 
     Returns:
-        Exit code: 0 if it finished or was stopped, 2 if it was refused, 1 for anything else.
+        Exit code: see `services.errors.ExitCode`.
     """
     logs.configure(options.log_level, options.log_format)
     if options.timeline is not None:

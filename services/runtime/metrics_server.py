@@ -22,6 +22,7 @@ from services.transport.access import AccessControl, Credentials, Denied
 from services.transport.admission import ConnectionLimits, Refusal, Ticket
 from services.transport.limits import HELLO_SECONDS
 from services.transport.listener import Listener, open_listening_socket
+from services.transport.listening import ANOTHER_ADDRESS
 from services.transport.permissions import READ_METRICS
 from services.transport.security import Security, split_address
 
@@ -193,12 +194,12 @@ def start_metrics(
         connection_seconds: longest life of a connection.
 
     Raises:
-        Refused: the address is malformed, in use, or not allowed without TLS.
+        Refused: the address is malformed, or not allowed without TLS.
+        NotYet: the address is in use, is none of this host, or its name does not resolve.
     """
     host, port = split_address("metrics address", listen)
     security.check_listen(listen)
     context = security.server_context(protocol="http/1.1") if security.cert is not None else None
-    hint = "choose another address or port, or port 0 for any free one"
-    listening = open_listening_socket("metrics address", host, port, hint)
+    listening = open_listening_socket("metrics address", host, port, ANOTHER_ADDRESS)
     access = AccessControl(security)
     return MetricsServer(listening, registry, context, access, limits, count_refusal, connection_seconds)

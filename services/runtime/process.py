@@ -16,7 +16,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Failed, Refused, TiermeshError, describe_internal_error
+from services.errors import (
+    ExitCode,
+    Failed,
+    TiermeshError,
+    describe_internal_error,
+    exit_code_of,
+)
+from services.system_errors import system_error
 from services.timeouts import STANDARD_TIMEOUTS
 
 log = logging.getLogger("tiermesh")
@@ -72,15 +79,15 @@ def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
 
     Raises:
         Refused: the file can't be written.
+        NotYet: the disk is full, or does not answer.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(json.dumps(dict(content)) + "\n")
         temporary.replace(path)
     except OSError as error:
-        raise Refused(
-            f"--ready-file {path}: can't be written ({error.strerror}); give a writable path"
-        ) from None
+        text = f"--ready-file {path}: can't be written ({error.strerror}); give a writable path"
+        raise system_error(error, text) from None
 
 
 def make_state_dir(path: Path) -> None:
@@ -88,15 +95,15 @@ def make_state_dir(path: Path) -> None:
 
     Raises:
         Refused: it can't be created or written to.
+        NotYet: the disk is full, or does not answer.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise Refused(
-            f"--state-dir {path}: can't be written ({error.strerror}); give another folder"
-        ) from None
+        text = f"--state-dir {path}: can't be written ({error.strerror}); make it writable, or give another"
+        raise system_error(error, text) from None
 
 
 def run_daemon(
@@ -116,18 +123,19 @@ def run_daemon(
         stop_seconds: limit of the graceful stop.
 
     Returns:
-        Exit code: 0 if it finished or was stopped, 2 if it was refused, 1 for anything else.
+        Exit code, see `ExitCode`: 0 if it finished or was stopped, 2 if it was refused, 75 if something that it needs
+        is not there yet, 1 for anything else.
     """
     faulthandler.enable()  # else a crash in a native library leaves nothing in the log
     try:
         return asyncio.run(_supervise(serve, exit_with_parent, stop_seconds))
     except TiermeshError as error:
         log.error("%s", error)
-        return 2 if isinstance(error, Refused) else 1
+        return exit_code_of(error, of_daemon=True)
     except Exception as error:
         log.error("%s", describe_internal_error(error))
         log.debug("traceback of the error above", exc_info=error)
-        return 1
+        return ExitCode.FAILED
 
 
 async def _supervise(
@@ -206,4 +214,4 @@ def _exit_process(message: str) -> None:
     log.error("%s", message)
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(1)
+    os._exit(ExitCode.FAILED)

@@ -20,6 +20,7 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
 from services.errors import Refused, TiermeshError
+from services.system_errors import system_error
 
 Core = TypeVar("Core")
 
@@ -57,6 +58,7 @@ class CallRecorder:
 
     Raises:
         Refused: the file can't be written.
+        NotYet: the disk is full, or does not answer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +67,8 @@ class CallRecorder:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
             self._file = os.fdopen(os.open(path, flags, 0o666), "w")
         except OSError as error:
-            raise Refused(f"--record {path}: {error.strerror}; expected a writable file") from None
+            text = f"--record {path}: {error.strerror}; expected a writable file"
+            raise system_error(error, text) from None
 
     def make(self, kind: Callable[..., Core], **arguments: Any) -> Core:
         """Return a core whose calls are recorded, and write the first line of the recording."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
 
-from services.errors import Refused
 from services.transport.admission import Admission, ConnectionLimits, Refusal, Ticket
+from services.transport.listening import listen_error
 from services.transport.log_limit import LogLimit
 from services.transport.security import join_address
 
@@ -134,13 +133,12 @@ def open_listening_socket(name: str, host: str, port: int, hint: str) -> socket.
         hint: how to fix it, for the error.
 
     Raises:
-        Refused: the address is wrong or in use.
+        NotYet: the address is in use, is none of this host, or its name does not resolve.
+        Refused: it is not permitted, or no host can have this name.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        code = error.errno or 0
-        text = os.strerror(code).lower() if code > 0 else error.strerror or str(error)
-        raise Refused(f"{name} {join_address(host, port)}: {text}; {hint}") from None
+    except (OSError, ValueError) as error:
+        raise listen_error(error, f"{name} {join_address(host, port)}", hint) from None

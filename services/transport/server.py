@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.errors import Refused
+from services.errors import NotYet
 from services.transport.access import AccessControl, AccessInterceptor
 from services.transport.limits import (
     HEADER_LIST_BYTES,
@@ -21,6 +19,7 @@ from services.transport.limits import (
     MESSAGE_LIMIT_BYTES,
     OPENING_SECONDS,
 )
+from services.transport.listening import check_port_free
 from services.transport.request_handlers import RequestParsingHandler
 from services.transport.security import Security, join_address, split_address
 
@@ -135,7 +134,8 @@ async def start_server(
         people_listen: `HOST:PORT` for people that show a token in place of a certificate; empty for none.
 
     Raises:
-        Refused: an address is wrong, in use, or not allowed without TLS.
+        Refused: an address is wrong, or not allowed without TLS.
+        NotYet: an address is in use, is none of this host, or its name does not resolve.
     """
     security.check_listen(listen)
     server = grpc.aio.server(
@@ -170,7 +170,8 @@ def _add_port(
             return int(server.add_insecure_port(join_address(host, port)))
         return int(server.add_secure_port(join_address(host, port), credentials))
     except RuntimeError as error:
-        raise Refused(f"{name} {address}: can't be bound ({error}); choose another") from None
+        # It could be bound a moment ago.
+        raise NotYet(f"{name} {address}: can't be bound ({error}); choose another") from None
 
 
 def open_channel(address: str, security: Security, *, own_connection: bool = False) -> grpc.aio.Channel:
@@ -193,27 +194,3 @@ def open_channel(address: str, security: Security, *, own_connection: bool = Fal
     if credentials is None:
         return grpc.aio.insecure_channel(join_address(host, port), options=options)
     return grpc.aio.secure_channel(join_address(host, port), credentials, options=options)
-
-
-def check_port_free(name: str, host: str, port: int) -> None:
-    """Check that `host`:`port` can be bound, because gRPC's own error does not say why it can't.
-
-    Args:
-        name: name of the address, for the error.
-        host: host name or IP address.
-        port: port; 0 for any.
-
-    Raises:
-        Refused: it is in use, not an address of this host, or not permitted.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        text = error.strerror or os.strerror(error.errno or 0)
-        raise Refused(
-            f"{name} {join_address(host, port)}: {text.lower()}; choose another address or port, or "
-            "port 0 for any free one"
-        ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protos import jobs_pb2 as jobs
+from services.errors import ExitCode
 from services.transport.limits import KEEPALIVE_SECONDS
 from tests.support.cluster.bits import CHECKPOINT_EVERY, Bits, bits
 from tests.support.cluster.harness import ENDED, Cluster, Daemon, eventually, tiermesh
@@ -39,7 +40,7 @@ def test_a_port_in_use(tmp_path: Path, role: str, option: str) -> None:
         state = [] if role == "worker" else ["--state-dir", tmp_path / "state"]
         listen = [] if option == "--listen" else ["--listen", "127.0.0.1:0"]
         done = tiermesh(role, option, taken, *listen, *state)
-        assert done.returncode == 2
+        assert done.returncode == ExitCode.NOT_YET
         assert f"address {taken}: address already in use; choose another" in last_line(done.stderr)
         assert not (tmp_path / "state" / "queue.sqlite").exists(), (
             "a refused aggregator leaves the state alone"
@@ -66,7 +67,7 @@ def test_listening_beyond_loopback_needs_tls_or_insecure(tmp_path: Path, role: s
 def test_two_optimizers_on_one_state_dir(tmp_path: Path) -> None:
     with Cluster(tmp_path, tiers=3):
         done = tiermesh("optimizer", "--listen", "127.0.0.1:0", "--state-dir", tmp_path / "optimizer-state")
-        assert done.returncode == 2
+        assert done.returncode == ExitCode.NOT_YET
         line = last_line(done.stderr)
         assert f"--state-dir {tmp_path / 'optimizer-state'}: in use by another optimizer" in line
 

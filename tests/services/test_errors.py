@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from services.errors import Failed, Refused
+from services.errors import ExitCode, Failed, Refused
 
 
 def test_control_characters_are_escaped() -> None:
     assert str(Refused("name 'a\nb\x1b[31m': expected words")) == r"name 'a\nb\x1b[31m': expected words"
     assert str(Failed("Übung 5 µs — gut")) == "Übung 5 µs — gut"
+
+
+def test_the_exit_codes_are_a_contract() -> None:
+    assert {code.name: code.value for code in ExitCode} == {
+        "DONE": 0,
+        "FAILED": 1,
+        "REFUSED": 2,
+        "NOT_YET": 75,
+    }

@@ -335,7 +335,8 @@ class StreamServer:
             count_refusal: callback for each connection that is not.
 
         Raises:
-            Refused: the address is wrong or in use.
+            Refused: the address is wrong.
+            NotYet: it is in use, is none of this host, or its name does not resolve.
         """
         host, port = split_address("tensor address", address)
         hint = "choose another by --tensor-port, or 0 for any free one"

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DAEMON = """
 import asyncio, logging, sys
 from services.runtime import logs, process
-from services.errors import Failed, Refused
+from services.errors import Failed, NotYet, Refused
 
 async def serve():
     try:
@@ -85,6 +85,7 @@ def test_end_of_standard_input_stops_gracefully() -> None:
     [
         ("Refused('mesh_shape: bad')", 2, "mesh_shape: bad"),
         ("Failed('worker w1: lost')", 1, "worker w1: lost"),
+        ("NotYet('listen address: in use')", 75, "listen address: in use"),
         ("KeyError('oops')", 1, "internal error, KeyError at <string>:"),
     ],
 )
