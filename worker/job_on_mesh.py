@@ -14,11 +14,13 @@ from mesh.device import Mesh, open_mesh
 from mesh.fingerprint import find_board_type
 from services.config.job import JobConfig
 from services.instrumentation import timeline
+from services.protocol.fingerprint import CODE
 from services.protocol.plan import WireTypes
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import bytes_per_element
 from training.parameter_placement import choose_axes
 from training.step import PassPhase, TrainingStep
+from worker.code_fingerprint import find_own_module, hash_code
 from worker.core.events import Built
 from worker.meters import TRACK_MEMORY, MemoryUsageTracker, PerformanceMeter
 from worker.step_interface import Step, StepFactory
@@ -100,6 +102,7 @@ class JobOnMesh:
         wire: types in which the job's tensors travel.
         meter: samples per second.
         first_iteration: memory of the first micro-batch.
+        code: hash of the code that computes it.
     """
 
     job: str
@@ -109,6 +112,7 @@ class JobOnMesh:
     wire: WireTypes
     meter: PerformanceMeter
     first_iteration: FirstIteration
+    code: str
 
     @property
     def gradient_bytes(self) -> int:
@@ -123,7 +127,7 @@ class JobOnMesh:
             elements=self.step.layout.elements,
             evaluation_batches=self.step.evaluation_batches,
             tokens_per_micro_batch=self.step.tokens_per_micro_batch,
-            fingerprint=self.step.fingerprint(),
+            fingerprint={**self.step.fingerprint(), CODE: self.code},
             wire=self.wire,
         )
 
@@ -211,6 +215,7 @@ class JobBuilder:
                 on_non_finite=on_non_finite,
             )
             first_iteration.note_model()
+            code = hash_code(mesh.backend, find_own_module(config))
         except BaseException:
             first_iteration.clear()
             mesh.close()
@@ -223,4 +228,5 @@ class JobBuilder:
             wire=config.plan().wire,
             meter=PerformanceMeter(config, clock=self.clock),
             first_iteration=first_iteration,
+            code=code,
         )

@@ -17,7 +17,7 @@ from aggregator.core.leasing.lease_book import LeaseBook
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.leasing.results import LeaseResults
 from aggregator.core.membership.admission import Admission
-from aggregator.core.membership.code_pin import CODE, CodePin, shorten_code
+from aggregator.core.membership.code_pin import CodePin, shorten_code
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.job_members import JobMembers
 from aggregator.core.membership.members import Member
@@ -30,6 +30,7 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import FAILED, RUNNING, SUCCEEDED, JobState
 from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
+from services.protocol.fingerprint import CODE
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges

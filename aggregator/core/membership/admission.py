@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from aggregator.core.membership.code_pin import CODE
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Hello
 from services.errors import Refusal
+from services.protocol.fingerprint import CODE
 from services.timeouts import Timeouts
 
 

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from aggregator.core.membership.members import Member
 from protos.cluster_pb2 import Void
 from protos.jobs_pb2 import CodeChange, Job
+from services.protocol.fingerprint import CODE
 from services.protocol.versions import Version
-
-CODE = "code"
-"""Key of a fingerprint: the hash of the code that computes (worker/code_fingerprint.py)."""
 
 SHOWN_DIGITS = 12
 """Number of digits of a hash that people are shown."""

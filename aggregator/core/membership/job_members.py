@@ -9,12 +9,13 @@ from aggregator.core.leasing.deaths import WorkerDeaths
 from aggregator.core.leasing.failures import MOST_FAILURES
 from aggregator.core.leasing.orders import WorkerOrders
 from aggregator.core.membership.admission import Admission
-from aggregator.core.membership.code_pin import CODE, shorten_code
+from aggregator.core.membership.code_pin import shorten_code
 from aggregator.core.membership.exclusions import Exclusions
 from aggregator.core.membership.members import CodeWait, Member
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import Wait
 from services.errors import Refusal
+from services.protocol.fingerprint import CODE
 from services.protocol.plan import MOST_EVALUATION_BATCHES
 from services.protocol.versions import Version
 

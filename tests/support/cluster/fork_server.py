@@ -167,6 +167,10 @@ def main(descriptor: int, role: str) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for name in ("cli.daemon_commands", "cli.job_commands", "cli.model_commands", *_MODULES[role]):
         importlib.import_module(name)
+    if role == "worker":
+        importlib.import_module("worker.code_fingerprint").hash_code(
+            "emulator"
+        )  # half a second, once for all
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest handles Ctrl-C, and ends the daemons in order
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps keepers
     gc.collect()

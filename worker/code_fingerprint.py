@@ -1,0 +1,230 @@
+"""The hash of the code that computes: workers with other code may compute other bits.
+
+A file counts by its syntax tree, without docstrings: comments, formatting and line numbers don't change the hash. No
+version enters it. What is left out computes nothing, or is proven to give the bits of what is in.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from services.config.job import JobConfig
+from services.config.models import CustomConfig
+from services.errors import Refused
+from services.printable import printable_path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+COMPUTING = (
+    "training",
+    "mesh",
+    "services/checkpoints/hugging_face.py",
+    "services/tensors/layout.py",
+    "services/tensors/reduction_tree.py",
+    "services/tensors/kernels/arithmetic.py",
+    "services/tensors/kernels/wire_types.py",
+    "worker/node_sum.py",
+)
+"""Files and folders of the code that computes, relative to the tree. Of kernels, the numpy path stands for all: tests
+prove that the compiled ones give its bits (tests/services/tensors/kernels)."""
+
+NOT_COMPUTING = (
+    "mesh/descriptors",
+    "mesh/fingerprint.py",
+    "mesh/link_check.py",
+    "mesh/memory.py",
+    "mesh/ttnn_errors.py",
+    "training/api.py",
+    "training/generation",
+)
+"""Files and folders in COMPUTING on which no gradient and no loss depends."""
+
+EMULATOR = "mesh/emulator"
+"""Part of COMPUTING that computes only where it stands in for ttnn."""
+
+PACKAGES = ("aggregator", "cli", "mesh", "optimizer", "protos", "services", "tiermesh", "training", "worker")
+"""Packages of Tiermesh, which an own model imports but does not own."""
+
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of folders of installed packages; the versions of those that compute are facts of their own."""
+
+MOST_OWN_FILES = 1000
+MOST_OWN_BYTES = 16 << 20
+"""Limits on a user's own model: its module and the modules beside it that it imports."""
+
+
+def hash_code(backend: str, own_module: str | None = None) -> str:
+    """Return the SHA-256 of the code that computes a job, as hexadecimal digits.
+
+    Args:
+        backend: backend of the mesh; the emulator's code counts only on the emulator.
+        own_module: name of the imported module with the user's own model; None for a model of Tiermesh.
+
+    Raises:
+        Refused: the own model's files can't be read, or are too many.
+    """
+    shipped = _hash_shipped(emulated=backend == "emulator")
+    if own_module is None:
+        return shipped
+    own = [(name, hash_source(content)) for name, content in _own_sources(own_module)]
+    return _combine([("tiermesh", shipped), *own])
+
+
+def hash_source(source: bytes) -> str:
+    """Return the SHA-256 of a Python file's syntax tree without docstrings; of its bytes if it has none."""
+    try:
+        text = _describe(_without_docstrings(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError):
+        return hashlib.sha256(source).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def shipped_files(*, emulated: bool) -> list[Path]:
+    """Return the files of Tiermesh that compute, in order of their names."""
+    left_out = (*NOT_COMPUTING, *(() if emulated else (EMULATOR,)))
+    found = [file for part in COMPUTING for file in _files_of(ROOT / part)]
+    return [file for file in found if not any(_is_within(file, ROOT / part) for part in left_out)]
+
+
+@cache
+def _hash_shipped(*, emulated: bool) -> str:
+    files = shipped_files(emulated=emulated)
+    return _combine((str(file.relative_to(ROOT)), hash_source(file.read_bytes())) for file in files)
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _is_within(file: Path, place: Path) -> bool:
+    return file == place or place in file.parents
+
+
+def _combine(hashes: Iterable[tuple[str, str]]) -> str:
+    digest = hashlib.sha256()
+    for name, value in hashes:
+        digest.update(f"{name}\0{value}\n".encode())
+    return digest.hexdigest()
+
+
+# ---- a user's own model ----
+
+
+def find_own_module(config: JobConfig) -> str | None:
+    """Return the module of a job's own model; None for a model of Tiermesh."""
+    model = config.model
+    return model.model_type.partition(":")[0] if isinstance(model, CustomConfig) else None
+
+
+def _own_sources(module_name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of a module and of all that it imports from its own package or folder."""
+    root = _folder_of_package(module_name)
+    waiting, seen, read_bytes = [module_name], {module_name}, 0
+    while waiting:
+        name = waiting.pop()
+        file = _file_of(sys.modules.get(name))
+        if file is None or root is None or not _is_own(file, root, name, module_name):
+            continue
+        if len(seen) > MOST_OWN_FILES or read_bytes > MOST_OWN_BYTES:
+            raise Refused(
+                f"transformer_config.model_type: {module_name} imports more than {MOST_OWN_FILES} files or "
+                f"{MOST_OWN_BYTES} bytes from {printable_path(root)}; keep it in a folder of its own"
+            )
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise Refused(
+                f"transformer_config.model_type: {printable_path(file)} can't be read ({error.strerror}); make it "
+                "readable"
+            ) from None
+        read_bytes += len(content)
+        yield name, content
+        for imported in sorted(_imports(name, file, content), reverse=True):
+            if imported not in seen and imported in sys.modules:
+                seen.add(imported)
+                waiting.append(imported)
+
+
+def _folder_of_package(module_name: str) -> Path | None:
+    """Return the folder from which a module's top package is imported."""
+    file = _file_of(sys.modules.get(module_name))
+    depth = module_name.count(".") + (file is not None and file.name == "__init__.py")
+    return None if file is None else file.parents[depth]
+
+
+def _file_of(module: ModuleType | None) -> Path | None:
+    """Return the file of an imported module; None if it has none."""
+    origin = getattr(module, "__file__", None)
+    return Path(origin).resolve() if origin else None
+
+
+def _is_own(file: Path, root: Path, name: str, module_name: str) -> bool:
+    """Return whether a file belongs to the own model: to its package, or to its folder if that is not shared."""
+    if root not in file.parents or any(_is_within(file, ROOT / package) for package in PACKAGES):
+        return False
+    if root.name in INSTALLED:
+        return name.partition(".")[0] == module_name.partition(".")[0]
+    return not any(part in INSTALLED for part in file.relative_to(root).parts)
+
+
+def _imports(name: str, file: Path, content: bytes) -> set[str]:
+    """Return the modules that a file may import, packages around them included."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return found
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{each.name}" for each in node.names)]
+        else:
+            continue
+        for each in names:
+            parts = each.split(".")
+            found.update(".".join(parts[: count + 1]) for count in range(len(parts)))
+    return found
+
+
+# ---- syntax trees ----
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [each for each in body or () if not _is_text(each)] or [ast.Pass()]
+    return tree
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _describe(node: object) -> str:
+    """Return a tree as text that is the same under all versions of Python: without empty and absent fields."""
+    if isinstance(node, ast.AST):
+        fields = [
+            f"{name}={_describe(value)}"
+            for name, value in ast.iter_fields(node)
+            if value is not None and value != [] and name not in _TEXT_ONLY
+        ]
+        return f"{type(node).__name__}({','.join(fields)})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_describe, node))}]"
+    return repr(node)
+
+
+_TEXT_ONLY = ("ctx", "kind", "type_comment")
+"""Fields of a tree that say nothing about what is computed: the place of a name, and prefixes of texts."""
