@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from services.instrumentation import failpoints, timeline
 from services.instrumentation.timeline import TimelineOptions
 from services.runtime import logs, process
+from services.runtime.certificate_watch import CertificateWatch, check_own_certificate
 from services.runtime.descriptors import PortLimits, limit_ports, raise_descriptor_limit
 from services.runtime.metrics import ConnectionMetrics
 from services.runtime.metrics_server import MetricsServer, start_metrics
@@ -114,7 +116,9 @@ def run_role(
 
     async def serve() -> None:
         failpoints.arm(os.environ)
+        check_own_certificate(role, options.security)
         service, registry = build()
+        certificate = CertificateWatch(options.security, registry, role)
         limits = limit_ports(raise_descriptor_limit())
         connections = ConnectionMetrics(registry, role)
         # Compile now, so that no step waits for it: it takes seconds the first time on a host. The import is here
@@ -132,6 +136,7 @@ def run_role(
         )
         tensors: StreamServer | None = None
         metrics: MetricsServer | None = None
+        watching = asyncio.create_task(certificate.run())
         try:
             if isinstance(service, TensorService):
                 tensors = await _start_tensors(options, service, limits, connections)
@@ -146,10 +151,11 @@ def run_role(
             try:
                 server.set_serving(True)
                 log.info(
-                    "%s %s serves on port %d%s, metrics on port %d",
+                    "%s %s serves on port %d%s%s, metrics on port %d",
                     role,
                     options.name,
                     server.port,
+                    f", people with tokens on port {server.people_port}" if server.people_port else "",
                     f", tensors on port {tensors.port}" if tensors else "",
                     metrics.port,
                 )
@@ -169,6 +175,7 @@ def run_role(
                 server.set_serving(False)
                 await service.stop()
         finally:
+            watching.cancel()
             timeline.stop()
             if tensors is not None:
                 await tensors.stop(STANDARD_TIMEOUTS.grace)

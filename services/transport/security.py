@@ -17,7 +17,7 @@ import grpc
 
 from services.errors import Refused
 from services.input_files import read_input_file
-from services.transport.identity import identify
+from services.transport.identity import CertificateIdentity, identify
 from services.transport.revocations import read_revoked
 from services.transport.tokens import read_tokens
 from services.transport.watched_files import WatchedFiles
@@ -118,13 +118,13 @@ class Security:
         """Whether any TLS file is given."""
         return self.cert is not None or self.ca is not None
 
-    def certificate_expiry_seconds(self) -> float | None:
-        """Return the Unix time from which on the own certificate is not valid; None if there is none.
+    def own_identity(self) -> CertificateIdentity | None:
+        """Return what the own certificate says; None if there is none.
 
         Raises:
-            Refused: the file can't be read.
+            Refused: the file can't be read, or its role is wrong.
         """
-        return None if self.cert is None else identify(_read("--tls-cert", self.cert)).expires_seconds
+        return None if self.cert is None else identify(_read("--tls-cert", self.cert))
 
     def server_credentials(self, *, certificates: bool = True) -> grpc.ServerCredentials | None:
         """Return the credentials of a gRPC server, which follow the files; None means plain text.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
+from services.transport.http2.client import open_stream
 from services.transport.permissions import CallerKind
+from services.transport.security import Security
+from services.transport.server import open_channel
 from tests.support.certificates import make_authority, make_certificate, make_certificates
 from tests.support.cluster.bits import STEPS, Bits, gpt_config, write_config
 from tests.support.cluster.harness import Cluster, Daemon, tiermesh, tls_flags
+from tests.support.services import OWN_METHODS
 
 
 @pytest.mark.parametrize(
@@ -59,12 +67,92 @@ def test_a_stolen_certificate_of_a_worker_or_a_person_does_only_what_its_role_ma
                 assert refused.returncode == 2
                 assert f"not allowed for {name} {name}" in refused.stderr
         assert tiermesh("jobs", *address, *tls_flags(files, "person")).returncode == 0
-        for name in ("person", "metrics", "optimizer"):
-            intruder = Daemon("worker", f"intruder-{name}", tmp_path, *address, *tls_flags(files, name))
-            try:
-                intruder.wait_log(f"not allowed for {name} {name}")
-            finally:
-                intruder.close()
-        assert not json.loads(
-            tiermesh("status", "--json", *address, *tls_flags(files, "admin")).stdout.splitlines()[-1]
-        )["workers"]
+        # A daemon with another role's certificate says so itself; an attacker's would not.
+        intruder = Daemon("worker", "intruder", tmp_path, *address, *tls_flags(files, "person"))
+        try:
+            assert intruder.ended() == 2
+            assert "is for person person, but this is the daemon of role worker" in intruder.log_text()
+        finally:
+            intruder.close()
+
+
+def test_a_stolen_certificate_of_a_worker_tries_every_call_of_every_daemon(tmp_path: Path) -> None:
+    files = make_certificates(tmp_path)
+    reachable = {
+        "aggregator": {"/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"},
+        "optimizer": set(),
+        "shard": {"/tiermesh.Cluster/Attend", "/tiermesh.Cluster/Exchange"},
+    }
+
+    async def call(daemon: Daemon, method: str) -> grpc.StatusCode:
+        async with open_channel(daemon.address, worker_security(files)) as channel:
+            stream = channel.unary_stream(method)(b"", timeout=20)
+            with suppress(grpc.aio.AioRpcError):
+                await stream.read()
+            stream.cancel()
+            return await stream.code()
+
+    async def call_tensor_port(daemon: Daemon, method: str) -> grpc.StatusCode:
+        address = daemon.address.rpartition(":")[0] + f":{daemon.tensor_port}"
+        stream = await open_stream(address, worker_security(files), method)
+        try:
+            return await asyncio.wait_for(stream.code(), 20)
+        finally:
+            stream.cancel()
+
+    async def attack(daemons: dict[str, Daemon]) -> None:
+        for kind, daemon in daemons.items():
+            for method in OWN_METHODS:
+                expected = {grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
+                if method in reachable[kind]:
+                    expected = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
+                assert await call(daemon, method) in expected, (kind, method)
+                if method.endswith("/Exchange"):
+                    assert await call_tensor_port(daemon, method) in expected, (kind, method)
+
+    with (
+        Cluster(tmp_path / "3", tiers=3, certificates=files) as three,
+        Cluster(tmp_path / "2", shards=1, certificates=files) as two,
+    ):
+        assert three.optimizer is not None
+        asyncio.run(attack({"aggregator": three.aggregator, "optimizer": three.optimizer}))
+        asyncio.run(attack({"aggregator": two.aggregator, "shard": two.shards[0]}))
+        address = ("--aggregator", three.aggregator.address)
+        jobs = tiermesh("jobs", "--json", *address, *tls_flags(files, "person"))
+        assert json.loads(jobs.stdout.splitlines()[-1])["jobs"] == []
+
+
+def test_a_person_with_a_token_submits_by_the_port_for_people(
+    tmp_path: Path, corpus: Path, undisturbed: Bits
+) -> None:
+    files = make_certificates(tmp_path)
+    tokens, mine = tmp_path / "tokens.txt", tmp_path / "mine.txt"
+    issued = tiermesh("tokens", "issue", "bob", "--tokens", tokens, "--out", mine)
+    assert issued.returncode == 0, issued.stderr
+    people = f"127.0.0.1:{free_port()}"
+    options = ("--tokens", tokens, "--people-listen", people)
+    config = write_config(corpus.parent, gpt_config(corpus))
+    with Cluster(tmp_path, workers=1, certificates=files, aggregator_options=options):
+        how = ("--aggregator", people, "--tls-ca", files / "authority.pem")
+        done = tiermesh("submit", config, "--follow", "--json", *how, "--token-file", mine)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["model_sha256"] == undisturbed.model_sha256
+        refused = tiermesh("jobs", *how)
+        assert refused.returncode == 2
+        assert "neither a certificate nor a token was shown" in refused.stderr
+        token_id = json.loads(
+            tiermesh("tokens", "show", "--json", "--tokens", tokens).stdout.splitlines()[-1]
+        )["tokens"][0]["id"]
+        assert tiermesh("tokens", "revoke", token_id, "--tokens", tokens).returncode == 0
+        refused = tiermesh("jobs", *how, "--token-file", mine)
+        assert refused.returncode == 2
+        assert "not known here, or was revoked" in refused.stderr
+
+
+def worker_security(files: Path) -> Security:
+    return Security(files / "worker.pem", files / "worker.key", files / "authority.pem")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

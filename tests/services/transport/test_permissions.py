@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib
-import pkgutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,11 +13,9 @@ from typing import Any
 
 import grpc
 import pytest
-from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-import protos
 from services.runtime.metrics import WorkerMetrics
 from services.runtime.metrics_server import start_metrics
 from services.transport.access import (
@@ -38,26 +34,15 @@ from services.transport.security import RoleRule, Security
 from services.transport.server import open_channel, start_server
 from services.transport.tokens import TOKEN_KINDS, make_token
 from tests.support.certificates import make_authority, make_certificate, make_certificates
+from tests.support.services import OWN_METHODS, methods_of, own_services
 
 REACHED = "the handler was reached"
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB}
 
 
-def own_services() -> list[ServiceDescriptor]:
-    """Return every service of every .proto file."""
-    modules = [each.name for each in pkgutil.iter_modules(protos.__path__) if each.name.endswith("_pb2")]
-    files = [importlib.import_module(f"protos.{name}").DESCRIPTOR for name in modules]
-    return [service for file in files for service in file.services_by_name.values()]
-
-
-def methods_of(services: list[ServiceDescriptor]) -> list[str]:
-    return [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
-
-
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
-OWN_METHODS = methods_of(own_services())
 METHODS = [*OWN_METHODS, *methods_of([HEALTH, REFLECTION])]
 TENSOR_METHODS = [method for method in OWN_METHODS if method.endswith("/Exchange")]
 
