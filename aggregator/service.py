@@ -20,7 +20,7 @@ from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
 from aggregator.job_register import JobRegister
-from aggregator.jobs_service import JobsServicer
+from aggregator.jobs_service import ENDED_STATES, JobsServicer
 from aggregator.optimizer_links.link import GradientLink, OptimizerLink, OptimizerLinkCallbacks
 from aggregator.optimizer_links.local import LocalOptimizerLink
 from aggregator.optimizer_links.remote import RemoteOptimizerLink
@@ -41,6 +41,8 @@ from protos.jobs_pb2 import QUEUED, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
 from services.errors import TiermeshError
+from services.files.service import FilesServicer
+from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
@@ -51,6 +53,7 @@ from services.timeouts import STANDARD_HEARTBEAT_SECONDS, Timeouts
 from services.transport.http2.server import Handler
 from services.transport.links import run_until_first_ends
 from services.transport.newest_weights import NewestWeights
+from services.transport.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -77,9 +80,10 @@ class AggregatorService:
         core: The aggregator's core.
         register: All jobs, for people.
         journal: The logs of all jobs.
+        files: The files that messages refer to.
     """
 
-    service_names = ("tiermesh.Cluster", "tiermesh.Jobs")
+    service_names = ("tiermesh.Cluster", "tiermesh.Jobs", "tiermesh.Files")
 
     def __init__(
         self,
@@ -113,6 +117,7 @@ class AggregatorService:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._leadership = Leadership(queue, self._timeouts)
         self.journal = Journal(state_dir / "logs")
+        self.files = FileStore(state_dir / "files")
         self._events = EventPublisher(self.journal, metrics)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
         self.core = make_core(
@@ -147,7 +152,9 @@ class AggregatorService:
             self._link, self._plane = self._use_shards(self._shards, epoch)
         else:
             self._link, self._plane = self._use_this_process(optimizer, epoch)
-        self._worker_control = WorkerControl(self._sessions, self._plane, self.feed, self._timeouts.hello)
+        self._worker_control = WorkerControl(
+            self._sessions, self._plane, self.feed, self.files, self._timeouts.hello
+        )
         metrics.set_epoch(epoch)
         metrics.set_leading(True)
         log.info("aggregator %s, epoch %d, %d tiers", name, epoch, self.core.tiers)
@@ -200,6 +207,7 @@ class AggregatorService:
             name=self._name,
             incarnation=self._incarnation,
             state_dir=self._state_dir,
+            files=self.files,
             metrics=metrics,
             record=self._record.with_name(f"{self._record.name}.optimizer") if self._record else None,
             make_tensor_store=make_tensor_store,
@@ -223,6 +231,7 @@ class AggregatorService:
                 epoch=epoch,
                 callbacks=callbacks,
                 heartbeat_seconds=self._heartbeat_seconds,
+                files=self.files,
                 shared_memory=self._shared_memory,
                 count=self._metrics.change_shared_memory_links,
             )
@@ -323,12 +332,19 @@ class AggregatorService:
             case ev.ToWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
+                    if isinstance(effect.body, pb.Join):
+                        self._lend_spec(effect.body.job)
                     if isinstance(effect.body, pb.Welcome):
                         effect.body.tensor_port = self._tensor_port
                         effect.body.protocol = session.protocol
                         self._plane.fill_welcome(effect.session, effect.body)
                     session.send_order(effect.body)
             case ev.ToOptimizer():
+                match effect.body:
+                    case pb.Open(job=job):
+                        self._lend_spec(job)
+                    case pb.Initialise(job=job, layout=layout, files=files):
+                        self.files.keep(job, [layout, *files.values()])
                 self._link.send_order(effect.body)
             case ev.Note():
                 self._events.publish(effect, clock)
@@ -336,10 +352,16 @@ class AggregatorService:
                 self._metrics.count_verification(effect.job, effect.outcome)
             case ev.SaveJob():
                 self._queue.save(effect.job, effect.fingerprint)
+                if effect.job.state in ENDED_STATES:
+                    self._loop.run_in_executor(None, self.files.release, effect.job.id)
             case ev.CloseWorker():
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     session.mailbox.close(effect.reason, grpc.StatusCode.FAILED_PRECONDITION)
+
+    def _lend_spec(self, job: str) -> None:
+        """Serve a job's spec to the peers that an order tells about it."""
+        self.files.lend(job, self.core.records[job].spec_json.encode())
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
         if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:
@@ -399,7 +421,11 @@ class AggregatorService:
                 "Exchange": grpc.stream_stream_rpc_method_handler(self._serve_exchange),
             },
         )
-        return [cluster, JobsServicer(self).handlers()]
+        return [
+            cluster,
+            JobsServicer(self).handlers(),
+            FilesServicer(self.files, FILES_OF_AGGREGATOR).handlers(),
+        ]
 
     def tensor_methods(self) -> dict[str, Handler]:
         """Return the handlers of the tensor port, by method."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +13,11 @@ from aggregator.core.events import FromWorker, WorkerConnected, WorkerLost
 from aggregator.data_plane.plane import DataPlane
 from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from protos import cluster_pb2 as pb
+from services.checkpoints.format import check_file_names
+from services.errors import TiermeshError
+from services.files.store import FileStore
 from services.protocol.envelope import unwrap
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.protocol.hello import HelloExpectations, Role, check_hello
 from services.transport.attend_server import serve_attend
 from services.transport.control_streams import ControlStream
@@ -26,6 +31,7 @@ class WorkerControl:
         sessions: The sessions of the connected workers.
         plane: The data plane, which learns of workers that connect or leave.
         feed: Gives the core an input.
+        files: The files that workers have uploaded.
         hello_seconds: Time within which a worker that connects must send Hello.
     """
 
@@ -34,12 +40,15 @@ class WorkerControl:
         sessions: WorkerSessions,
         plane: DataPlane,
         feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
+        files: FileStore,
         hello_seconds: float,
     ) -> None:
         self._hello_seconds = hello_seconds
         self._sessions = sessions
         self._plane = plane
         self._feed = feed
+        self._files = files
+        self._tasks: set[asyncio.Task[None]] = set()  # checks of Descriptions
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's control stream until it ends."""
@@ -72,5 +81,28 @@ class WorkerControl:
 
     def _take_message(self, session: WorkerSession, message: pb.WorkerMessage) -> None:
         body = unwrap(message)
-        if body is not None:
+        if isinstance(body, pb.Description):
+            task = asyncio.ensure_future(self._take_description(session, message.epoch, body))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif body is not None:
             self._feed(FromWorker(session.number, message.epoch, body))
+
+    async def _take_description(self, session: WorkerSession, epoch: int, body: pb.Description) -> None:
+        """Look on the disk, in a thread, whether the files are there; the core drops what comes too late."""
+        checked = await asyncio.to_thread(self._check_description, body)
+        self._feed(FromWorker(session.number, epoch, checked))
+
+    def _check_description(self, body: pb.Description) -> pb.Description | pb.Failure:
+        """Return the message, or the failure of its lease if the worker has not uploaded what it refers to."""
+        refs = (body.layout, *body.files.values())
+        try:
+            check_file_names(body.files)
+            if all(ref.size <= MAX_TEXT_BYTES for ref in refs) and self._files.has(refs):
+                return body
+            reason = f"files of its Description are missing or larger than {MAX_TEXT_BYTES} bytes"
+        except TiermeshError as error:
+            reason = str(error)
+        return pb.Failure(
+            job=body.job, lease=body.lease, reason=f"{reason}; expected them to be uploaded before"
+        )

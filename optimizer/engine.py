@@ -33,17 +33,17 @@ from optimizer.tensor_store import (
 )
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
-from services.checkpoints.format import (
-    Checkpoint,
-)
+from services.checkpoints.format import Checkpoint, check_file_names
 from services.checkpoints.write import (
     Fence,
 )
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
+from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.envelope import OptimizerBody
+from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
@@ -84,6 +84,7 @@ class OptimizerEngine:
         name: name of the optimizer.
         incarnation: incarnation of this process.
         state_dir: folder that holds the folder of checkpoints.
+        files: files that orders refer to.
         metrics: metrics of the optimizer.
         record: file that receives the core's inputs and effects; None records nothing.
         make_tensor_store: factory of the tensor store; None: a store in this process.
@@ -102,6 +103,7 @@ class OptimizerEngine:
         name: str,
         incarnation: str,
         state_dir: Path,
+        files: FileStore,
         metrics: OptimizerMetrics,
         record: Path | None,
         make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
@@ -112,6 +114,7 @@ class OptimizerEngine:
         self.incarnation = incarnation
         update_rules.prepare()
         self.checkpoint_store = CheckpointStore(state_dir / "checkpoints", fence)
+        self._files = files
         self._epoch_file = epoch_file
         self.core = make_core(OptimizerCore, record, name=name, epoch=epoch_file.read() if epoch_file else 0)
         self._metrics = metrics
@@ -187,6 +190,12 @@ class OptimizerEngine:
         """
         if self._closed:
             return  # a late callback: the threads that would carry out effects have stopped
+        if (
+            isinstance(event, ev.Ordered)
+            and isinstance(event.body, pb.Close)
+            and event.epoch == self.core.epoch
+        ):
+            self._disk.submit(self._files.release, event.body.job)
         for effect in self.core.handle(event):
             try:
                 self._carry_out(effect, values)
@@ -280,7 +289,9 @@ class OptimizerEngine:
 
     def _look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
         """Read a job from disk, on the disk thread."""
-        config = JobConfig.from_json(effect.spec_json)
+        self._files.keep(effect.job, [effect.spec])
+        self._files.release_others(effect.job)
+        config = JobConfig.from_json(self._files.read(effect.spec, MAX_SPEC_BYTES))
         plan = config.plan()
         checkpoint, notices = self.checkpoint_store.read_newest(effect.job, effect.void)
         for notice in notices:
@@ -293,7 +304,7 @@ class OptimizerEngine:
                 effect.job,
                 plan,
                 max(loaded.generation, checkpoint.generation),
-                checkpoint.layout.dumps(),
+                checkpoint.layout.hash,
                 checkpoint.layout.elements,
                 self.checkpoint_store.describe(checkpoint),
                 tuple(notices),
@@ -304,20 +315,31 @@ class OptimizerEngine:
         config = self._config
         if config is None:
             return  # the job was dropped in the meantime
+        layout, files = await self._loop.run_in_executor(self._disk, self._read_description, effect)
+        await self._tensor_store.open(effect.job, config, layout, None)
+        if self._config is not config:
+            self._tensor_store.drop()
+            return
+        self._contents = _CheckpointContents(config, layout, files)
+        self.feed(ev.Allocated(effect.job, layout.hash, layout.elements))
+
+    def _read_description(self, effect: ev.Allocate) -> tuple[Layout, dict[str, bytes]]:
+        """Read the layout and the files of a job's checkpoints, on the disk thread."""
+        self._files.keep(effect.job, [effect.layout, *effect.files.values()])
+        check_file_names(effect.files)
         try:
-            layout = Layout.loads(effect.layout_json)
+            layout = Layout.loads(self._files.read(effect.layout, MAX_TEXT_BYTES).decode())
         except ValueError as error:
             raise Refused(
                 f"layout of the initial weights: {error}; install the same version of Tiermesh on all hosts"
             ) from None
         if not layout.elements:
             raise Refused("layout of the initial weights: 0 elements, expected the parameters of a model")
-        await self._tensor_store.open(effect.job, config, layout, None)
-        if self._config is not config:
-            self._tensor_store.drop()
-            return
-        self._contents = _CheckpointContents(config, layout, effect.files)
-        self.feed(ev.Allocated(effect.job, effect.layout_json, layout.elements))
+        if layout.hash != effect.layout.sha256:
+            raise Refused(
+                "layout of the initial weights: not in its canonical form, as Layout.dumps writes it"
+            )
+        return layout, {name: self._files.read(ref, MAX_TEXT_BYTES) for name, ref in effect.files.items()}
 
     # ---- a step ----
 

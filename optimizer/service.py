@@ -19,6 +19,8 @@ from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32
 from services.errors import NotYet, Refusal, Refused
+from services.files.service import FilesServicer
+from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
@@ -34,6 +36,7 @@ from services.transport.heartbeats import Heartbeats
 from services.transport.http2.server import Handler
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
+from services.transport.permissions import FILES_OF_DAEMON
 from services.transport.shared_memory_link import ServerTensorLink
 
 log = logging.getLogger("tiermesh.optimizer")
@@ -98,7 +101,7 @@ class OptimizerService:
         engine: optimizer that is served; exists from `start` on.
     """
 
-    service_names = ("tiermesh.Optimizer",)
+    service_names = ("tiermesh.Optimizer", "tiermesh.Files")
 
     def __init__(
         self,
@@ -113,6 +116,7 @@ class OptimizerService:
         self._tensor_port = 0
         self._shared_memory = shared_memory
         self._state_dir = state_dir
+        self._files = FileStore(state_dir / "files")
         self._metrics = metrics
         self._record = record
         self._incarnation = uuid.uuid4().hex
@@ -140,6 +144,7 @@ class OptimizerService:
             name=self.name,
             incarnation=self._incarnation,
             state_dir=self._state_dir,
+            files=self._files,
             metrics=self._metrics,
             record=self._record,
             epoch_file=EpochFile(self._state_dir / "epoch"),
@@ -172,7 +177,8 @@ class OptimizerService:
                         pb.FilePart.SerializeToString,
                     ),
                 },
-            )
+            ),
+            FilesServicer(self._files, FILES_OF_DAEMON).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:

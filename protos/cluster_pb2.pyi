@@ -1,3 +1,4 @@
+from protos import files_pb2 as _files_pb2
 from protos import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -151,12 +152,12 @@ class Welcome(_message.Message):
     def __init__(self, name: _Optional[str] = ..., heartbeat_seconds: _Optional[float] = ..., session: _Optional[int] = ..., shards: _Optional[_Iterable[str]] = ..., tensor_port: _Optional[int] = ..., shard_tensor_ports: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Join(_message.Message):
-    __slots__ = ("job", "spec_json")
+    __slots__ = ("job", "spec")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     job: str
-    spec_json: str
-    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ...) -> None: ...
+    spec: _files_pb2.FileRef
+    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("job", "layout_hash", "elements", "evaluation_batches", "fingerprint", "holds", "generation", "step", "tokens_per_micro_batch")
@@ -248,23 +249,23 @@ class Leave(_message.Message):
     def __init__(self, job: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("job", "lease", "layout_json", "files")
+    __slots__ = ("job", "lease", "layout", "files")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+        value: _files_pb2.FileRef
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     job: str
     lease: int
-    layout_json: str
-    files: _containers.ScalarMap[str, bytes]
-    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., layout_json: _Optional[str] = ..., files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    layout: _files_pb2.FileRef
+    files: _containers.MessageMap[str, _files_pb2.FileRef]
+    def __init__(self, job: _Optional[str] = ..., lease: _Optional[int] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., files: _Optional[_Mapping[str, _files_pb2.FileRef]] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
     __slots__ = ("job", "generation", "step")
@@ -391,19 +392,19 @@ class Void(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("job", "spec_json", "generation", "void")
+    __slots__ = ("job", "spec", "generation", "void")
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     job: str
-    spec_json: str
+    spec: _files_pb2.FileRef
     generation: int
     void: _containers.RepeatedCompositeFieldContainer[Void]
-    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., generation: _Optional[int] = ..., void: _Optional[_Iterable[_Union[Void, _Mapping]]] = ...) -> None: ...
 
 class OptimizerStatus(_message.Message):
-    __slots__ = ("job", "state", "generation", "step", "layout_json", "missing")
+    __slots__ = ("job", "state", "generation", "step", "layout_hash", "elements", "missing")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[OptimizerStatus.State]
@@ -418,32 +419,34 @@ class OptimizerStatus(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: OptimizerStatus.State
     generation: int
     step: int
-    layout_json: str
+    layout_hash: str
+    elements: int
     missing: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[OptimizerStatus.State, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., layout_json: _Optional[str] = ..., missing: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[OptimizerStatus.State, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., elements: _Optional[int] = ..., missing: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
 
 class Initialise(_message.Message):
-    __slots__ = ("job", "layout_json", "files")
+    __slots__ = ("job", "layout", "files")
     class FilesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: bytes
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+        value: _files_pb2.FileRef
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
     JOB_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     job: str
-    layout_json: str
-    files: _containers.ScalarMap[str, bytes]
-    def __init__(self, job: _Optional[str] = ..., layout_json: _Optional[str] = ..., files: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    layout: _files_pb2.FileRef
+    files: _containers.MessageMap[str, _files_pb2.FileRef]
+    def __init__(self, job: _Optional[str] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., files: _Optional[_Mapping[str, _files_pb2.FileRef]] = ...) -> None: ...
 
 class SendWeights(_message.Message):
     __slots__ = ("job", "generation", "step")

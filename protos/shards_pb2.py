@@ -23,76 +23,77 @@ _sym_db = _symbol_database.Default()
 
 
 from protos import cluster_pb2 as protos_dot_cluster__pb2
+from protos import files_pb2 as protos_dot_files__pb2
 from protos import tensors_pb2 as protos_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\x1a\x14protos/tensors.proto\"z\n\x0bShardOrders\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06orders\x18\x02 \x03(\x0b\x32\x14.tiermesh.ShardOrder\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\xc4\x05\n\nShardOrder\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x31\n\x0eworker_attends\x18\x03 \x01(\x0b\x32\x17.tiermesh.WorkerAttendsH\x00\x12+\n\x0bworker_left\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerLeftH\x00\x12\'\n\topen_part\x18\x05 \x01(\x0b\x32\x12.tiermesh.OpenPartH\x00\x12\'\n\tdrop_part\x18\x06 \x01(\x0b\x32\x12.tiermesh.DropPartH\x00\x12!\n\x04keep\x18\x07 \x01(\x0b\x32\x11.tiermesh.KeepSumH\x00\x12)\n\x07\x64iscard\x18\x08 \x01(\x0b\x32\x16.tiermesh.DiscardChunkH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.tiermesh.DropSumH\x00\x12$\n\x05merge\x18\n \x01(\x0b\x32\x13.tiermesh.MergeSumsH\x00\x12%\n\x06\x66inish\x18\x0b \x01(\x0b\x32\x13.tiermesh.FinishSumH\x00\x12&\n\x08\x64rop_all\x18\x0c \x01(\x0b\x32\x12.tiermesh.DropSumsH\x00\x12%\n\x05stage\x18\r \x01(\x0b\x32\x14.tiermesh.StageChunkH\x00\x12&\n\x06update\x18\x0e \x01(\x0b\x32\x14.tiermesh.UpdatePartH\x00\x12-\n\x0cmake_weights\x18\x0f \x01(\x0b\x32\x15.tiermesh.MakeWeightsH\x00\x12(\n\nsend_up_to\x18\x10 \x01(\x0b\x32\x12.tiermesh.SendUpToH\x00\x12\"\n\x04\x63opy\x18\x11 \x01(\x0b\x32\x12.tiermesh.CopyPartH\x00\x42\x06\n\x04\x62ody\"}\n\x0cShardReports\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07reports\x18\x02 \x03(\x0b\x32\x15.tiermesh.ShardReport\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\x96\x03\n\x0bShardReport\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x35\n\x10worker_exchanges\x18\x03 \x01(\x0b\x32\x19.tiermesh.WorkerExchangesH\x00\x12+\n\x0bworker_gone\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerGoneH\x00\x12+\n\x0bpart_opened\x18\x05 \x01(\x0b\x32\x14.tiermesh.PartOpenedH\x00\x12)\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x16.tiermesh.ArrivedChunkH\x00\x12\'\n\x06staged\x18\x07 \x01(\x0b\x32\x15.tiermesh.StagedChunkH\x00\x12(\n\x07updated\x18\x08 \x01(\x0b\x32\x15.tiermesh.UpdatedPartH\x00\x12$\n\x05\x62roke\x18\t \x01(\x0b\x32\x13.tiermesh.PartBrokeH\x00\x42\x06\n\x04\x62ody\"C\n\rWorkerAttends\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"-\n\nWorkerLeft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x0fWorkerExchanges\x12\x0f\n\x07session\x18\x01 \x01(\x04\"-\n\nWorkerGone\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"P\n\x08OpenPart\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x13\n\x0blayout_json\x18\x04 \x01(\t\"\x1d\n\nPartOpened\x12\x0f\n\x07opening\x18\x01 \x01(\x04\"\n\n\x08\x44ropPart\",\n\tPartBroke\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07opening\x18\x02 \x01(\x04\"W\n\x0c\x41rrivedChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12%\n\x06header\x18\x03 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\"\'\n\x07SumNode\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\";\n\x07KeepSum\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x1f\n\x0c\x44iscardChunk\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"9\n\x07\x44ropSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x80\x01\n\tMergeSums\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04left\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\x12 \n\x05right\x18\x03 \x01(\x0b\x32\x11.tiermesh.SumNode\x12!\n\x06parent\x18\x04 \x01(\x0b\x32\x11.tiermesh.SumNode\";\n\tFinishSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\n\n\x08\x44ropSums\",\n\nStageChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07initial\x18\x02 \x01(\x08\"0\n\x0bStagedChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x12\n\nblock_sums\x18\x02 \x03(\x01\"v\n\nUpdatePart\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\x12\x11\n\tgrad_norm\x18\x05 \x01(\x01\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\"+\n\x0bUpdatedPart\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\"<\n\x0bMakeWeights\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"L\n\x08SendUpTo\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"\x18\n\x08\x43opyPart\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\"G\n\x0fReadPartRequest\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"{\n\nArrayPiece\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\r\n\x05\x61rray\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x65lements\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\r\n\x0bPartWritten2\xbf\x01\n\x05Shard\x12;\n\x06\x41ttend\x12\x15.tiermesh.ShardOrders\x1a\x16.tiermesh.ShardReports(\x01\x30\x01\x12=\n\x08ReadPart\x12\x19.tiermesh.ReadPartRequest\x1a\x14.tiermesh.ArrayPiece0\x01\x12:\n\tWritePart\x12\x14.tiermesh.ArrayPiece\x1a\x15.tiermesh.PartWritten(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/shards.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\x1a\x12protos/files.proto\x1a\x14protos/tensors.proto\"z\n\x0bShardOrders\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12$\n\x06orders\x18\x02 \x03(\x0b\x32\x14.tiermesh.ShardOrder\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\xc4\x05\n\nShardOrder\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x31\n\x0eworker_attends\x18\x03 \x01(\x0b\x32\x17.tiermesh.WorkerAttendsH\x00\x12+\n\x0bworker_left\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerLeftH\x00\x12\'\n\topen_part\x18\x05 \x01(\x0b\x32\x12.tiermesh.OpenPartH\x00\x12\'\n\tdrop_part\x18\x06 \x01(\x0b\x32\x12.tiermesh.DropPartH\x00\x12!\n\x04keep\x18\x07 \x01(\x0b\x32\x11.tiermesh.KeepSumH\x00\x12)\n\x07\x64iscard\x18\x08 \x01(\x0b\x32\x16.tiermesh.DiscardChunkH\x00\x12!\n\x04\x64rop\x18\t \x01(\x0b\x32\x11.tiermesh.DropSumH\x00\x12$\n\x05merge\x18\n \x01(\x0b\x32\x13.tiermesh.MergeSumsH\x00\x12%\n\x06\x66inish\x18\x0b \x01(\x0b\x32\x13.tiermesh.FinishSumH\x00\x12&\n\x08\x64rop_all\x18\x0c \x01(\x0b\x32\x12.tiermesh.DropSumsH\x00\x12%\n\x05stage\x18\r \x01(\x0b\x32\x14.tiermesh.StageChunkH\x00\x12&\n\x06update\x18\x0e \x01(\x0b\x32\x14.tiermesh.UpdatePartH\x00\x12-\n\x0cmake_weights\x18\x0f \x01(\x0b\x32\x15.tiermesh.MakeWeightsH\x00\x12(\n\nsend_up_to\x18\x10 \x01(\x0b\x32\x12.tiermesh.SendUpToH\x00\x12\"\n\x04\x63opy\x18\x11 \x01(\x0b\x32\x12.tiermesh.CopyPartH\x00\x42\x06\n\x04\x62ody\"}\n\x0cShardReports\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x07reports\x18\x02 \x03(\x0b\x32\x15.tiermesh.ShardReport\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"\x96\x03\n\x0bShardReport\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.tiermesh.HelloH\x00\x12(\n\theartbeat\x18\x02 \x01(\x0b\x32\x13.tiermesh.HeartbeatH\x00\x12\x35\n\x10worker_exchanges\x18\x03 \x01(\x0b\x32\x19.tiermesh.WorkerExchangesH\x00\x12+\n\x0bworker_gone\x18\x04 \x01(\x0b\x32\x14.tiermesh.WorkerGoneH\x00\x12+\n\x0bpart_opened\x18\x05 \x01(\x0b\x32\x14.tiermesh.PartOpenedH\x00\x12)\n\x07\x61rrived\x18\x06 \x01(\x0b\x32\x16.tiermesh.ArrivedChunkH\x00\x12\'\n\x06staged\x18\x07 \x01(\x0b\x32\x15.tiermesh.StagedChunkH\x00\x12(\n\x07updated\x18\x08 \x01(\x0b\x32\x15.tiermesh.UpdatedPartH\x00\x12$\n\x05\x62roke\x18\t \x01(\x0b\x32\x13.tiermesh.PartBrokeH\x00\x42\x06\n\x04\x62ody\"C\n\rWorkerAttends\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"-\n\nWorkerLeft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x0fWorkerExchanges\x12\x0f\n\x07session\x18\x01 \x01(\x04\"-\n\nWorkerGone\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"x\n\x08OpenPart\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x1f\n\x04spec\x18\x05 \x01(\x0b\x32\x11.tiermesh.FileRef\x12!\n\x06layout\x18\x06 \x01(\x0b\x32\x11.tiermesh.FileRefJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"\x1d\n\nPartOpened\x12\x0f\n\x07opening\x18\x01 \x01(\x04\"\n\n\x08\x44ropPart\",\n\tPartBroke\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07opening\x18\x02 \x01(\x04\"W\n\x0c\x41rrivedChunk\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x0f\n\x07\x61rrival\x18\x02 \x01(\x04\x12%\n\x06header\x18\x03 \x01(\x0b\x32\x15.tiermesh.ChunkHeader\"\'\n\x07SumNode\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\";\n\x07KeepSum\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x1f\n\x0c\x44iscardChunk\x12\x0f\n\x07\x61rrival\x18\x01 \x01(\x04\"9\n\x07\x44ropSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\x80\x01\n\tMergeSums\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04left\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\x12 \n\x05right\x18\x03 \x01(\x0b\x32\x11.tiermesh.SumNode\x12!\n\x06parent\x18\x04 \x01(\x0b\x32\x11.tiermesh.SumNode\";\n\tFinishSum\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x1f\n\x04node\x18\x02 \x01(\x0b\x32\x11.tiermesh.SumNode\"\n\n\x08\x44ropSums\",\n\nStageChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07initial\x18\x02 \x01(\x08\"0\n\x0bStagedChunk\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x12\n\nblock_sums\x18\x02 \x03(\x01\"v\n\nUpdatePart\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61pplied\x18\x04 \x01(\x08\x12\x11\n\tgrad_norm\x18\x05 \x01(\x01\x12\x15\n\rlearning_rate\x18\x06 \x01(\x01\"+\n\x0bUpdatedPart\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x02 \x01(\r\"<\n\x0bMakeWeights\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"L\n\x08SendUpTo\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\r\"\x18\n\x08\x43opyPart\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\"G\n\x0fReadPartRequest\x12\x0c\n\x04\x63opy\x18\x01 \x01(\x04\x12\x17\n\nown_crc32c\x18\x0f \x01(\x07H\x00\x88\x01\x01\x42\r\n\x0b_own_crc32c\"{\n\nArrayPiece\x12\x0f\n\x07opening\x18\x01 \x01(\x04\x12\r\n\x05\x61rray\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x10\n\x08\x65lements\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x06 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x07 \x01(\x0c\"\r\n\x0bPartWritten2\xbf\x01\n\x05Shard\x12;\n\x06\x41ttend\x12\x15.tiermesh.ShardOrders\x1a\x16.tiermesh.ShardReports(\x01\x30\x01\x12=\n\x08ReadPart\x12\x19.tiermesh.ReadPartRequest\x1a\x14.tiermesh.ArrayPiece0\x01\x12:\n\tWritePart\x12\x14.tiermesh.ArrayPiece\x1a\x15.tiermesh.PartWritten(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.shards_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SHARDORDERS']._serialized_start=77
-  _globals['_SHARDORDERS']._serialized_end=199
-  _globals['_SHARDORDER']._serialized_start=202
-  _globals['_SHARDORDER']._serialized_end=910
-  _globals['_SHARDREPORTS']._serialized_start=912
-  _globals['_SHARDREPORTS']._serialized_end=1037
-  _globals['_SHARDREPORT']._serialized_start=1040
-  _globals['_SHARDREPORT']._serialized_end=1446
-  _globals['_WORKERATTENDS']._serialized_start=1448
-  _globals['_WORKERATTENDS']._serialized_end=1515
-  _globals['_WORKERLEFT']._serialized_start=1517
-  _globals['_WORKERLEFT']._serialized_end=1562
-  _globals['_WORKEREXCHANGES']._serialized_start=1564
-  _globals['_WORKEREXCHANGES']._serialized_end=1598
-  _globals['_WORKERGONE']._serialized_start=1600
-  _globals['_WORKERGONE']._serialized_end=1645
-  _globals['_OPENPART']._serialized_start=1647
-  _globals['_OPENPART']._serialized_end=1727
-  _globals['_PARTOPENED']._serialized_start=1729
-  _globals['_PARTOPENED']._serialized_end=1758
-  _globals['_DROPPART']._serialized_start=1760
-  _globals['_DROPPART']._serialized_end=1770
-  _globals['_PARTBROKE']._serialized_start=1772
-  _globals['_PARTBROKE']._serialized_end=1816
-  _globals['_ARRIVEDCHUNK']._serialized_start=1818
-  _globals['_ARRIVEDCHUNK']._serialized_end=1905
-  _globals['_SUMNODE']._serialized_start=1907
-  _globals['_SUMNODE']._serialized_end=1946
-  _globals['_KEEPSUM']._serialized_start=1948
-  _globals['_KEEPSUM']._serialized_end=2007
-  _globals['_DISCARDCHUNK']._serialized_start=2009
-  _globals['_DISCARDCHUNK']._serialized_end=2040
-  _globals['_DROPSUM']._serialized_start=2042
-  _globals['_DROPSUM']._serialized_end=2099
-  _globals['_MERGESUMS']._serialized_start=2102
-  _globals['_MERGESUMS']._serialized_end=2230
-  _globals['_FINISHSUM']._serialized_start=2232
-  _globals['_FINISHSUM']._serialized_end=2291
-  _globals['_DROPSUMS']._serialized_start=2293
-  _globals['_DROPSUMS']._serialized_end=2303
-  _globals['_STAGECHUNK']._serialized_start=2305
-  _globals['_STAGECHUNK']._serialized_end=2349
-  _globals['_STAGEDCHUNK']._serialized_start=2351
-  _globals['_STAGEDCHUNK']._serialized_end=2399
-  _globals['_UPDATEPART']._serialized_start=2401
-  _globals['_UPDATEPART']._serialized_end=2519
-  _globals['_UPDATEDPART']._serialized_start=2521
-  _globals['_UPDATEDPART']._serialized_end=2564
-  _globals['_MAKEWEIGHTS']._serialized_start=2566
-  _globals['_MAKEWEIGHTS']._serialized_end=2626
-  _globals['_SENDUPTO']._serialized_start=2628
-  _globals['_SENDUPTO']._serialized_end=2704
-  _globals['_COPYPART']._serialized_start=2706
-  _globals['_COPYPART']._serialized_end=2730
-  _globals['_READPARTREQUEST']._serialized_start=2732
-  _globals['_READPARTREQUEST']._serialized_end=2803
-  _globals['_ARRAYPIECE']._serialized_start=2805
-  _globals['_ARRAYPIECE']._serialized_end=2928
-  _globals['_PARTWRITTEN']._serialized_start=2930
-  _globals['_PARTWRITTEN']._serialized_end=2943
-  _globals['_SHARD']._serialized_start=2946
-  _globals['_SHARD']._serialized_end=3137
+  _globals['_SHARDORDERS']._serialized_start=97
+  _globals['_SHARDORDERS']._serialized_end=219
+  _globals['_SHARDORDER']._serialized_start=222
+  _globals['_SHARDORDER']._serialized_end=930
+  _globals['_SHARDREPORTS']._serialized_start=932
+  _globals['_SHARDREPORTS']._serialized_end=1057
+  _globals['_SHARDREPORT']._serialized_start=1060
+  _globals['_SHARDREPORT']._serialized_end=1466
+  _globals['_WORKERATTENDS']._serialized_start=1468
+  _globals['_WORKERATTENDS']._serialized_end=1535
+  _globals['_WORKERLEFT']._serialized_start=1537
+  _globals['_WORKERLEFT']._serialized_end=1582
+  _globals['_WORKEREXCHANGES']._serialized_start=1584
+  _globals['_WORKEREXCHANGES']._serialized_end=1618
+  _globals['_WORKERGONE']._serialized_start=1620
+  _globals['_WORKERGONE']._serialized_end=1665
+  _globals['_OPENPART']._serialized_start=1667
+  _globals['_OPENPART']._serialized_end=1787
+  _globals['_PARTOPENED']._serialized_start=1789
+  _globals['_PARTOPENED']._serialized_end=1818
+  _globals['_DROPPART']._serialized_start=1820
+  _globals['_DROPPART']._serialized_end=1830
+  _globals['_PARTBROKE']._serialized_start=1832
+  _globals['_PARTBROKE']._serialized_end=1876
+  _globals['_ARRIVEDCHUNK']._serialized_start=1878
+  _globals['_ARRIVEDCHUNK']._serialized_end=1965
+  _globals['_SUMNODE']._serialized_start=1967
+  _globals['_SUMNODE']._serialized_end=2006
+  _globals['_KEEPSUM']._serialized_start=2008
+  _globals['_KEEPSUM']._serialized_end=2067
+  _globals['_DISCARDCHUNK']._serialized_start=2069
+  _globals['_DISCARDCHUNK']._serialized_end=2100
+  _globals['_DROPSUM']._serialized_start=2102
+  _globals['_DROPSUM']._serialized_end=2159
+  _globals['_MERGESUMS']._serialized_start=2162
+  _globals['_MERGESUMS']._serialized_end=2290
+  _globals['_FINISHSUM']._serialized_start=2292
+  _globals['_FINISHSUM']._serialized_end=2351
+  _globals['_DROPSUMS']._serialized_start=2353
+  _globals['_DROPSUMS']._serialized_end=2363
+  _globals['_STAGECHUNK']._serialized_start=2365
+  _globals['_STAGECHUNK']._serialized_end=2409
+  _globals['_STAGEDCHUNK']._serialized_start=2411
+  _globals['_STAGEDCHUNK']._serialized_end=2459
+  _globals['_UPDATEPART']._serialized_start=2461
+  _globals['_UPDATEPART']._serialized_end=2579
+  _globals['_UPDATEDPART']._serialized_start=2581
+  _globals['_UPDATEDPART']._serialized_end=2624
+  _globals['_MAKEWEIGHTS']._serialized_start=2626
+  _globals['_MAKEWEIGHTS']._serialized_end=2686
+  _globals['_SENDUPTO']._serialized_start=2688
+  _globals['_SENDUPTO']._serialized_end=2764
+  _globals['_COPYPART']._serialized_start=2766
+  _globals['_COPYPART']._serialized_end=2790
+  _globals['_READPARTREQUEST']._serialized_start=2792
+  _globals['_READPARTREQUEST']._serialized_end=2863
+  _globals['_ARRAYPIECE']._serialized_start=2865
+  _globals['_ARRAYPIECE']._serialized_end=2988
+  _globals['_PARTWRITTEN']._serialized_start=2990
+  _globals['_PARTWRITTEN']._serialized_end=3003
+  _globals['_SHARD']._serialized_start=3006
+  _globals['_SHARD']._serialized_end=3197
 # @@protoc_insertion_point(module_scope)

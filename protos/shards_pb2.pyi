@@ -1,4 +1,5 @@
 from protos import cluster_pb2 as _cluster_pb2
+from protos import files_pb2 as _files_pb2
 from protos import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -125,16 +126,16 @@ class WorkerGone(_message.Message):
     def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class OpenPart(_message.Message):
-    __slots__ = ("opening", "job", "spec_json", "layout_json")
+    __slots__ = ("opening", "job", "spec", "layout")
     OPENING_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
-    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
-    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
     opening: int
     job: str
-    spec_json: str
-    layout_json: str
-    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec_json: _Optional[str] = ..., layout_json: _Optional[str] = ...) -> None: ...
+    spec: _files_pb2.FileRef
+    layout: _files_pb2.FileRef
+    def __init__(self, opening: _Optional[int] = ..., job: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ..., layout: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
 
 class PartOpened(_message.Message):
     __slots__ = ("opening",)

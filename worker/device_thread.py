@@ -21,6 +21,7 @@ from services.protocol.versions import Version
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from worker.core import events as ev
+from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder, JobOnMesh
 from worker.lease_runner import LeaseRunner, describe_failure
 from worker.sum_memory import LeaseSum
@@ -41,7 +42,8 @@ class DeviceThread:
     """Thread that builds jobs, loads weights and computes leases.
 
     Args:
-        feed: callback that passes the core an input, called on the device thread.
+        feed: callback that passes the core an input, or takes the files that describe a model. It is called on the
+            device thread.
         metrics: metrics of this worker.
         builder: builder of jobs.
         inbox: weights that have arrived and are not on the mesh yet; None for a new one.
@@ -50,7 +52,7 @@ class DeviceThread:
 
     def __init__(
         self,
-        feed: Callable[[ev.Input], None],
+        feed: Callable[[ev.Input | ModelFiles], None],
         metrics: WorkerMetrics,
         builder: JobBuilder,
         *,
@@ -96,10 +98,17 @@ class DeviceThread:
             case ev.DropLease():
                 self._leases.drop(effect.lease)
                 self._submit(self._leases.forget, effect.lease)
-            case ev.Build():
-                self._submit(self._build, effect)
             case ev.DropJob():
                 self._submit(self._drop_job)
+
+    def build(self, job: str, spec: bytes) -> None:
+        """Queue the building of a job. The answer is Built or BuildFailed.
+
+        Args:
+            job: id of the job.
+            spec: config of the job, a `JobConfig` as JSON.
+        """
+        self._submit(self._build, job, spec)
 
     def set_sharing(self, sharing: bool) -> None:
         """Choose whether the sums of later leases lie in memory that an aggregator on this host sees."""
@@ -138,27 +147,27 @@ class DeviceThread:
             except Exception as error:  # nobody waits for a task
                 log.exception("%s", describe_internal_error(error))
 
-    def _build(self, effect: ev.Build) -> None:
+    def _build(self, job_id: str, spec: bytes) -> None:
         self._is_building = True
         try:
-            self._build_job(effect)
+            self._build_job(job_id, spec)
         finally:
             self._is_building = False
 
-    def _build_job(self, effect: ev.Build) -> None:
+    def _build_job(self, job_id: str, spec: bytes) -> None:
         try:
             self._drop_job()
-            config = JobConfig.from_json(effect.spec_json)
+            config = JobConfig.from_json(spec)
             try:
                 mesh = self._builder.open_job_mesh(config)
             except Failed as error:
                 self._metrics.set_mesh_fit(False)
-                log.error("job %s: this worker is unfit, trying again later: %s", effect.job, error)
-                self._feed(ev.BuildFailed(effect.job, str(error), unfit=True))
+                log.error("job %s: this worker is unfit, trying again later: %s", job_id, error)
+                self._feed(ev.BuildFailed(job_id, str(error), unfit=True))
                 return
             self._metrics.set_mesh_fit(True)
             job = self._builder.build(
-                effect.job,
+                job_id,
                 config,
                 mesh,
                 fetch=self._leases.fetch,
@@ -166,7 +175,7 @@ class DeviceThread:
                 on_non_finite=self._leases.note_non_finite,
             )
         except Exception as error:
-            self._feed(ev.BuildFailed(effect.job, describe_failure(error)))
+            self._feed(ev.BuildFailed(job_id, describe_failure(error)))
             return
         self._job = job
         self._feed(job.describe())

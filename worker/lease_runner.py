@@ -22,6 +22,7 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from worker.core import events as ev
+from worker.file_exchange import ModelFiles
 from worker.gradient_checksum import GradientChecksum
 from worker.job_on_mesh import JobOnMesh
 from worker.node_sum import NodeSum
@@ -53,7 +54,7 @@ class LeaseRunner:
     """Runner that computes one lease after another and keeps their sums until they are dropped.
 
     Args:
-        feed: callback that passes the core an input.
+        feed: callback that passes the core an input, or takes the files that describe a model.
         metrics: metrics of this worker.
         inbox: weights that have arrived and are not on the mesh yet.
         load_arrived: callback that puts the inbox's weights on the mesh.
@@ -67,7 +68,7 @@ class LeaseRunner:
 
     def __init__(
         self,
-        feed: Callable[[ev.Input], None],
+        feed: Callable[[ev.Input | ModelFiles], None],
         metrics: WorkerMetrics,
         *,
         inbox: WeightInbox,
@@ -191,7 +192,7 @@ class LeaseRunner:
     def _make_initial_weights(self, run: _LeaseRun) -> None:
         step, lease = run.job.step, run.lease.lease
         self._sums[lease] = LeaseSum(step.initial_weights())
-        self._feed(ev.InitialWeightsMade(lease, step.layout.dumps(), step.checkpoint_files()))
+        self._feed(ModelFiles.make(lease, step.layout.dumps(), step.checkpoint_files()))
 
     def _train(self, run: _LeaseRun) -> None:
         job, lease = run.job, run.lease

@@ -31,10 +31,12 @@ from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
+from services.transport.server import open_channel
 from training.step import TrainingStep
 from worker.core import events as ev
 from worker.core.worker import WorkerCore
 from worker.device_thread import DeviceThread
+from worker.file_exchange import FileExchange, ModelFiles
 from worker.job_on_mesh import JobBuilder
 from worker.process_record import ProcessRecord
 from worker.shard_streams import ShardStreams
@@ -114,10 +116,12 @@ class WorkerService:
         if self._state_dir is not None:
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
+        self._files = FileExchange(self._feed, self._device.build)
 
     async def stop(self) -> None:
         """Drop all leases and free the mesh."""
         self._mailbox.close("the worker stops")
+        self._files.disconnect()
         await self._loop.run_in_executor(None, self._device.close)
         record, self._record = self._record, None
         if record is not None:
@@ -159,12 +163,22 @@ class WorkerService:
     ) -> None:
         """Carry out orders and exchange tensors until the link ends."""
         del channel
+        async with open_channel(self.address, self._security, own_connection=True) as files:
+            self._files.connect(files, f"aggregator {welcome.name}")
+            try:
+                await self._attend(stream, welcome, message.epoch)
+            finally:
+                self._files.disconnect()
+
+    async def _attend(
+        self, stream: ControlStream[pb.WorkerMessage, pb.WorkerCommand], welcome: pb.Welcome, epoch: int
+    ) -> None:
         self._was_welcome = True
         self._aggregators.answered()
-        log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, message.epoch)
+        log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, epoch)
         timeouts = read_timeouts(welcome)
         self._backoff.set_max(timeouts.retry)
-        self._feed(ev.Ordered(message.epoch, welcome))
+        self._feed(ev.Ordered(epoch, welcome))
         self._metrics.set_connected(True)
         self._device.set_sharing(False)  # until a peer has seen this process's memory
         self._shard_streams = ShardStreams(
@@ -216,15 +230,24 @@ class WorkerService:
                 self._mailbox.put(wrap(pb.WorkerMessage, self._core.epoch, effect.body))
             elif isinstance(effect, ev.BuildLater):
                 self._loop.call_later(effect.seconds, self._feed, ev.BuildDue(effect.attempt))
+            elif isinstance(effect, ev.Build):
+                self._files.fetch_spec(effect)
             else:
+                if isinstance(effect, ev.DropJob):
+                    self._files.drop_job()
+                elif isinstance(effect, ev.DropLease):
+                    self._files.drop_lease(effect.lease)
                 self._device.carry_out(effect, chunk)
         # Weights that arrive make no chunk ready to send.
         if self._shard_streams is not None and not isinstance(event, ev.WeightsArrived):
             self._shard_streams.wake()
 
-    def _feed_from_device(self, event: ev.Input) -> None:
-        """Take an input for the core from the device thread."""
-        self._loop.call_soon_threadsafe(self._feed, event)
+    def _feed_from_device(self, event: ev.Input | ModelFiles) -> None:
+        """Take an input for the core, or files to send, from the device thread."""
+        if isinstance(event, ModelFiles):
+            self._loop.call_soon_threadsafe(self._files.send, event)
+        else:
+            self._loop.call_soon_threadsafe(self._feed, event)
 
 
 def read_timeouts(welcome: pb.Welcome) -> Timeouts:

@@ -9,6 +9,7 @@ from aggregator.core.membership.admission import Admission
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
 from services.printable import printable
+from services.protocol.file_refs import make_ref
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
 from services.protocol.versions import Version
@@ -46,11 +47,13 @@ class JobReport:
     Attributes:
         job: The job's record.
         spec_json: The complete job.
+        spec: The reference by which workers and the optimizer get it.
     """
 
     def __init__(self, job: Job, spec_json: str, admission: Admission, out: Outbox) -> None:
         self.job = job
         self.spec_json = spec_json
+        self.spec = make_ref(spec_json.encode())
         self._admission = admission
         self._out = out
         self._reported_version: Version | None = None

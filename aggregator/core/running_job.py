@@ -34,7 +34,7 @@ from services.protocol.fingerprint import CODE
 from services.protocol.phases import JobPhase
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
-from services.tensors.layout import Layout
+from services.tensors.layout import MAX_ELEMENTS, chunk_count
 from services.timeouts import Timeouts
 
 
@@ -143,9 +143,7 @@ class RunningJob:
         void = self._code_pin.void_checkpoints()
         if self.plan.on_faulty == "go_back":
             void += self._exclusions.void_checkpoints()
-        request = pb.Open(
-            job=self.job.id, spec_json=self.report.spec_json, generation=self.job.generation, void=void
-        )
+        request = pb.Open(job=self.job.id, spec=self.report.spec, generation=self.job.generation, void=void)
         self._out.put(ToOptimizer(request))
 
     def optimizer_status(self, status: pb.OptimizerStatus, now: float) -> None:
@@ -167,12 +165,13 @@ class RunningJob:
             and version < self.version
         ):
             return  # stale: newer weights have already come on the data stream
-        try:
-            layout = Layout.loads(status.layout_json)
-        except ValueError as error:
-            self.end(FAILED, f"the optimizer's {error}; give all hosts the same version of Tiermesh")
+        if not 0 < status.elements <= MAX_ELEMENTS or not status.layout_hash:
+            found = f"a layout of {status.elements} elements with hash {status.layout_hash[:12]!r}"
+            text = f"the optimizer has {found}, expected 1 to {MAX_ELEMENTS} elements and a hash"
+            self.end(FAILED, f"{text}; give all hosts the same version of Tiermesh")
             return
-        self._admission.layout_hash, self.elements, self.chunks = layout.hash, layout.elements, layout.chunks
+        self._admission.layout_hash = status.layout_hash
+        self.elements, self.chunks = status.elements, chunk_count(status.elements)
         for member in list(self.members.values()):
             refusal = self._admission.check_layout(member.layout_hash) if member.ready else None
             if refusal is not None and not self.ended:
@@ -372,8 +371,8 @@ class RunningJob:
         if current is None:
             return
         current.described = True
-        layout, files = description.layout_json, dict(description.files)
-        self._out.put(ToOptimizer(pb.Initialise(job=self.job.id, layout_json=layout, files=files)))
+        initialise = pb.Initialise(job=self.job.id, layout=description.layout, files=description.files)
+        self._out.put(ToOptimizer(initialise))
 
     def computed(self, member: Member, computed: pb.Computed, now: float) -> None:
         """Record that a worker has computed a lease, whose chunks are on the way, or a check."""

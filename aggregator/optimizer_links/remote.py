@@ -11,9 +11,11 @@ import grpc
 
 from aggregator.deposed import raise_if_deposed
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
+from aggregator.optimizer_links.orders_with_files import OrdersWithFiles
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import ChunkHeader
 from services.errors import Failed, Refusal, Refused
+from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.protocol.envelope import OptimizerOrder, unwrap, wrap
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
@@ -43,6 +45,7 @@ from services.transport.links import (
 from services.transport.mailbox import Mailbox
 from services.transport.newest_weights import version_mark
 from services.transport.security import Security
+from services.transport.server import open_channel
 from services.transport.shared_memory_link import ClientTensorLink
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -71,6 +74,7 @@ class RemoteOptimizerLink:
         epoch: The aggregator's epoch.
         callbacks: The link's callbacks.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
+        files: The files that orders refer to.
         shared_memory: Whether tensors may go through shared memory if the optimizer is on this host.
         count: Called with the change in the number of links that use shared memory.
         make_backoff: Makes the delays between attempts to connect.
@@ -89,6 +93,7 @@ class RemoteOptimizerLink:
         epoch: int,
         callbacks: OptimizerLinkCallbacks,
         heartbeat_seconds: float,
+        files: FileStore,
         shared_memory: bool,
         count: Callable[[int], None],
         make_backoff: type[Backoff] = Backoff,
@@ -102,6 +107,7 @@ class RemoteOptimizerLink:
         self._epoch = epoch
         self._incarnation = incarnation
         self._callbacks = callbacks
+        self._outgoing = OrdersWithFiles(files)
         self._orders: Mailbox[pb.OptimizerCommand] = Mailbox()
         self._chunks: asyncio.Queue[Prepared] = asyncio.Queue()
         self._link: ClientTensorLink | None = None
@@ -151,17 +157,19 @@ class RemoteOptimizerLink:
         """Exchange orders, messages and tensors until the link ends."""
         link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
         self._orders, self._chunks = Mailbox(), asyncio.Queue()
+        self._outgoing.reset()
         self._room.set()
         self._up, self._control, self._link = True, channel, link
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
         self._callbacks.connected(hello.name)
-        heartbeats = Heartbeats(self._timeouts, lambda: self.send_order(pb.Heartbeat()))
+        heartbeats = Heartbeats(self._timeouts, lambda: self._put(pb.Heartbeat()))
         try:
             await stream.run(
                 self._orders.take,
                 self._take_message,
                 self._exchange(hello.tensor_port, link),
+                self._send_orders(f"optimizer {hello.name}"),
                 heartbeats=heartbeats,
             )
         finally:
@@ -233,7 +241,16 @@ class RemoteOptimizerLink:
     def send_order(self, body: OptimizerOrder) -> None:
         """Send an order, or drop it while the link is down: the core sends Open again once it is up."""
         if self._up:
-            self._orders.put(wrap(pb.OptimizerCommand, self._epoch, body))
+            self._outgoing.put(body)
+
+    async def _send_orders(self, optimizer: str) -> None:
+        """Send orders behind the files that they refer to, which have a connection of their own."""
+        async with open_channel(self.address, self._security, own_connection=True) as files:
+            await self._outgoing.run(files, optimizer, self._put, self._callbacks.message)
+
+    def _put(self, body: OptimizerOrder) -> None:
+        """Have an order sent now; the optimizer has the files that it refers to."""
+        self._orders.put(wrap(pb.OptimizerCommand, self._epoch, body))
 
     def prepare(self, header: ChunkHeader, values: Float32Array, elements: int) -> Prepared:
         """Return a finished sum as a chunk, copied into shared memory if the optimizer reads that.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos.cluster_pb2 import CheckpointWritten, Hello, Void
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader
 from services.protocol.envelope import OptimizerBody, OptimizerOrder
 from services.protocol.outbox import Outbox
@@ -51,7 +52,7 @@ class Loaded:
         job: job id.
         plan: shape of the job in steps.
         generation: highest generation given out so far; 0 if there was none.
-        layout_json: layout of the checkpoint; empty without a checkpoint.
+        layout_hash: hash of the checkpoint's layout; empty without a checkpoint.
         elements: number of elements of that layout.
         checkpoint: newest complete checkpoint; None if there is none.
         notices: one line for each newer checkpoint that was passed over, with the reason.
@@ -60,7 +61,7 @@ class Loaded:
     job: str
     plan: JobPlan
     generation: int
-    layout_json: str = ""
+    layout_hash: str = ""
     elements: int = 0
     checkpoint: CheckpointWritten | None = None
     notices: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class Allocated:
     """Answer to Allocate: the arrays for a job's initial weights exist."""
 
     job: str
-    layout_json: str
+    layout_hash: str
     elements: int
 
 
@@ -179,7 +180,7 @@ class Load:
     """Request to look a job up on disk, without its void checkpoints; answered by Loaded or OperationFailed."""
 
     job: str
-    spec_json: str
+    spec: FileRef
     void: tuple[Void, ...] = ()
 
 
@@ -200,11 +201,11 @@ class SaveEpoch:
 
 @dataclass(frozen=True)
 class Allocate:
-    """Request to allocate arrays for weights of this layout; answered by Allocated or OperationFailed."""
+    """Request to read a layout and files, and to allocate arrays; answered by Allocated or OperationFailed."""
 
     job: str
-    layout_json: str
-    files: dict[str, bytes] = field(default_factory=dict)
+    layout: FileRef
+    files: dict[str, FileRef] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class OpenJob:
         deciding: whether all chunks are staged, and the measurement or the first checkpoint is awaited.
         starts_over: whether the step starts over as soon as its measurement has come.
         updated_chunks: number of chunks whose weights are those of `step`.
-        allocating_layout: layout for which arrays are being allocated; empty if there is none.
+        allocating_layout: hash of the layout for which arrays are being allocated; empty if there is none.
         failure_reason: reason why the job cannot go on; None while it can.
         newest_checkpoint: newest checkpoint on disk that counts.
         checkpoint_due: whether a snapshot is to be taken as soon as the weights and the disk allow it.
@@ -42,7 +42,7 @@ class OpenJob:
         self.generation = self.opened_generation = generation
         self.state: pb.OptimizerStatus.State = pb.OptimizerStatus.EMPTY
         self.step = 0
-        self.layout_json = ""
+        self.layout_hash = ""
         self.elements = 0
         self.chunks = 0
         self.staged: set[int] = set()
@@ -57,9 +57,9 @@ class OpenJob:
         self.checkpoint_timer_seconds: float | None = None
         self.failed_checkpoint_step: int | None = None
 
-    def set_layout(self, layout_json: str, elements: int) -> None:
-        """Set the layout, its number of elements and of chunks."""
-        self.layout_json, self.elements, self.chunks = layout_json, elements, chunk_count(elements)
+    def set_layout(self, layout_hash: str, elements: int) -> None:
+        """Set the layout's hash, its number of elements and of chunks."""
+        self.layout_hash, self.elements, self.chunks = layout_hash, elements, chunk_count(elements)
 
     def start_training(self, step: int) -> None:
         """Enter TRAINING with complete weights of `step`."""
@@ -90,7 +90,8 @@ class OpenJob:
             state=self.state,
             generation=self.generation,
             step=self.step,
-            layout_json=self.layout_json,
+            layout_hash=self.layout_hash,
+            elements=self.elements,
             missing=to_ranges(missing),
         )
 

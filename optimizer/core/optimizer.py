@@ -38,6 +38,7 @@ from optimizer.core.events import (
 )
 from optimizer.core.open_job import OpenJob, is_void
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello
@@ -63,7 +64,7 @@ class OptimizerCore:
         self.epoch = epoch
         self.open_job: OpenJob | None = None
         self._loading_job = ""  # job whose Loaded is awaited
-        self._spec_json = ""
+        self._spec = FileRef()  # spec of that job
         self._least_generation = 0
         self._void: tuple[pb.Void, ...] = ()  # void checkpoints of the job that is loading or open
         self._to_send: int | None = (
@@ -179,13 +180,13 @@ class OptimizerCore:
         if job is not None and job.job != order.job:
             self._leave(job)
         self._drop()
-        self._least_generation, self._spec_json = order.generation, order.spec_json
+        self._least_generation, self._spec = order.generation, order.spec
         if self._loading_job != order.job:
             self._load(order.job)
 
     def _load(self, job: str) -> None:
         self._loading_job = job
-        self._out.put(Load(job, self._spec_json, self._void))
+        self._out.put(Load(job, self._spec, self._void))
 
     def _close(self, job: str) -> None:
         if self._loading_job == job:
@@ -221,7 +222,7 @@ class OptimizerCore:
         self._out.put(SaveGeneration(job.job, job.generation))
         self.open_job = job
         if event.checkpoint is not None:
-            job.set_layout(event.layout_json, event.elements)
+            job.set_layout(event.layout_hash, event.elements)
             job.start_training(event.checkpoint.step)
             job.newest_checkpoint = event.checkpoint
         self._send_status()
@@ -267,21 +268,21 @@ class OptimizerCore:
         job = self.open_job
         if job is None or job.job != order.job or job.state == pb.OptimizerStatus.TRAINING:
             return
-        receiving_them = job.state == pb.OptimizerStatus.RECEIVING and job.layout_json == order.layout_json
+        receiving_them = job.state == pb.OptimizerStatus.RECEIVING and job.layout_hash == order.layout.sha256
         if job.deciding or receiving_them:
             self._send_status()
             return
-        if job.allocating_layout == order.layout_json:
+        if job.allocating_layout == order.layout.sha256:
             return
-        job.allocating_layout = order.layout_json
-        self._out.put(Allocate(order.job, order.layout_json, dict(order.files)))
+        job.allocating_layout = order.layout.sha256
+        self._out.put(Allocate(order.job, order.layout, dict(order.files)))
 
     def _allocated(self, event: Allocated) -> None:
         job = self.open_job
-        if job is None or (job.job, job.allocating_layout) != (event.job, event.layout_json):
+        if job is None or (job.job, job.allocating_layout) != (event.job, event.layout_hash):
             return
         job.allocating_layout = ""
-        job.set_layout(event.layout_json, event.elements)
+        job.set_layout(event.layout_hash, event.elements)
         job.state = pb.OptimizerStatus.RECEIVING
         job.staged.clear()
         self._send_status()

@@ -45,6 +45,8 @@ FAILPOINTS: Mapping[str, str] = {
     "checkpoint.mid-file": "a checkpoint's file is written in part",
     "checkpoint.before-rename": "a checkpoint is on disk under a temporary name",
     "checkpoint.after-rename": "a checkpoint has its name, which a power cut may still undo",
+    "files.mid-write": "a file is uploaded in part",
+    "files.before-rename": "an uploaded file is on disk under a temporary name",
     "stream.mid-message": "the first part of a data stream's message is with the transport, the others are not",
     "shard.opened": "a shard has allocated its chunks, and the aggregator does not know it",
     "shard.write.mid": "a shard has received a piece of a checkpoint, but not all of its chunks",

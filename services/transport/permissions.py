@@ -35,6 +35,11 @@ READ_METRICS = "GET /metrics"
 CANCEL_OTHERS_JOB = "/tiermesh.Jobs/Cancel of another owner's job"
 """Row of a Cancel for a job that somebody else submitted; the row of Cancel itself is checked before."""
 
+FILES_OF_AGGREGATOR = "/tiermesh.Files of an aggregator"
+"""Row of the files that an aggregator keeps; the row of the method is checked before."""
+FILES_OF_DAEMON = "/tiermesh.Files of an optimizer or a shard"
+"""Row of the files that an optimizer or a shard keeps."""
+
 PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Cluster/Attend": WORKER,
     "/tiermesh.Cluster/Exchange": WORKER,
@@ -44,6 +49,11 @@ PERMISSIONS: Mapping[str, Callers] = {
     "/tiermesh.Shard/Attend": AGGREGATOR,
     "/tiermesh.Shard/ReadPart": AGGREGATOR,
     "/tiermesh.Shard/WritePart": AGGREGATOR,
+    "/tiermesh.Files/Missing": WORKER | AGGREGATOR | PEOPLE,
+    "/tiermesh.Files/Write": WORKER | AGGREGATOR | PEOPLE,
+    "/tiermesh.Files/Read": WORKER,
+    FILES_OF_AGGREGATOR: WORKER | PEOPLE,
+    FILES_OF_DAEMON: AGGREGATOR,
     "/tiermesh.Jobs/Submit": PEOPLE,
     "/tiermesh.Jobs/List": PEOPLE,
     "/tiermesh.Jobs/Get": PEOPLE,

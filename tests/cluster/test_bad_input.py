@@ -18,6 +18,7 @@ from protos.tensors_pb2 import BFLOAT16, GRADIENT, INITIAL_WEIGHTS, WEIGHTS, Chu
 from services.tensors.layout import Layout
 from tests.support.cluster.bits import Bits, bits, gpt_config, spec_of
 from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster, eventually
+from tests.support.cluster.stock_files import ref_of, upload_file
 from tests.support.cluster.stock_peers import CHUNK_ELEMENTS, StockAggregator, StockWorker, chunk
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
@@ -321,7 +322,7 @@ def test_orders_and_words_for_others_change_nothing(cluster: Cluster, job: str, 
         {"computed": pb.Computed(job=job, lease=1, seconds=-1.0)},
         {"computed": pb.Computed(job=job, lease=2**60, seconds=float("nan"))},
         {"evaluated": pb.Evaluated(job=job, lease=3, losses=[pb.BatchLoss(index=2**31)])},
-        {"description": pb.Description(job=job, lease=1, layout_json="[")},
+        {"description": pb.Description(job=job, lease=1, layout=ref_of(b"["))},
         {"failure": pb.Failure(job="nobody", reason="no")},
         {"hello": pb.Hello()},
     ]
@@ -424,7 +425,8 @@ def test_an_invalid_layout_fails_the_job(tmp_path: Path, tiers: int, short_spec:
             assert rogue.order("join").job == job
             rogue.say(ready=pb.Ready(job=job, layout_hash="0" * 64))
             lease = rogue.order("lease")
-            rogue.say(description=pb.Description(job=job, lease=lease.lease, layout_json=layout))
+            ref = upload_file(rogue.channel, layout.encode())
+            rogue.say(description=pb.Description(job=job, lease=lease.lease, layout=ref))
             ended = cluster.wait(job, lambda each: each.state in ENDED, "its end")
             assert ended.state == jobs.FAILED
             assert "layout of the initial weights" in ended.detail and "\n" not in ended.detail

@@ -25,6 +25,7 @@ from services.checkpoints.read import (
     read_newest_checkpoint,
 )
 from services.config.load import load_job
+from services.files.store import FileStore
 from services.protocol.envelope import OptimizerBody
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import OptimizerMetrics
@@ -49,8 +50,14 @@ class EngineDialogue:
         self._spec_json = load_job(path, [])[0].to_json()
         self.root = folder / "checkpoints" / "j"
         self.metrics = OptimizerMetrics()
+        self.files = FileStore(folder / "files")
         self.engine = OptimizerEngine(
-            name="opt", incarnation="i", state_dir=folder, metrics=self.metrics, record=None
+            name="opt",
+            incarnation="i",
+            state_dir=folder,
+            files=self.files,
+            metrics=self.metrics,
+            record=None,
         )
         self._sent: asyncio.Queue[OptimizerBody] = asyncio.Queue()
         hello = pb.Hello(protocol=PROTOCOL_VERSION, role="aggregator", name="agg", epoch_seen=1)
@@ -64,9 +71,10 @@ class EngineDialogue:
 
     async def begin(self) -> None:
         """Start a job, up to its first checkpoint."""
-        self.order(pb.Open(job="j", spec_json=self._spec_json))
+        self.order(pb.Open(job="j", spec=self.files.put(self._spec_json.encode())))
         await self.next_message(pb.OptimizerStatus)
-        self.order(pb.Initialise(job="j", layout_json=LAYOUT.dumps(), files={"config.json": b"{}"}))
+        layout, config = self.files.put(LAYOUT.dumps().encode()), self.files.put(b"{}")
+        self.order(pb.Initialise(job="j", layout=layout, files={"config.json": config}))
         await self.next_message(pb.OptimizerStatus)
         self._chunk(INITIAL_WEIGHTS, 0, 0)
         await self.next_message(pb.CheckpointWritten)

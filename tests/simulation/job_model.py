@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from protos.cluster_pb2 import BatchLoss
+from services.protocol.file_refs import make_ref
 from services.protocol.plan import JobPlan
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.reduction_tree import Node, children
@@ -95,7 +96,7 @@ class SimulatedJob:
         self.id = f"job-{self.number}"
         self.elements = self.chunks * CHUNK_ELEMENTS - 1000 * self.number - 1
         self.layout = Layout.build([(PARAMETER, (self.elements,), True, "weight", False)])
-        self.layout_json = self.layout.dumps()
+        self.layout_ref = make_ref(self.layout.dumps().encode())
         self.applied = [
             hash((self.number, step, 5 + self.number * self.plan.steps)) % 23 != 0
             for step in range(self.plan.steps)

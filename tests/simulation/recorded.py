@@ -12,7 +12,7 @@ from optimizer.core import events as optimizer
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import GRADIENT
 from services.runtime.recording import decode
-from services.tensors.layout import Layout
+from services.tensors.layout import chunk_count
 from services.tensors.reduction_tree import Node
 from tests.simulation.history import Committed, Covered, Event, Planned
 
@@ -49,8 +49,8 @@ def _sums(record: Path) -> Iterator[Event]:
             micro_batches[event.job.id] = event.plan.micro_batches
         if isinstance(event, aggregator.FromOptimizer) and isinstance(event.body, pb.OptimizerStatus):
             job = event.body.job
-            if event.body.layout_json:
-                yield Planned(job, micro_batches[job], Layout.loads(event.body.layout_json).chunks)
+            if event.body.elements:
+                yield Planned(job, micro_batches[job], chunk_count(event.body.elements))
         for effect in effects:
             match effect:
                 case aggregator.Keep():

@@ -159,7 +159,7 @@ class SimulatedOptimizer(Process):
             case ev.Allocate():
                 self.tensors = Tensors(self.cluster.jobs[effect.job])
                 elements = self.tensors.job.elements
-                self.feed(ev.Allocated(effect.job, effect.layout_json, elements))
+                self.feed(ev.Allocated(effect.job, effect.layout.sha256, elements))
             case ev.DropJob():
                 self.tensors = None
 
@@ -173,7 +173,7 @@ class SimulatedOptimizer(Process):
             self.feed(ev.Loaded(job.id, job.plan, generation))
             return
         written, weights = found
-        self.feed(ev.Loaded(job.id, job.plan, generation, job.layout_json, job.elements, written))
+        self.feed(ev.Loaded(job.id, job.plan, generation, job.layout.hash, job.elements, written))
         opened = self.core.open_job
         if opened is not None and opened.job == job.id:
             self.tensors = Tensors(job)

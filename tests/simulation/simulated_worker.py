@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import INITIAL_WEIGHTS, ChunkHeader, NonFinite
+from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_TIMEOUTS
@@ -292,7 +293,9 @@ class SimulatedWorker(Process):
             return
         if lease.phase == pb.INITIALISE:
             yield random()
-            self._events.send(ev.InitialWeightsMade(lease.lease, job.layout_json, {"config.json": b"{}"}))
+            self._events.send(
+                ev.InitialWeightsMade(lease.lease, job.layout_ref, {"config.json": make_ref(b"{}")})
+            )
             return
         yield from self._await_weights(state)
         if state.dropped:

@@ -70,7 +70,7 @@ def _filled(kind: type[Message], given: dict[str, Any]) -> Message:
     for name, value in given.items():
         field = kind.DESCRIPTOR.fields_by_name[name]
         if isinstance(value, dict):
-            getattr(filled, name).update(value)
+            filled.MergeFrom(kind(**{name: value}))
         elif field.is_repeated:
             getattr(filled, name).extend(value)
         elif field.message_type is not None:

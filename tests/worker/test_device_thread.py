@@ -93,10 +93,10 @@ def _make_lease(count: int) -> ev.Perform:
 
 
 def test_the_mesh_is_closed_when_the_job_ends(device: Device) -> None:
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     device.carry_out(ev.DropJob())
-    device.carry_out(ev.Build("b", JOB))
+    device.thread.build("b", JOB.encode())
     assert isinstance(device.next_input(), ev.Built), "a process has one mesh at a time: the first was closed"
     assert [_is_closed(mesh) for mesh in device.meshes] == [True, False]
 
@@ -105,7 +105,7 @@ def test_rates_and_memory_of_a_job_are_measured(
     device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TRACK_MEMORY, "1")
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     built = device.next_input()
     assert isinstance(built, ev.Built)
     values = np.zeros(built.elements, np.float32)
@@ -147,7 +147,7 @@ def test_a_stop_mid_step_ends_the_step_and_closes_the_mesh() -> None:
             return 0.0
 
     device = Device(BlockedStep)
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     device.carry_out(_make_lease(100))
     assert begun.wait(LIMIT_SECONDS)
@@ -169,25 +169,25 @@ def test_a_step_that_fails_is_reported_and_the_mesh_can_still_be_closed(
             )
 
     device = make_device(FailingStep)
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     device.carry_out(_make_lease(2))
     failed = device.next_input()
     assert isinstance(failed, ev.LeaseFailed)
     assert "links between devices" in failed.reason and "\n" not in failed.reason
     device.carry_out(ev.DropJob())
-    device.carry_out(ev.Build("b", JOB))
+    device.thread.build("b", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     assert _is_closed(device.meshes[0])
 
 
 def test_a_mesh_that_cannot_be_opened_makes_the_worker_unfit_until_it_can(device: Device) -> None:
     device.refusal = Failed("device_config.mesh_shape: [1, 8] can't be opened: chips busy")
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert device.next_input() == ev.BuildFailed("a", str(device.refusal), unfit=True)
     assert device.mesh_fit == 0
     device.refusal = None
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     assert device.mesh_fit == 1
 
@@ -197,7 +197,7 @@ def test_a_job_that_cannot_be_built_leaves_no_mesh_open(make_device: Callable[..
         raise Failed("no such corpus")
 
     device = make_device(refuse)
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert device.next_input() == ev.BuildFailed("a", "no such corpus"), "not unfit: the mesh could be opened"
     assert _is_closed(device.meshes[0])
 
@@ -205,7 +205,7 @@ def test_a_job_that_cannot_be_built_leaves_no_mesh_open(make_device: Callable[..
 def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     assert isinstance(device.next_input(), ev.Built)
     close = Mesh.close
 
@@ -215,13 +215,13 @@ def test_a_mesh_that_does_not_close_does_not_stop_the_next_job(
 
     with monkeypatch.context() as patched:
         patched.setattr(Mesh, "close", fail)
-        device.carry_out(ev.Build("b", JOB))
+        device.thread.build("b", JOB.encode())
         assert isinstance(device.next_input(), ev.Built)
     assert "job a: the mesh did not close: internal error, RuntimeError" in caplog.text
 
 
 def test_a_verification_gives_the_lease_s_checksum_and_no_sum(device: Device) -> None:
-    device.carry_out(ev.Build("a", JOB))
+    device.thread.build("a", JOB.encode())
     built = device.next_input()
     assert isinstance(built, ev.Built)
     values = np.linspace(-1, 1, built.elements, dtype=np.float32)

@@ -32,6 +32,7 @@ from training.modules.llama_block import (
 )
 from worker.core import events as ev
 from worker.device_thread import DeviceThread
+from worker.file_exchange import ModelFiles
 from worker.job_on_mesh import JobBuilder
 from worker.weight_loader import WeightInbox
 
@@ -74,12 +75,12 @@ class Device:
         self.inputs: queue.Queue[ev.Input] = queue.Queue()
         builder = JobBuilder(clock=clock)
         self.thread = DeviceThread(self.inputs.put, self.metrics, builder, inbox=self.inbox, **settings)
-        self.thread.carry_out(ev.Build("a", config.to_json()), None)
+        self.thread.build("a", config.to_json().encode())
         built = self.wait_for(ev.Built)
         self.elements = built.elements
         self.chunks = chunk_count(built.elements)
         self.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=1, phase=pb.INITIALISE)), None)
-        self.wait_for(ev.InitialWeightsMade)
+        self.wait_for(ModelFiles)
         node_sum = self.thread.find_sum(1)
         parts = [node_sum.chunk(chunk) for chunk in range(self.chunks)] if node_sum else []
         self.initial = np.concatenate([part for part in parts if part is not None])
@@ -265,8 +266,9 @@ def test_a_job_that_is_dropped_while_a_lease_waits(make_device: Callable[..., De
     device.perform(3, 1)
     device.wait_until_idle()
     next_job = JobConfig(seed=3, batch_size=8, validation_batch_size=8, model=LinearRegressionConfig())
-    for effect in (ev.DropLease(3), ev.DropJob(), ev.Build("b", next_job.to_json())):
+    for effect in (ev.DropLease(3), ev.DropJob()):
         device.thread.carry_out(effect, None)
+    device.thread.build("b", next_job.to_json().encode())
     assert device.wait_for(ev.Built).job == "b"
 
 
@@ -278,9 +280,7 @@ def test_a_worker_stops_while_a_lease_waits(make_device: Callable[..., Device]) 
     device.wait_until_idle()
     device.thread.drop_leases()
     device.thread.carry_out(ev.Perform(pb.Lease(job="a", lease=4, phase=pb.INITIALISE)), None)
-    assert device.wait_for(ev.InitialWeightsMade).lease == 4, (
-        "the thread is free, as it must be to close the mesh"
-    )
+    assert device.wait_for(ModelFiles).lease == 4, "the thread is free, as it must be to close the mesh"
 
 
 def test_a_captured_pass_waits_for_all_weights_first(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protos.cluster_pb2 import BatchLoss, Checksum, Lease
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import ChunkHeader, NonFinite
 from services.protocol.envelope import WorkerBody, WorkerOrder
 from services.protocol.plan import WireTypes
@@ -96,17 +97,17 @@ class Loaded:
 
 @dataclass(frozen=True)
 class InitialWeightsMade:
-    """An INITIALISE lease has made the initial weights.
+    """An INITIALISE lease has made the initial weights, and the aggregator has the files that describe them.
 
     Attributes:
         lease: id of the lease.
-        layout_json: the model's layout, see `Layout.dumps`.
-        files: files of a checkpoint that describe the model, by name.
+        layout: the model's layout as `Layout.dumps` writes it, uploaded to the aggregator.
+        files: files of a checkpoint that describe the model, by name, uploaded too.
     """
 
     lease: int
-    layout_json: str
-    files: dict[str, bytes]
+    layout: FileRef
+    files: dict[str, FileRef]
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,10 @@ class ToAggregator:
 
 @dataclass(frozen=True)
 class Build:
-    """Build the job on the mesh. The answer is Built or BuildFailed."""
+    """Fetch a job's spec from the aggregator and build it on the mesh. The answer is Built or BuildFailed."""
 
     job: str
-    spec_json: str
+    spec: FileRef
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.protocol.versions import Version
 from services.tensors.layout import chunk_count
@@ -32,7 +33,7 @@ class JoinedJob:
 
     Attributes:
         job: id of the job.
-        spec_json: config of the job, a `JobConfig` as JSON.
+        spec: config of the job, a `JobConfig` as JSON, which the aggregator serves.
         built: the result of building it; None while it is being built.
         receiving: version of the weights that arrived last.
         received: indices of the chunks of that version that have arrived.
@@ -42,7 +43,7 @@ class JoinedJob:
     """
 
     job: str
-    spec_json: str
+    spec: FileRef
     built: Built | None = None
     receiving: Version | None = None
     received: set[int] = field(default_factory=set)

@@ -130,7 +130,7 @@ class WorkerCore:
             case BuildDue():
                 if self.job is not None and self.job.attempt == event.attempt:
                     self.job.attempt = 0
-                    self._effects.append(Build(self.job.job, self.job.spec_json))
+                    self._effects.append(Build(self.job.job, self.job.spec))
             case LeaseFailed():
                 if event.lease in self.leases and self.job is not None:
                     self._drop_lease(event.lease)
@@ -179,15 +179,15 @@ class WorkerCore:
                 self._drop_job()
 
     def _join(self, order: pb.Join) -> None:
-        if self.job is not None and (self.job.job, self.job.spec_json) == (order.job, order.spec_json):
+        if self.job is not None and (self.job.job, self.job.spec) == (order.job, order.spec):
             if self.job.built is not None:
                 self._report_ready(self.job, self.job.built)
             elif self.job.unfit_reason:
                 self._report_unfit(self.job)
             return
         self._drop_job()
-        self.job = JoinedJob(order.job, order.spec_json)
-        self._effects.append(Build(order.job, order.spec_json))
+        self.job = JoinedJob(order.job, order.spec)
+        self._effects.append(Build(order.job, order.spec))
 
     # ---- the job ----
 
@@ -317,9 +317,7 @@ class WorkerCore:
             return
         held.ready_from = 0
         self._send(
-            pb.Description(
-                job=self.job.job, lease=event.lease, layout_json=event.layout_json, files=event.files
-            )
+            pb.Description(job=self.job.job, lease=event.lease, layout=event.layout, files=event.files)
         )
 
     # ---- weights ----

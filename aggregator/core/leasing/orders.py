@@ -8,6 +8,7 @@ from aggregator.core.events import Outbox, ToWorker
 from aggregator.core.leasing.evaluation import Evaluation, EvaluationLease
 from aggregator.core.sums.step_sum import Assignment, StepSum
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from services.protocol.envelope import WorkerOrder
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
@@ -30,9 +31,9 @@ class WorkerOrders:
     def _send(self, session: int, body: WorkerOrder) -> None:
         self._out.put(ToWorker(session, body))
 
-    def join(self, session: int, spec_json: str) -> None:
+    def join(self, session: int, spec: FileRef) -> None:
         """Order a worker to build the job."""
-        self._send(session, pb.Join(job=self._job, spec_json=spec_json))
+        self._send(session, pb.Join(job=self._job, spec=spec))
 
     def leave(self, session: int, reason: str) -> None:
         """Order a worker to drop the job."""

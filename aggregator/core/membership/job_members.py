@@ -57,7 +57,7 @@ class JobMembers:
             self._orders.leave(member.session, str(refusal))
             return
         member.building_since_seconds = now
-        self._orders.join(member.session, self._report.spec_json)
+        self._orders.join(member.session, self._report.spec)
 
     def admit(self, member: Member, ready: pb.Ready) -> Refusal | None:
         """Admit a worker that has built the job; return why it doesn't fit, None if it does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -24,7 +24,9 @@ from optimizer.tensor_store import TensorStoreLost
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Failed, Refusal, Refused
+from services.files.transfer import FilesInMemory, upload
 from services.protocol.checksums import encode_with_checksum
+from services.protocol.file_refs import make_ref
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
@@ -244,6 +246,26 @@ class ShardLink:
         """End the link, since a job needs the tensors of all shards, and return the error to raise."""
         self.close(reason)
         return TensorStoreLost(f"{self}: {reason}")
+
+    # ---- files ----
+
+    async def send_files(self, contents: Sequence[bytes]) -> None:
+        """Send the shard those of these files that it lacks.
+
+        Raises:
+            Failed: the shard can't store a file.
+            TensorStoreLost: the link went down.
+        """
+        channel = self._require_channel()
+        source = FilesInMemory({make_ref(each).sha256: each for each in contents})
+        refs = [make_ref(each) for each in contents]
+        try:
+            await self.wait_for(upload(channel, source, refs, str(self)), "the answer to the job's files")
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:  # the channel was closed
+            self._raise_lost(error, channel)
+            raise
+        if self._checkpoint_channel is not channel:
+            raise TensorStoreLost(f"{self}: {self.down_reason}")
 
     # ---- checkpoints ----
 

@@ -19,8 +19,10 @@ from protos import shards_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
 from services.config.job import JobConfig
+from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -51,6 +53,12 @@ class ShardTensors:
         epoch: epoch of the aggregator, for the headers of weights.
         incarnation: incarnation of this process, for the headers of weights.
         metrics: metrics of this shard's updates.
+        files: has the spec and the layout that the order refers to.
+
+    Attributes:
+        job: id of the job.
+        elements: elements of the whole layout.
+        wire: types in which the job's tensors travel.
     """
 
     def __init__(
@@ -62,6 +70,7 @@ class ShardTensors:
         epoch: int,
         incarnation: str,
         metrics: OptimizerMetrics,
+        files: FileStore,
     ) -> None:
         self.job = order.job
         self._stripe = stripe
@@ -69,9 +78,12 @@ class ShardTensors:
         self._epoch = epoch
         self._incarnation = incarnation
         self._metrics = metrics
-        config = JobConfig.from_json(order.spec_json)
-        self._wire = config.plan().wire
-        self.master = MasterTensors(config, stripe.layout_of(Layout.loads(order.layout_json)))
+        files.keep(order.job, [order.spec, order.layout])
+        files.release_others(order.job)
+        config = JobConfig.from_json(files.read(order.spec, MAX_SPEC_BYTES))
+        layout = Layout.loads(files.read(order.layout, MAX_TEXT_BYTES).decode())
+        self.wire, self.elements = config.plan().wire, layout.elements
+        self.master = MasterTensors(config, stripe.layout_of(layout))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that a checkpoint keeps, not copied, by their names in `ArrayPiece`."""
@@ -121,7 +133,7 @@ class ShardTensors:
             step=step,
             incarnation=self._incarnation,
             kind=tensors_pb.WEIGHTS,
-            dtype=self._wire.weights,
+            dtype=self.wire.weights,
         )
         values, elements = self.master.chunk_weights(local), self.master.layout.elements
         self._newest.put(header, self._stripe.to_global(local), values, elements)

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -20,6 +22,8 @@ from optimizer import update_rules
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from services.errors import Refused
+from services.files.service import FilesServicer
+from services.files.store import FileStore
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
@@ -28,6 +32,7 @@ from services.transport.control_streams import ControlStream
 from services.transport.exchange_server import read_incarnation
 from services.transport.http2.server import Handler
 from services.transport.links import SESSION_KEY, LinkClosed
+from services.transport.permissions import FILES_OF_DAEMON
 
 log = logging.getLogger("tiermesh.aggregator")
 
@@ -44,7 +49,7 @@ class ShardService:
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
     """
 
-    service_names = ("tiermesh.Shard", "tiermesh.Cluster")
+    service_names = ("tiermesh.Shard", "tiermesh.Cluster", "tiermesh.Files")
 
     def __init__(self, *, name: str, metrics: AggregatorMetrics, shared_memory: bool = True) -> None:
         self.name = name
@@ -52,6 +57,10 @@ class ShardService:
         self._metrics = metrics
         self._optimizer_metrics = OptimizerMetrics(metrics.registry)
         self._shared_memory = shared_memory
+        self._folder = TemporaryDirectory(
+            prefix="tiermesh-shard-"
+        )  # a shard keeps nothing beyond its process
+        self._files = FileStore(Path(self._folder.name))
         self._incarnation = uuid.uuid4().hex
         self._epoch = 0
         self._session: ShardSession | None = None
@@ -75,6 +84,7 @@ class ShardService:
         """End all streams."""
         if self._session is not None:
             self._session.close("the shard stops")
+        await asyncio.to_thread(self._folder.cleanup)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the gRPC handlers; workers' data streams take and give raw messages."""
@@ -96,6 +106,7 @@ class ShardService:
         return [
             grpc.method_handlers_generic_handler("tiermesh.Shard", shard),
             grpc.method_handlers_generic_handler("tiermesh.Cluster", workers),
+            FilesServicer(self._files, FILES_OF_DAEMON).handlers(),
         ]
 
     def tensor_methods(self) -> dict[str, Handler]:
@@ -132,6 +143,7 @@ class ShardService:
             metrics=self._metrics,
             optimizer_metrics=self._optimizer_metrics,
             shared_memory=self._shared_memory,
+            files=self._files,
         )
         session.reports.put(
             wrap_report(

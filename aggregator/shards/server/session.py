@@ -31,15 +31,14 @@ from aggregator.worker_sessions import WorkerSession, WorkerSessions
 from optimizer.tensor_store import reason_of
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
-from services.config.job import JobConfig
 from services.errors import Refused, describe_internal_error
+from services.files.store import FileStore
 from services.instrumentation.failpoints import hit_failpoint
-from services.protocol.plan import TOTAL_WINDOW_CHUNKS
+from services.protocol.plan import TOTAL_WINDOW_CHUNKS, WireTypes
 from services.protocol.versions import Version
 from services.runtime.backlog import Backlog
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import ChunkRefused, TensorChunk
-from services.tensors.layout import Layout
 from services.tensors.stripes import Stripe
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import LinkClosed
@@ -61,6 +60,7 @@ class ShardSession:
         metrics: metrics of this shard.
         optimizer_metrics: metrics of the updates of this shard's chunks.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
+        files: files that orders refer to.
 
     Attributes:
         name: name of the aggregator.
@@ -80,12 +80,14 @@ class ShardSession:
         metrics: AggregatorMetrics,
         optimizer_metrics: OptimizerMetrics,
         shared_memory: bool,
+        files: FileStore,
     ) -> None:
         self.name, self.incarnation, self.epoch = hello.name, hello.incarnation, hello.epoch_seen
         self.stripe = Stripe(hello.shard_index, hello.shard_count)
         self.reports: Mailbox[pb.ShardReport] = Mailbox(MAX_QUEUED_MESSAGES)
         self.copies = TensorCopies()
         self._own_incarnation = incarnation
+        self._files = files
         self._optimizer_metrics = optimizer_metrics
         self._loop = asyncio.get_running_loop()
         self._core = ShardCore(self.epoch, self.stripe)
@@ -297,14 +299,14 @@ class ShardSession:
                 epoch=self.epoch,
                 incarnation=self._own_incarnation,
                 metrics=self._optimizer_metrics,
+                files=self._files,
             )
             self._kernel_state.replace_tensors(tensors)
-            self._loop.call_soon_threadsafe(self._opened, order)
+            self._loop.call_soon_threadsafe(self._opened, order, tensors.elements, tensors.wire)
 
-    def _opened(self, order: pb.OpenPart) -> None:
+    def _opened(self, order: pb.OpenPart, elements: int, wire: WireTypes) -> None:
         self._opening = order.opening
-        elements = Layout.loads(order.layout_json).elements
-        self._core.open_job(order.job, elements, JobConfig.from_json(order.spec_json).plan().wire)
+        self._core.open_job(order.job, elements, wire)
         hit_failpoint("shard.opened")
         self._report(pb.PartOpened(opening=order.opening))
 

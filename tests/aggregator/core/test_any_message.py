@@ -24,7 +24,6 @@ MOST_EFFECTS = 60
 """Limit of effects per input, given the few workers, chunks and micro-batches of these jobs."""
 
 LEASES = st.integers(1, 8).map(lambda number: (EPOCH << 32) + number)
-LAYOUTS = st.sampled_from([layout_of(chunks).dumps() for chunks in (1, CHUNKS)])
 SUMS = st.sampled_from([1.0, -1.0, 1e308, math.inf, -math.inf, math.nan])
 LIKELY = {
     "job": st.just("a"),
@@ -35,7 +34,7 @@ LIKELY = {
     "first": st.integers(0, 3),
     "count": st.integers(1, 4),
     "index": st.integers(0, CHUNKS - 1),
-    "layout_json": LAYOUTS,
+    "elements": st.sampled_from([layout_of(chunks).elements for chunks in (1, CHUNKS)]),
     "layout_hash": st.just(layout_of(CHUNKS).hash),
     "fingerprint": st.just(FINGERPRINT),
     "protocol": st.just(1),

@@ -8,6 +8,7 @@ from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
 from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
+from services.protocol.file_refs import make_ref
 from services.protocol.plan import WINDOW_CHUNKS
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.support.dialogues.aggregator import Dialogue, training
@@ -24,7 +25,7 @@ def test_a_job_from_nothing_to_its_first_step() -> None:
     assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all"]
     assert dialogue.give(ev.DataStreamOpened(1)) == []
     assert dialogue.ready(1) == ["save a running", "1 <- initialise"]
-    description = pb.Description(job="a", lease=dialogue.leases[1], layout_json=dialogue.layout.dumps())
+    description = pb.Description(job="a", lease=dialogue.leases[1], layout=make_ref(b"layout"))
     assert dialogue.says(1, description) == ["optimizer <- Initialise"]
     assert dialogue.stands(1, 0, state=pb.OptimizerStatus.RECEIVING) == ["drop all", "1 <- resend #0 #1"]
     assert dialogue.initial(1, 0) == ["keep 0 #0", "forward #0"]
@@ -428,11 +429,11 @@ def test_an_optimizer_that_cannot_go_on_fails_the_job() -> None:
 def test_an_optimizer_whose_layout_is_damaged_fails_the_job() -> None:
     dialogue = training(1)
     body = pb.OptimizerStatus(
-        job="a", state=pb.OptimizerStatus.TRAINING, generation=2, step=1, layout_json="[5]"
+        job="a", state=pb.OptimizerStatus.TRAINING, generation=2, step=1, layout_hash="x", elements=1 << 40
     )
     lines = dialogue.give(ev.FromOptimizer(body))
     assert lines[0] == "save a failed"
-    assert "the optimizer's layout entry 0: expected an object" in lines[1]
+    assert f"a layout of {1 << 40} elements" in lines[1]
 
 
 def test_a_stall_is_relative_to_the_measured_speed() -> None:

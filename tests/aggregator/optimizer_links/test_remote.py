@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.optimizer_links.remote import RemoteOptimizerLink
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
+from services.files.store import FileStore
 from services.protocol.envelope import wrap
 from services.protocol.plan import WINDOW_CHUNKS
 from services.protocol.versions import PROTOCOL_VERSION
@@ -83,6 +85,7 @@ def test_reconnecting_waits_at_most_the_retry_timeout() -> None:
                 weights=lambda header, chunk, message: None,
             ),
             heartbeat_seconds=0.5,
+            files=FileStore(Path("/nonexistent")),
             shared_memory=False,
             count=lambda used: None,
             make_backoff=Hasty,
@@ -115,6 +118,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
             weights=lambda header, chunk, message: None,
         ),
         heartbeat_seconds=5.0,
+        files=FileStore(Path("/nonexistent")),
         shared_memory=False,
         count=lambda used: None,
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.protocol.envelope import wrap
 from services.protocol.versions import LAST_GENERATION
@@ -26,7 +27,7 @@ LIKELY = {
     "step": st.integers(0, 4),
     "kind": st.sampled_from([GRADIENT, INITIAL_WEIGHTS]),
     "index": st.integers(0, 1),
-    "layout_json": st.just("layout"),
+    "layout": st.just(FileRef(sha256="layout")),
 }
 ORDERS = (pb.Hello, pb.Heartbeat, pb.Open, pb.Initialise, pb.SendWeights, pb.Close, pb.StartOver)
 STEPS = st.integers(0, 4)
@@ -58,7 +59,7 @@ def opened() -> Dialogue:
 
 def receiving() -> Dialogue:
     dialogue = opened()
-    dialogue.order(pb.Initialise(job="a", layout_json="layout"))
+    dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="layout")))
     dialogue.give(ev.Allocated("a", "layout", dialogue.elements))
     return dialogue
 

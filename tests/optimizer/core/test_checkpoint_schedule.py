@@ -6,6 +6,7 @@ import pytest
 
 from optimizer.core import events as ev
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from services.protocol.plan import JobPlan
 from tests.support.dialogues.optimizer import Dialogue, training
 
@@ -79,7 +80,7 @@ def test_the_time_to_a_new_jobs_checkpoint_counts_from_its_first_step() -> None:
     dialogue = Dialogue()
     dialogue.open()
     dialogue.loaded(plan=BY_TIME)
-    dialogue.order(pb.Initialise(job="a", layout_json="layout"))
+    dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="layout")))
     dialogue.give(ev.Allocated("a", "layout", dialogue.elements))
     dialogue.initial(0)
     dialogue.initial(1)
@@ -133,7 +134,7 @@ def test_the_first_and_the_last_checkpoint_are_tried_twice_then_the_job_fails() 
     dialogue = Dialogue()
     dialogue.open()
     dialogue.loaded()
-    dialogue.order(pb.Initialise(job="a", layout_json="layout"))
+    dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="layout")))
     dialogue.give(ev.Allocated("a", "layout", dialogue.elements))
     dialogue.initial(0)
     assert dialogue.initial(1) == ["store #1", "snapshot 1.0"]

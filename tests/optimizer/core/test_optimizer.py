@@ -10,6 +10,7 @@ import pytest
 from optimizer.core import events as ev
 from optimizer.core.optimizer import OptimizerCore
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import NonFinite
 from services.protocol.versions import LAST_EPOCH, PROTOCOL_VERSION
 from tests.support.dialogues.optimizer import PLAN, Dialogue, training
@@ -64,7 +65,7 @@ def test_a_job_from_nothing_to_training() -> None:
     assert dialogue.open() == ["load a"]
     assert dialogue.open() == [], "ordered again while it loads"
     assert dialogue.loaded() == ["save generation 1", "send empty 1.0, missing nothing"]
-    order = pb.Initialise(job="a", layout_json="layout", files={"config.json": b"{}"})
+    order = pb.Initialise(job="a", layout=FileRef(sha256="layout"), files={"config.json": FileRef()})
     assert dialogue.order(order) == ["allocate a"]
     assert dialogue.order(order) == [], "ordered again while arrays are allocated"
     assert dialogue.initial(0) == [], "no arrays yet"
@@ -88,10 +89,10 @@ def test_another_layout_replaces_one_whose_weights_never_became_complete() -> No
     dialogue = Dialogue()
     dialogue.open()
     dialogue.loaded()
-    dialogue.order(pb.Initialise(job="a", layout_json="one"))
+    dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="one")))
     dialogue.give(ev.Allocated("a", "one", dialogue.elements))
     dialogue.initial(0)
-    assert dialogue.order(pb.Initialise(job="a", layout_json="two")) == ["allocate a"]
+    assert dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="two"))) == ["allocate a"]
     assert dialogue.initial(1) == [], "a chunk of the layout that was replaced"
     assert dialogue.give(ev.Allocated("a", "one", dialogue.elements)) == []
     assert dialogue.give(ev.Allocated("a", "two", 1)) == ["send receiving 1.0, missing #0"]

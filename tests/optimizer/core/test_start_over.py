@@ -80,7 +80,7 @@ def test_a_step_that_needs_a_generation_after_the_last_fails_the_job() -> None:
 def open_without(dialogue: Dialogue, *void: tuple[int, int]) -> list[str]:
     """Order the job to be opened without these void checkpoints: (generation, step)."""
     voids = [pb.Void(generation=generation, step=step) for generation, step in void]
-    return dialogue.order(pb.Open(job="a", spec_json="{}", generation=1, void=voids))
+    return dialogue.order(pb.Open(job="a", generation=1, void=voids))
 
 
 def test_a_job_whose_generation_is_void_is_loaded_again() -> None:
@@ -101,9 +101,9 @@ def test_a_job_whose_generation_is_void_is_loaded_again() -> None:
 def test_void_checkpoints_are_part_of_the_load() -> None:
     dialogue = training()
     void = pb.Void(generation=1, step=1)
-    order = pb.Open(job="a", spec_json="{}", void=[void])
+    order = pb.Open(job="a", void=[void])
     loads = [each for each in dialogue.core.handle(ev.Ordered(1, order)) if isinstance(each, ev.Load)]
-    assert loads == [ev.Load("a", "{}", (void,))]
+    assert loads == [ev.Load("a", order.spec, (void,))]
 
 
 def test_a_checkpoint_that_became_void_while_it_was_loaded_is_not_used() -> None:

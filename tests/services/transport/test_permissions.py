@@ -29,7 +29,14 @@ from services.transport.access import (
 )
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
-from services.transport.permissions import CANCEL_OTHERS_JOB, PERMISSIONS, READ_METRICS, CallerKind
+from services.transport.permissions import (
+    CANCEL_OTHERS_JOB,
+    FILES_OF_AGGREGATOR,
+    FILES_OF_DAEMON,
+    PERMISSIONS,
+    READ_METRICS,
+    CallerKind,
+)
 from services.transport.security import RoleRule, Security
 from services.transport.server import open_channel, start_server
 from services.transport.tokens import TOKEN_KINDS, make_token
@@ -38,7 +45,7 @@ from tests.support.services import OWN_METHODS, methods_of, own_services
 
 REACHED = "the handler was reached"
 DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
-NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB}
+NO_RPCS = {READ_METRICS, CANCEL_OTHERS_JOB, FILES_OF_AGGREGATOR, FILES_OF_DAEMON}
 
 
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -167,6 +174,8 @@ def test_rows_that_are_no_methods(files: Path, kind: CallerKind) -> None:
     for row, check in (
         (READ_METRICS, lambda: access.admit(READ_METRICS, shown)),
         (CANCEL_OTHERS_JOB, lambda: check_permission(CANCEL_OTHERS_JOB, Caller(kind, "x"))),
+        (FILES_OF_AGGREGATOR, lambda: check_permission(FILES_OF_AGGREGATOR, Caller(kind, "x"))),
+        (FILES_OF_DAEMON, lambda: check_permission(FILES_OF_DAEMON, Caller(kind, "x"))),
     ):
         if kind in PERMISSIONS[row]:
             check()

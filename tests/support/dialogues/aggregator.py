@@ -278,7 +278,8 @@ class Dialogue:
             state=state,
             generation=generation,
             step=step,
-            layout_json="" if state == pb.OptimizerStatus.EMPTY else self.layout.dumps(),
+            layout_hash="" if state == pb.OptimizerStatus.EMPTY else self.layout.hash,
+            elements=0 if state == pb.OptimizerStatus.EMPTY else self.layout.elements,
             missing=to_ranges(lacking),
         )
         return self.give(ev.FromOptimizer(optimizer_status))

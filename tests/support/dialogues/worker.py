@@ -7,6 +7,7 @@ from typing import Any
 
 from protos import cluster_pb2 as pb
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
+from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import to_ranges
 from services.tensors.layout import CHUNK_ELEMENTS
@@ -64,7 +65,7 @@ class Dialogue:
 
     def join(self, job: str = "a") -> list[str]:
         """Order the worker to join a job."""
-        return self.order(pb.Join(job=job, spec_json="{}"))
+        return self.order(pb.Join(job=job, spec=make_ref(b"{}")))
 
     def built(self, job: str = "a") -> list[str]:
         """Report that the job is built."""

@@ -83,7 +83,7 @@ def fill_message(kind: Descriptor, arm: int = 0) -> Any:
         inner = field.message_type
         values = [fill_message(inner, each) for each in list_arms(inner)] if inner else [_fill_scalar(field)]
         if _is_map(field):
-            getattr(message, field.name)[values[0].key] = values[0].value
+            message.MergeFrom(type(message)(**{field.name: {values[0].key: values[0].value}}))
         elif field.is_repeated:
             getattr(message, field.name).extend(values)
         elif inner:

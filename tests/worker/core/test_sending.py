@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
 from protos.tensors_pb2 import BFLOAT16, FLOAT16, FLOAT32, GRADIENT, INITIAL_WEIGHTS, NonFinite
 from services.protocol.plan import WINDOW_CHUNKS, WireTypes
 from services.tensors.chunk_ranges import to_ranges
@@ -99,7 +100,7 @@ def test_initial_weights_are_sent_first_chunk_first_when_asked() -> None:
     talk.join()
     talk.built()
     assert talk.lease(7, 0, 0, phase=pb.INITIALISE) == ["perform 7"]
-    assert talk.give(ev.InitialWeightsMade(7, "layout", {})) == ["send Description"]
+    assert talk.give(ev.InitialWeightsMade(7, FileRef(), {})) == ["send Description"]
     assert talk.sent() == [], "the optimizer asks for the chunks it misses"
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0, 2])))
     header = talk.core.next_chunk()
@@ -114,7 +115,7 @@ def test_gradients_have_the_job_s_wire_type_and_initial_weights_float32() -> Non
     wire = WireTypes(gradients=BFLOAT16, weights=FLOAT16)
     talk.give(ev.Built("a", "hash", CHUNK_ELEMENTS, 2, 10, wire=wire))
     talk.lease(7, 0, phase=pb.INITIALISE)
-    talk.give(ev.InitialWeightsMade(7, "layout", {}))
+    talk.give(ev.InitialWeightsMade(7, FileRef(), {}))
     talk.order(pb.Resend(job="a", lease=7, chunks=to_ranges([0])))
     initial = talk.core.next_chunk()
     talk.weights(1, 0)

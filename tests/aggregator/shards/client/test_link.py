@@ -21,6 +21,7 @@ from optimizer.tensor_store import TensorStoreLost
 from protos import shards_pb2 as pb
 from services.config.load import load_job
 from services.errors import Failed
+from services.protocol.file_refs import make_ref
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
 from services.tensors.stripes import Stripe
@@ -57,7 +58,10 @@ class Linked:
     async def open(self, tmp_path: Path) -> None:
         """Open a job in the shard."""
         spec = load_job(write_config(tmp_path, regression_config()), [])[0].to_json()
-        self.link.send_order(pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json=LAYOUT.dumps()))
+        texts = [spec.encode(), LAYOUT.dumps().encode()]
+        await self.link.send_files(texts)
+        refs = [make_ref(each) for each in texts]
+        self.link.send_order(pb.OpenPart(opening=1, job="j", spec=refs[0], layout=refs[1]))
         assert await self.reports.get() == pb.PartOpened(opening=1)
 
     async def pieces(self, copy: int) -> int:

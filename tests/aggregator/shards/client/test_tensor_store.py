@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     return load_job(path, [])[0]
 
 
+async def _no_files(contents: Sequence[bytes]) -> None:
+    """Stand in for sending the shard its files."""
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
 class StoreDialogue:
     """A sharded tensor store over two links that record orders, without shards behind them."""
 
@@ -62,8 +71,9 @@ class StoreDialogue:
     async def open(self, config: JobConfig) -> None:
         for link in self.shards.links:
             link._checkpoint_channel = object()  # type: ignore[assignment]  # the link counts as up
+            vars(link)["send_files"] = _no_files
         opening = asyncio.ensure_future(self.store.open("j", config, LAYOUT, None))
-        await asyncio.sleep(0)
+        await _settle()
         for index in (1, 0):
             self.report(index, pb.PartOpened(opening=self.store._opening))
         await opening
@@ -211,7 +221,7 @@ def test_a_shard_that_fails_an_order_fails_the_job_and_is_named(config: JobConfi
 def test_a_shard_without_memory_for_a_job_fails_it_at_once(config: JobConfig) -> None:
     async def scenario(dialogue: StoreDialogue) -> None:
         opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
-        await asyncio.sleep(0)
+        await _settle()
         dialogue.orders.clear()
         dialogue.report(1, pb.PartBroke(opening=2, reason="no memory"))
         with pytest.raises(Failed, match=r"^shard 1 of 2 \(b:1\): no memory$"):
@@ -229,7 +239,7 @@ def test_a_shard_that_never_allocates_its_tensors_is_lost(config: JobConfig) -> 
         for link in dialogue.shards.links:
             vars(link)["_timeouts"] = Timeouts.from_heartbeat(0.001)
         opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
-        await asyncio.sleep(0)
+        await _settle()
         dialogue.report(0, pb.PartOpened(opening=2))
         with pytest.raises(TensorStoreLost, match=r"^shard 1 of 2 \(b:1\): .* job j .* 0\.12 s"):
             await opening
@@ -277,7 +287,7 @@ def test_weights_of_a_version_are_published_once(config: JobConfig) -> None:
 def test_a_shard_that_is_lost_ends_the_opening_of_a_job(config: JobConfig) -> None:
     async def scenario(dialogue: StoreDialogue) -> None:
         opening = asyncio.ensure_future(dialogue.store.open("j", config, LAYOUT, None))
-        await asyncio.sleep(0)
+        await _settle()
         for callback in dialogue.shards.on_lost:
             callback("shard 0 of 2 (a:1): it is gone")
         with pytest.raises(TensorStoreLost, match="it is gone"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
 from services.config.job import JobConfig
 from services.config.load import load_job
+from services.files.store import FileStore
+from services.protocol.file_refs import make_ref
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 from services.tensors.layout import CHUNK_ELEMENTS, Layout
@@ -39,7 +43,7 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "chunk": st.integers(0, 2),
     "session": st.integers(1, 2),
     "job": st.just("j"),
-    "layout_json": st.just(LAYOUT.dumps()),
+    "layout": st.just(make_ref(LAYOUT.dumps().encode())),
     "generation": st.just(1),
     "step": st.integers(0, 2),
     "opening": st.just(1),
@@ -59,25 +63,34 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
 async def _reports_after(orders: Sequence[Message], spec_json: str) -> list[pb.ShardReport]:
     """Return the reports of a shard, with an open job and undecided chunks, after these orders."""
     hello = cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=2)
+    folder = TemporaryDirectory()
+    files = FileStore(Path(folder.name))
+    spec, layout = files.put(spec_json.encode()), files.put(LAYOUT.dumps().encode())
     session = ShardSession(
-        hello, incarnation="s", metrics=METRICS, optimizer_metrics=OPTIMIZER_METRICS, shared_memory=False
+        hello,
+        incarnation="s",
+        metrics=METRICS,
+        optimizer_metrics=OPTIMIZER_METRICS,
+        shared_memory=False,
+        files=files,
     )
     loop = asyncio.get_running_loop()
     try:
-        opening = pb.OpenPart(opening=1, job="j", spec_json=spec_json, layout_json=LAYOUT.dumps())
+        opening = pb.OpenPart(opening=1, job="j", spec=spec, layout=layout)
         session.carry_out([wrap_order(opening)])
         for _ in range(ARRIVALS):
             chunk = pack_chunk(ChunkHeader(job="j", kind=GRADIENT, dtype=FLOAT32), 0, VALUES)
             session._feed(ChunkArrived(1, chunk.header), chunk)
         for body in orders:
-            if isinstance(body, pb.OpenPart) and not body.spec_json:
-                body.spec_json = spec_json
+            if isinstance(body, pb.OpenPart):
+                body.spec.CopyFrom(spec)
             session.carry_out([wrap_order(body)])
         await loop.run_in_executor(session._kernel, lambda: None)  # waits for the work before it
         await asyncio.sleep(0)
         return await session.reports.take_batch(1 << 16)
     finally:
         session.close("over")
+        folder.cleanup()
 
 
 @settings(max_examples=120, deadline=None)

@@ -16,6 +16,8 @@ from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, INITIAL_WEIGHTS, ChunkHeader
 from services.config.load import load_job
+from services.files.transfer import FilesInMemory, upload
+from services.protocol.file_refs import make_ref
 from services.protocol.versions import PROTOCOL_VERSION
 from services.runtime.metrics import AggregatorMetrics
 from services.tensors.chunk_messages import pack_chunk, serialize_chunk
@@ -71,6 +73,14 @@ class Shard:
                 if isinstance(body, kind):
                     return body
         raise AssertionError(f"no {kind.__name__}: {await call.details()}")
+
+    async def open_part(self, spec: str, layout: str) -> pb.OpenPart:
+        """Upload a spec and a layout, and return the order that opens the job."""
+        texts = [spec.encode(), layout.encode()]
+        refs = [make_ref(each) for each in texts]
+        source = FilesInMemory({ref.sha256: text for ref, text in zip(refs, texts, strict=True)})
+        await upload(self.channel, source, refs, "the shard")
+        return pb.OpenPart(opening=1, job="j", spec=refs[0], layout=refs[1])
 
     def exchange(self, session: str, incarnation: str = "w-1") -> Any:
         """Open a worker's data stream."""
@@ -238,7 +248,7 @@ def test_a_chunk_that_does_not_fit_ends_the_stream_with_its_coordinates(
         control = await shard.attend()
         await shard.send(
             control,
-            pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json=LAYOUT.dumps()),
+            await shard.open_part(spec, LAYOUT.dumps()),
             pb.WorkerAttends(session=1, incarnation="w-1", name="w"),
         )
         await shard.next_report(control, pb.PartOpened)
@@ -263,7 +273,7 @@ def test_chunks_of_another_job_or_epoch_are_dropped_without_a_report(tmp_path: A
         control = await shard.attend()
         await shard.send(
             control,
-            pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json=LAYOUT.dumps()),
+            await shard.open_part(spec, LAYOUT.dumps()),
             pb.WorkerAttends(session=1, incarnation="w-1", name="w"),
         )
         await shard.next_report(control, pb.PartOpened)
@@ -313,9 +323,7 @@ def test_a_damaged_layout_fails_the_job(tmp_path: Any) -> None:
 
     async def scenario(shard: Shard) -> None:
         control = await shard.attend()
-        await shard.send(
-            control, pb.OpenPart(opening=1, job="j", spec_json=spec, layout_json='[{"name": "w"}]')
-        )
+        await shard.send(control, await shard.open_part(spec, '[{"name": "w"}]'))
         assert "shape" in (await shard.next_report(control, pb.PartBroke)).reason
 
     with_shard(scenario)

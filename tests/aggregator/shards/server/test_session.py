@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from aggregator.shards.server.session import MAX_WAITING_CHUNKS, ShardSession
 from protos import cluster_pb2 as cluster
 from protos import shards_pb2 as pb
 from protos.tensors_pb2 import FLOAT32, GRADIENT, ChunkHeader
+from services.files.store import FileStore
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.tensors.chunk_messages import pack_chunk
 
@@ -22,7 +24,9 @@ VALUES = np.ones(3, np.float32)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "discarded"])
-def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(kept: bool) -> None:
+def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(
+    tmp_path: Path, kept: bool
+) -> None:
     async def scenario() -> None:
         session = ShardSession(
             cluster.Hello(name="agg", incarnation="i", epoch_seen=1, shard_index=0, shard_count=1),
@@ -30,6 +34,7 @@ def test_payloads_count_until_they_are_discarded_or_the_kernel_thread_has_them(k
             metrics=AggregatorMetrics(),
             optimizer_metrics=OptimizerMetrics(),
             shared_memory=False,
+            files=FileStore(tmp_path),
         )
         kernel_may_run = threading.Event()
         session._kernel.submit(kernel_may_run.wait, LIMIT_SECONDS)

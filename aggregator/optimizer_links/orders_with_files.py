@@ -1,0 +1,87 @@
+"""Orders to an optimizer on another host: the files that an order refers to are uploaded before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from protos import cluster_pb2 as pb
+from protos.files_pb2 import FileRef
+from services.errors import TiermeshError
+from services.files.store import FileStore
+from services.files.transfer import upload
+from services.protocol.envelope import OptimizerBody, OptimizerOrder
+from services.transport.mailbox import Mailbox
+
+
+class OrdersWithFiles:
+    """Orders in sequence, each behind the upload of its files. A job that is closed gives up its upload.
+
+    Args:
+        files: The aggregator's files.
+    """
+
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+        self._orders: Mailbox[OptimizerOrder] = Mailbox()
+        self._uploading: tuple[str, asyncio.Task[None]] | None = None  # a job's upload
+
+    def reset(self) -> None:
+        """Forget the orders of the previous link."""
+        self._orders = Mailbox()
+
+    def put(self, body: OptimizerOrder) -> None:
+        """Append an order."""
+        if isinstance(body, pb.Close) and self._uploading is not None and self._uploading[0] == body.job:
+            self._uploading[1].cancel()
+        self._orders.put(body)
+
+    async def run(
+        self,
+        channel: grpc.aio.Channel,
+        optimizer: str,
+        send: Callable[[OptimizerOrder], None],
+        report: Callable[[OptimizerBody], None],
+    ) -> None:
+        """Upload files and send orders until cancelled.
+
+        Args:
+            channel: The connection for files.
+            optimizer: The optimizer's name, for log and errors.
+            send: Sends an order whose files the optimizer has.
+            report: Called with the job's failure if the optimizer does not accept its files.
+
+        Raises:
+            LinkClosed: The optimizer has left too many orders unread.
+        """
+        while True:
+            body = await self._orders.take()
+            refs = _list_refs(body)
+            if not refs:
+                send(body)
+                continue
+            job = body.job if isinstance(body, pb.Open | pb.Initialise) else ""
+            task = asyncio.ensure_future(upload(channel, self._files, refs, optimizer))
+            self._uploading = job, task
+            try:
+                await asyncio.wait((task,))
+                if not task.cancelled():
+                    task.result()
+                    send(body)
+            except TiermeshError as error:
+                report(pb.Failure(job=job, reason=f"its files were not sent: {error}"))
+            finally:
+                self._uploading = None
+                task.cancel()
+
+
+def _list_refs(body: OptimizerOrder) -> list[FileRef]:
+    """Return the files that an order refers to."""
+    match body:
+        case pb.Open():
+            return [body.spec]
+        case pb.Initialise():
+            return [body.layout, *body.files.values()]
+    return []

@@ -1,0 +1,216 @@
+"""The service `tiermesh.Files`, around a store. Disk and hashing work in threads, not on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import IO, Any, NoReturn, TypeAlias
+
+import google_crc32c
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos import files_pb2 as pb
+from services.errors import Failed, Refused, TiermeshError
+from services.files.store import FileDamaged, FileMissing, FileStore, NoRoom, Upload, UploadUnderWay
+from services.protocol.file_refs import MAX_PIECE_BYTES
+from services.transport.access import Denied, check_permission, current_caller
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+MAX_REFS = 128
+"""Maximum number of files in one MissingRequest."""
+MAX_TRANSFERS = 16
+"""Maximum number of files that are sent and received at once; further calls wait. Each holds a piece in memory."""
+IDLE_SECONDS = 60.0
+"""Longest wait for a peer to send the next piece, or to take one."""
+
+_STATUS: tuple[tuple[type[TiermeshError], grpc.StatusCode], ...] = (
+    (FileMissing, grpc.StatusCode.NOT_FOUND),
+    (UploadUnderWay, grpc.StatusCode.ABORTED),
+    (NoRoom, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (FileDamaged, grpc.StatusCode.DATA_LOSS),
+    (Refused, grpc.StatusCode.INVALID_ARGUMENT),
+    (Failed, grpc.StatusCode.UNAVAILABLE),
+)
+
+
+class FilesServicer:
+    """Server of `tiermesh.Files`.
+
+    Args:
+        store: the files.
+        permission: row of the table of permissions that callers need besides that of the method.
+        idle_seconds: longest wait for a peer to send the next piece, or to take one.
+    """
+
+    full_name = "tiermesh.Files"
+
+    def __init__(self, store: FileStore, permission: str, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._store = store
+        self._permission = permission
+        self._idle_seconds = idle_seconds
+        self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the gRPC handlers."""
+        return grpc.method_handlers_generic_handler(
+            self.full_name,
+            {
+                "Missing": grpc.unary_unary_rpc_method_handler(
+                    self._missing, pb.MissingRequest.FromString, pb.MissingReply.SerializeToString
+                ),
+                # Without a deserializer, since grpc.aio hides a message that can't be parsed.
+                "Write": grpc.stream_unary_rpc_method_handler(
+                    self._write, response_serializer=pb.FileRef.SerializeToString
+                ),
+                "Read": grpc.unary_stream_rpc_method_handler(
+                    self._read, pb.ReadFileRequest.FromString, pb.FilePiece.SerializeToString
+                ),
+            },
+        )
+
+    async def _check_caller(self, context: Context) -> None:
+        try:
+            check_permission(self._permission, current_caller())
+        except Denied as denied:
+            await context.abort(denied.code, str(denied))
+
+    async def _missing(self, request: pb.MissingRequest, context: Context) -> pb.MissingReply:
+        await self._check_caller(context)
+        if len(request.files) > MAX_REFS:
+            text = f"Missing: {len(request.files)} files, expected at most {MAX_REFS}; ask in several calls"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+        try:
+            return await asyncio.to_thread(self._list_missing, request)
+        except TiermeshError as error:
+            await _abort(context, error)
+
+    def _list_missing(self, request: pb.MissingRequest) -> pb.MissingReply:
+        reply = pb.MissingReply()
+        for ref in request.files:
+            offset = self._store.offset(ref)
+            if offset is not None:
+                reply.missing.add(sha256=ref.sha256, offset=offset)
+        return reply
+
+    async def _write(self, _: Any, context: Context) -> pb.FileRef:
+        await self._check_caller(context)
+        upload: Upload | None = None
+        async with self._transfers:
+            try:
+                first = await self._next_piece(context)
+                if first is None:
+                    raise Refused("Write: no piece arrived, expected at least one; send the file")
+                upload = await asyncio.to_thread(self._store.begin, first.file, first.offset)
+                piece: pb.FilePiece | None = first
+                while piece is not None:
+                    if piece.offset != upload.size:
+                        raise Refused(
+                            f"Write: a piece at byte {piece.offset}, expected {upload.size}; send all pieces in order"
+                        )
+                    await asyncio.to_thread(upload.write, piece.data)
+                    piece = await self._next_piece(context)
+                await asyncio.to_thread(upload.finish)
+                return first.file
+            except TiermeshError as error:
+                await _abort(context, error)
+            finally:
+                if upload is not None:
+                    upload.close()
+
+    async def _next_piece(self, context: Context) -> pb.FilePiece | None:
+        """Return the next piece, checked; None at the end.
+
+        Raises:
+            Refused: it is too long or no FilePiece.
+            FileDamaged: its checksum is wrong.
+            Failed: it did not come in time.
+        """
+        try:
+            content: Any = await asyncio.wait_for(context.read(), self._idle_seconds)
+        except asyncio.TimeoutError:
+            raise Failed(f"Write: no piece for {self._idle_seconds:g} s; continue the upload later") from None
+        if not isinstance(content, bytes):
+            return None
+        try:
+            piece = pb.FilePiece.FromString(content)
+        except DecodeError:
+            raise FileDamaged(f"Write: {len(content)} bytes are no FilePiece; send the piece again") from None
+        if len(piece.data) > MAX_PIECE_BYTES:
+            raise Refused(
+                f"Write: a piece of {len(piece.data)} bytes, expected at most {MAX_PIECE_BYTES}; send it in several"
+            )
+        check_piece(piece)
+        return piece
+
+    async def _read(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.FilePiece]:
+        await self._check_caller(context)
+        try:
+            async with self._transfers:
+                await self._send(request, context)
+        except asyncio.TimeoutError:
+            await _abort(context, Failed(f"Read: the piece was not taken for {self._idle_seconds:g} s"))
+        except TiermeshError as error:
+            await _abort(context, error)
+        nothing: tuple[pb.FilePiece, ...] = ()
+        for piece in nothing:  # all pieces are written above, each with a time limit
+            yield piece
+
+    async def _send(self, request: pb.ReadFileRequest, context: Context) -> None:
+        file, size = await asyncio.to_thread(self._store.open, request.sha256)
+        try:
+            if request.offset > size:
+                raise Refused(f"Read: offset {request.offset}, expected at most the file's {size} bytes")
+            ref = pb.FileRef(sha256=request.sha256, size=size)
+            async for piece in read_pieces(file, ref, request.offset):
+                await asyncio.wait_for(context.write(piece), self._idle_seconds)
+        finally:
+            if not isinstance(file, bytes):
+                file.close()
+
+
+async def read_pieces(file: IO[bytes] | bytes, ref: pb.FileRef, offset: int) -> AsyncIterator[pb.FilePiece]:
+    """Yield the pieces of a file from an offset on; at least one, which may be empty.
+
+    Args:
+        file: the open file, or its content.
+        ref: its reference, which the first piece carries.
+        offset: position of the first byte.
+    """
+    first = True
+    if not isinstance(file, bytes):
+        file.seek(offset)
+    while first or offset < ref.size:
+        if isinstance(file, bytes):
+            data = file[offset : offset + MAX_PIECE_BYTES]
+        else:
+            data = await asyncio.to_thread(file.read, MAX_PIECE_BYTES)
+        if not data and not first:
+            return  # the file got shorter; its SHA-256 will tell
+        piece = pb.FilePiece(offset=offset, crc32c=google_crc32c.value(data), data=data)
+        if first:
+            piece.file.CopyFrom(ref)
+        yield piece
+        first = False
+        offset += len(data)
+
+
+def check_piece(piece: pb.FilePiece) -> None:
+    """Check a piece against its checksum.
+
+    Raises:
+        FileDamaged: they differ.
+    """
+    found = google_crc32c.value(piece.data)
+    if found != piece.crc32c:
+        raise FileDamaged(
+            f"a piece of {len(piece.data)} bytes at byte {piece.offset}: crc32c {found:#010x}, expected "
+            f"{piece.crc32c:#010x}; send it again"
+        )
+
+
+async def _abort(context: Context, error: TiermeshError) -> NoReturn:
+    code = next(code for kind, code in _STATUS if isinstance(error, kind))
+    await context.abort(code, str(error))
+    raise AssertionError("abort raises")

@@ -1,0 +1,396 @@
+"""Files on disk, named by their SHA-256, and uploads that are under way.
+
+A file is complete or absent: it is written under a temporary name, verified, synchronised and renamed. What an
+interrupted upload has written stays, so that a later one continues there. All methods block; any thread may call.
+
+    files/3f5a...            a complete file
+    files/.3f5a....partial   an upload that is under way, locked, or was interrupted
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from protos.files_pb2 import FileRef
+from services.errors import Failed, Refused
+from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, check_ref, make_ref
+
+MAX_STORE_BYTES = 1 << 38
+"""Maximum size of all files of a store: 256 GiB."""
+UNUSED_SECONDS = 3600.0
+"""Time after which a file that no job keeps, and that nobody asked for or sent, is removed."""
+_PARTIAL = ".partial"
+
+
+class FileMissing(Refused):
+    """The store has no such file."""
+
+
+class FileDamaged(Failed):
+    """The bytes are not those that the SHA-256 names; they are removed, and must be sent again."""
+
+
+class UploadUnderWay(Failed):
+    """Another peer uploads the same file at the moment."""
+
+
+class NoRoom(Failed):
+    """The disk or the store is full."""
+
+
+@dataclass
+class _Kept:
+    """Files that a job keeps."""
+
+    files: set[str] = field(default_factory=set)
+    texts: dict[str, bytes] = field(default_factory=dict)
+
+
+class FileStore:
+    """Folder of files by SHA-256.
+
+    Args:
+        folder: path of the folder, created with the first file.
+        max_file_bytes: largest size of one file.
+        max_store_bytes: largest size of all files.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        max_store_bytes: int = MAX_STORE_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._max_file_bytes = max_file_bytes
+        self._max_store_bytes = max_store_bytes
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}  # by job
+        self._lock = threading.Lock()  # guards `_kept`, and removal against use
+
+    # ---- what a job keeps ----
+
+    def keep(self, job: str, refs: Iterable[FileRef]) -> None:
+        """Keep files until the job releases them."""
+        with self._lock:
+            self._kept.setdefault(job, _Kept()).files.update(ref.sha256 for ref in refs)
+
+    def lend(self, job: str, text: bytes) -> FileRef:
+        """Serve a text from memory until the job releases it; a full disk does not matter to it."""
+        ref = make_ref(text)
+        with self._lock:
+            self._kept.setdefault(job, _Kept()).texts[ref.sha256] = text
+        return ref
+
+    def release(self, *jobs: str) -> None:
+        """Remove the files of jobs that have ended, unless another job keeps them, and files unused for long."""
+        with self._lock:
+            dropped = [self._kept.pop(job, _Kept()) for job in jobs]
+            for sha256 in set().union(*(each.files for each in dropped)) - self._kept_files():
+                self._path(sha256).unlink(missing_ok=True)
+            self._remove_unused(self._clock() - UNUSED_SECONDS)
+
+    def release_others(self, job: str) -> None:
+        """Remove the files of all jobs but this one."""
+        self.release(*(set(self._kept) - {job}))
+
+    def _kept_files(self) -> set[str]:
+        return set().union(*(each.files for each in self._kept.values()))
+
+    def _remove_unused(self, before_seconds: float) -> None:
+        """Remove files that no job keeps and that were last used before a time."""
+        kept = self._kept_files()
+        for path, status in self._list():
+            if path.name not in kept and status.st_mtime < before_seconds and not _is_locked(path):
+                path.unlink(missing_ok=True)
+
+    def _list(self) -> list[tuple[Path, os.stat_result]]:
+        """Return all files with their status, the longest unused first."""
+        found = []
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            with suppress(FileNotFoundError):  # renamed or removed meanwhile
+                found.append((path, path.stat()))
+        return sorted(found, key=lambda each: each[1].st_mtime)
+
+    # ---- reading ----
+
+    def offset(self, ref: FileRef) -> int | None:
+        """Return how many bytes of a file are here from an interrupted upload; None if the file is complete.
+
+        The file counts as used now.
+
+        Raises:
+            Refused: the reference is malformed.
+        """
+        self._check(ref)
+        if self._text(ref.sha256) is not None:
+            return None
+        path = self._path(ref.sha256)
+        with self._lock:
+            try:
+                if path.stat().st_size == ref.size:
+                    os.utime(path)
+                    return None
+                path.unlink()  # damaged: a complete file has its size
+            except FileNotFoundError:
+                pass
+        try:
+            return min(self._partial(ref.sha256).stat().st_size, ref.size)
+        except FileNotFoundError:
+            return 0
+
+    def has(self, refs: Iterable[FileRef]) -> bool:
+        """Return whether all these files are here and complete."""
+        return all(self.offset(ref) is None for ref in refs)
+
+    def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
+        """Return a file, open for reading, or a text that is lent; and its size in bytes.
+
+        Raises:
+            FileMissing: there is no such file.
+            Failed: the disk can't be read.
+        """
+        self._check(FileRef(sha256=sha256))
+        text = self._text(sha256)
+        if text is not None:
+            return text, len(text)
+        try:
+            file = self._path(sha256).open("rb")
+            os.utime(file.fileno())
+            return file, os.fstat(file.fileno()).st_size
+        except FileNotFoundError:
+            raise FileMissing(
+                f"file {sha256[:12]}: not here, or removed since no job needs it; upload it again"
+            ) from None
+        except OSError as error:
+            raise Failed(f"file {sha256[:12]}: can't be read: {error.strerror or error}") from None
+
+    def read(self, ref: FileRef, max_bytes: int) -> bytes:
+        """Return the content of a file, verified.
+
+        Args:
+            ref: the file.
+            max_bytes: largest size that is read.
+
+        Raises:
+            FileMissing: there is no such file.
+            Refused: it is larger.
+            FileDamaged: the disk has damaged it.
+        """
+        self._check(ref, max_bytes)
+        file, _ = self.open(ref.sha256)
+        if isinstance(file, bytes):
+            return file
+        with file:
+            content = file.read(ref.size + 1)
+        if make_ref(content) != ref:
+            self._path(ref.sha256).unlink(missing_ok=True)
+            raise FileDamaged(f"file {ref.sha256[:12]}: damaged on the disk, and removed; upload it again")
+        return content
+
+    def _text(self, sha256: str) -> bytes | None:
+        with self._lock:
+            return next((each.texts[sha256] for each in self._kept.values() if sha256 in each.texts), None)
+
+    # ---- writing ----
+
+    def begin(self, ref: FileRef, offset: int) -> Upload:
+        """Begin or continue an upload.
+
+        Args:
+            ref: the file.
+            offset: position of the first byte that the caller will send.
+
+        Raises:
+            Refused: the reference is malformed, the file too large, or the offset not that of `offset`.
+            UploadUnderWay: another caller uploads it.
+            NoRoom: the store or the disk is full.
+        """
+        self._check(ref)
+        present = self.offset(ref)
+        if present is None:
+            raise UploadUnderWay(f"file {ref.sha256[:12]}: complete already; ask Missing again")
+        self._make_room(ref, present)
+        with _explain_disk(ref):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = self._partial(ref.sha256).open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_same(file, self._partial(ref.sha256)):  # another caller finished it meanwhile
+                raise BlockingIOError
+            if file.tell() != offset:
+                raise UploadUnderWay(
+                    f"file {ref.sha256[:12]}: {file.tell()} bytes are here, the upload continues at {offset}; ask "
+                    "Missing again"
+                )
+            with _explain_disk(ref):
+                return Upload(ref, file, self._partial(ref.sha256), self._path(ref.sha256))
+        except BlockingIOError:
+            file.close()
+            raise UploadUnderWay(f"file {ref.sha256[:12]}: another peer uploads it; wait for it") from None
+        except BaseException:
+            file.close()
+            raise
+
+    def put(self, content: bytes) -> FileRef:
+        """Store a file whose content is in memory.
+
+        Raises:
+            NoRoom: the store or the disk is full.
+            Failed: the disk failed, or another peer uploads it.
+        """
+        ref = make_ref(content)
+        offset = self.offset(ref)
+        if offset is not None:
+            with self.begin(ref, offset) as upload:
+                for start in range(offset, ref.size, MAX_PIECE_BYTES):
+                    upload.write(content[start : start + MAX_PIECE_BYTES])
+                upload.finish()
+        return ref
+
+    def _make_room(self, ref: FileRef, present: int) -> None:
+        """Remove the longest unused files that no job keeps, until another one fits."""
+        with self._lock:
+            kept, listed = self._kept_files(), self._list()
+            excess = sum(each.st_size for _, each in listed) + ref.size - present - self._max_store_bytes
+            for path, status in listed:
+                if excess <= 0:
+                    return
+                if path.name not in kept and path != self._partial(ref.sha256) and not _is_locked(path):
+                    path.unlink(missing_ok=True)
+                    excess -= status.st_size
+        if excess > 0:
+            raise NoRoom(
+                f"file {ref.sha256[:12]}: {ref.size} bytes, but all files together may have {self._max_store_bytes} "
+                "bytes; wait until a job ends"
+            )
+
+    def _check(self, ref: FileRef, max_bytes: int | None = None) -> None:
+        refusal = check_ref(ref, self._max_file_bytes if max_bytes is None else max_bytes)
+        if refusal is not None:
+            raise Refused(refusal.reason)
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / sha256
+
+    def _partial(self, sha256: str) -> Path:
+        return self._folder / f".{sha256}{_PARTIAL}"
+
+
+class Upload:
+    """One upload; a context manager that keeps what was written if it is left before `finish`.
+
+    Args:
+        ref: the file.
+        file: the temporary file, locked and at its end.
+        partial: path of the temporary file.
+        path: path of the complete file.
+    """
+
+    def __init__(self, ref: FileRef, file: IO[bytes], partial: Path, path: Path) -> None:
+        self._ref, self._file, self._partial, self._path = ref, file, partial, path
+        self._digest = hashlib.sha256()
+        self.size = file.tell()
+        file.seek(0)
+        while data := file.read(MAX_PIECE_BYTES):
+            self._digest.update(data)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock; what was written stays for a later upload."""
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        """Append a piece.
+
+        Raises:
+            Refused: the file gets longer than its reference says.
+            NoRoom: the disk is full.
+            Failed: the disk failed in another way.
+        """
+        if self.size + len(data) > self._ref.size:
+            raise Refused(
+                f"file {self._ref.sha256[:12]}: more than the {self._ref.size} bytes that its reference says"
+            )
+        with _explain_disk(self._ref):
+            hit_failpoint("files.mid-write")
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError:
+                self._file.truncate(self.size)  # a part of the piece may have been written
+                raise
+        self._digest.update(data)
+        self.size += len(data)
+
+    def finish(self) -> None:
+        """Verify the file, and return once it would survive a power cut.
+
+        Raises:
+            FileDamaged: the bytes are not those of the reference.
+            Failed: the disk failed.
+        """
+        if self.size != self._ref.size or self._digest.hexdigest() != self._ref.sha256:
+            self._partial.unlink(missing_ok=True)
+            raise FileDamaged(
+                f"file {self._ref.sha256[:12]}: {self.size} bytes with SHA-256 {self._digest.hexdigest()[:12]} "
+                f"arrived, expected {self._ref.size} bytes; upload it again"
+            )
+        with _explain_disk(self._ref):
+            os.fsync(self._file.fileno())
+            hit_failpoint("files.before-rename")
+            self._partial.rename(self._path)
+            descriptor = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def _explain_disk(ref: FileRef) -> Iterator[None]:
+    """Turn an OSError into one line about the file."""
+    try:
+        yield
+    except OSError as error:
+        kind = NoRoom if error.errno in (errno.ENOSPC, errno.EDQUOT) else Failed
+        text = f"file {ref.sha256[:12]}: not stored: {error.strerror or error}; free some of the disk, or repair it"
+        raise kind(text) from None
+
+
+def _is_same(file: IO[bytes], path: Path) -> bool:
+    """Return whether an open file still has this path."""
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether an upload to a temporary file is under way."""
+    if path.suffix != _PARTIAL:
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,238 @@
+"""The client's side of `tiermesh.Files`: uploads and downloads that continue where they were interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from typing import IO, Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protos import files_pb2 as pb
+from services.errors import Failed, Refused
+from services.files.service import IDLE_SECONDS, MAX_REFS, check_piece, read_pieces
+from services.files.store import FileDamaged, FileMissing
+from services.protocol.file_refs import check_ref
+from services.transport.backoff import Backoff
+from services.transport.links import write_to_call
+
+log = logging.getLogger("tiermesh.files")
+
+Metadata: TypeAlias = "tuple[tuple[str, str], ...]"
+
+MAX_DAMAGED = 5
+"""Number of times that a damaged transfer is repeated before it fails."""
+_REFUSED = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+
+
+class FileSource(Protocol):
+    """Where the files to upload are: a `FileStore`, or `FilesInMemory`."""
+
+    def open(self, sha256: str) -> tuple[IO[bytes] | bytes, int]:
+        """Return a file, open or as its content, and its size in bytes."""
+
+
+class FilesInMemory:
+    """Files to upload that are in memory.
+
+    Args:
+        contents: contents of the files by SHA-256.
+    """
+
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        self._contents = contents
+
+    def open(self, sha256: str) -> tuple[bytes, int]:
+        """Return a file's content and its size in bytes."""
+        content = self._contents[sha256]
+        return content, len(content)
+
+
+async def upload(
+    channel: grpc.aio.Channel,
+    source: FileSource,
+    refs: Iterable[pb.FileRef],
+    peer: str,
+    backoff: Backoff | None = None,
+    metadata: Metadata = (),
+) -> None:
+    """Send a peer those files that it lacks, and return when it has them all on disk.
+
+    Whatever may pass (a lost connection, a full disk, another upload of the same file) is waited for and tried again
+    until the caller cancels. Each reason is logged once.
+
+    Args:
+        channel: connection to the peer.
+        source: the files.
+        refs: references to them.
+        peer: name of the peer, for log and errors.
+        backoff: pauses between attempts.
+        metadata: gRPC metadata of the calls, such as a person's token.
+
+    Raises:
+        Refused: the peer does not accept a file, or a file is not in the source.
+        Failed: a file arrives damaged again and again.
+    """
+    wanted = list({ref.sha256: ref for ref in refs}.values())
+    retries = _Retries(peer, backoff)
+    while True:
+        try:
+            for first in range(0, len(wanted), MAX_REFS):
+                await _upload_missing(channel, source, wanted[first : first + MAX_REFS], metadata)
+            return
+        except grpc.aio.AioRpcError as error:
+            await retries.wait(error.code(), error.details() or error.code().name.lower())
+        except asyncio.TimeoutError:
+            await retries.wait(grpc.StatusCode.UNAVAILABLE, f"no answer within {IDLE_SECONDS:g} s")
+
+
+async def _upload_missing(
+    channel: grpc.aio.Channel, source: FileSource, refs: list[pb.FileRef], metadata: Metadata
+) -> None:
+    by_sha256 = {ref.sha256: ref for ref in refs}
+    ask = channel.unary_unary(
+        "/tiermesh.Files/Missing",
+        request_serializer=pb.MissingRequest.SerializeToString,
+        response_deserializer=pb.MissingReply.FromString,
+    )
+    reply = await ask(pb.MissingRequest(files=refs), timeout=IDLE_SECONDS, metadata=metadata)
+    for missing in reply.missing:
+        ref = by_sha256.get(missing.sha256)
+        if ref is not None:
+            await _upload_one(channel, source, ref, min(missing.offset, ref.size), metadata)
+
+
+async def _upload_one(
+    channel: grpc.aio.Channel, source: FileSource, ref: pb.FileRef, offset: int, metadata: Metadata
+) -> None:
+    file, _ = await asyncio.to_thread(source.open, ref.sha256)
+    try:
+        call = channel.stream_unary(
+            "/tiermesh.Files/Write",
+            request_serializer=pb.FilePiece.SerializeToString,
+            response_deserializer=pb.FileRef.FromString,
+        )(metadata=metadata)
+        try:
+            async for piece in read_pieces(file, ref, offset):
+                await asyncio.wait_for(write_to_call(call, piece), IDLE_SECONDS)
+            await call.done_writing()
+            await asyncio.wait_for(call, IDLE_SECONDS)
+        finally:
+            call.cancel()
+    finally:
+        if not isinstance(file, bytes):
+            file.close()
+
+
+async def download(
+    channel: grpc.aio.Channel, ref: pb.FileRef, max_bytes: int, peer: str, backoff: Backoff | None = None
+) -> bytes:
+    """Return the content of a peer's file, verified. What may pass is tried again, as in `upload`.
+
+    Args:
+        channel: connection to the peer.
+        ref: the file.
+        max_bytes: largest size that is accepted.
+        peer: name of the peer, for log and errors.
+        backoff: pauses between attempts.
+
+    Raises:
+        FileMissing: the peer does not have the file.
+        Refused: the reference is malformed or too large, or the peer refuses.
+        Failed: the file arrives damaged again and again.
+    """
+    refusal = check_ref(ref, max_bytes)
+    if refusal is not None:
+        raise Refused(f"{peer}: {refusal.reason}")
+    retries = _Retries(peer, backoff)
+    content = bytearray()
+    while True:
+        try:
+            await _read_on(channel, ref, content)
+            if hashlib.sha256(content).hexdigest() == ref.sha256:
+                return bytes(content)
+            content.clear()
+            await retries.wait(grpc.StatusCode.DATA_LOSS, f"file {ref.sha256[:12]}: damaged on the way")
+        except FileDamaged as damaged:
+            await retries.wait(grpc.StatusCode.DATA_LOSS, str(damaged))
+        except grpc.aio.AioRpcError as error:
+            await retries.wait(error.code(), error.details() or error.code().name.lower())
+        except asyncio.TimeoutError:
+            await retries.wait(grpc.StatusCode.UNAVAILABLE, f"no piece within {IDLE_SECONDS:g} s")
+
+
+async def _read_on(channel: grpc.aio.Channel, ref: pb.FileRef, content: bytearray) -> None:
+    """Append the rest of a file to what is here.
+
+    Raises:
+        FileDamaged: a piece was damaged, or is not the next one.
+    """
+    call = channel.unary_stream(
+        "/tiermesh.Files/Read", request_serializer=pb.ReadFileRequest.SerializeToString
+    )(pb.ReadFileRequest(sha256=ref.sha256, offset=len(content)))
+    try:
+        while True:
+            received: Any = await asyncio.wait_for(call.read(), IDLE_SECONDS)
+            if not isinstance(received, bytes):
+                break
+            try:
+                piece = pb.FilePiece.FromString(received)
+            except DecodeError:
+                raise FileDamaged(f"Read: {len(received)} bytes are no FilePiece") from None
+            check_piece(piece)
+            if piece.offset != len(content) or len(content) + len(piece.data) > ref.size:
+                raise FileDamaged(
+                    f"Read: {len(piece.data)} bytes at byte {piece.offset}, expected {len(content)}"
+                )
+            content += piece.data
+    finally:
+        call.cancel()
+
+
+class _Retries:
+    """Attempts of one transfer.
+
+    Args:
+        peer: name of the peer.
+        backoff: pauses between attempts; None for the usual ones.
+    """
+
+    def __init__(self, peer: str, backoff: Backoff | None) -> None:
+        self._peer = peer
+        self._backoff = backoff or Backoff()
+        self._logged = ""
+        self._damaged = 0
+
+    async def wait(self, code: grpc.StatusCode, reason: str) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            FileMissing: the peer does not have the file.
+            Refused: another attempt would be refused too.
+            Failed: the transfer was damaged too often.
+        """
+        text = f"{self._peer}: {reason}"
+        if code is grpc.StatusCode.NOT_FOUND:
+            raise FileMissing(text)
+        if code in _REFUSED:
+            raise Refused(text)
+        if code is grpc.StatusCode.DATA_LOSS:
+            self._damaged += 1
+            if self._damaged == MAX_DAMAGED:
+                raise Failed(f"{text}; {MAX_DAMAGED} times in a row, check the network and the disk")
+        if reason != self._logged:
+            log.warning("%s; trying again", text)
+            self._logged = reason
+        await self._backoff.wait()

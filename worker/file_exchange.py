@@ -1,0 +1,143 @@
+"""Files that a worker exchanges with its aggregator: it fetches a job's spec, and sends what describes the model.
+
+All of it runs on the event loop. A transfer that the link's end interrupts is continued on the next link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from protos.files_pb2 import FileRef
+from services.errors import TiermeshError
+from services.files.transfer import FilesInMemory, download, upload
+from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES, check_ref, make_ref
+from worker.core import events as ev
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Description of the model whose initial weights an INITIALISE lease has made.
+
+    Attributes:
+        lease: id of the lease.
+        layout: reference to the model's layout.
+        files: references to the files of its checkpoints, by name.
+        contents: contents of all of them, by SHA-256.
+    """
+
+    lease: int
+    layout: FileRef
+    files: Mapping[str, FileRef]
+    contents: Mapping[str, bytes]
+
+    @classmethod
+    def make(cls, lease: int, layout_json: str, files: Mapping[str, bytes]) -> ModelFiles:
+        """Return the description, with the references computed."""
+        contents = {make_ref(each).sha256: each for each in (layout_json.encode(), *files.values())}
+        refs = {name: make_ref(content) for name, content in files.items()}
+        return cls(lease, make_ref(layout_json.encode()), refs, contents)
+
+    def check_sizes(self) -> str | None:
+        """Return why a file is too large for a checkpoint; None if none is."""
+        for name, ref in (("the layout", self.layout), *self.files.items()):
+            refusal = check_ref(ref, MAX_TEXT_BYTES)
+            if refusal is not None:
+                return f"{name}: {refusal}"
+        return None
+
+
+class FileExchange:
+    """Transfers of one worker.
+
+    Args:
+        feed: passes the core an input.
+        build: builds a job on the mesh, given its id and its spec.
+    """
+
+    def __init__(self, feed: Callable[[ev.Input], None], build: Callable[[str, bytes], None]) -> None:
+        self._feed = feed
+        self._build = build
+        self._channel: grpc.aio.Channel | None = None
+        self._aggregator = ""
+        self._wanted: ev.Build | None = None  # job whose spec is being fetched
+        self._fetched: tuple[FileRef, bytes] | None = None  # the newest spec
+        self._fetching: asyncio.Task[None] | None = None
+        self._sending: dict[int, asyncio.Task[None]] = {}  # by lease
+
+    def connect(self, channel: grpc.aio.Channel, aggregator: str) -> None:
+        """Use a new link's channel, and go on fetching the spec that the core waits for."""
+        self._channel, self._aggregator = channel, aggregator
+        if self._wanted is not None:
+            self.fetch_spec(self._wanted)
+
+    def disconnect(self) -> None:
+        """Stop all transfers. The core drops its leases, and with them what is being sent."""
+        self._channel = None
+        for task in (self._fetching, *self._sending.values()):
+            if task is not None:
+                task.cancel()
+        self._fetching = None
+        self._sending.clear()
+
+    # ---- the spec ----
+
+    def fetch_spec(self, effect: ev.Build) -> None:
+        """Fetch a job's spec and build the job."""
+        self.drop_job()
+        if self._fetched is not None and self._fetched[0] == effect.spec:
+            self._build(effect.job, self._fetched[1])
+            return
+        self._wanted = effect
+        if self._channel is not None:
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch(effect, self._channel))
+
+    def drop_job(self) -> None:
+        """Stop fetching the spec, which is not wanted."""
+        self._wanted = None
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
+
+    async def _fetch(self, effect: ev.Build, channel: grpc.aio.Channel) -> None:
+        try:
+            spec = await download(channel, effect.spec, MAX_SPEC_BYTES, self._aggregator)
+        except TiermeshError as error:
+            self._wanted = None
+            self._feed(
+                ev.BuildFailed(effect.job, f"the job's spec could not be fetched: {error}", unfit=True)
+            )
+            return
+        self._wanted, self._fetched = None, (effect.spec, spec)
+        self._build(effect.job, spec)
+
+    # ---- the model's files ----
+
+    def send(self, files: ModelFiles) -> None:
+        """Send the description of a model; the core learns when the aggregator has it, or why not."""
+        if self._channel is not None:
+            task = asyncio.get_running_loop().create_task(self._send(files, self._channel))
+            self._sending[files.lease] = task
+
+    def drop_lease(self, lease: int) -> None:
+        """Stop sending a lease's files, if that is under way."""
+        task = self._sending.pop(lease, None)
+        if task is not None:
+            task.cancel()
+
+    async def _send(self, files: ModelFiles, channel: grpc.aio.Channel) -> None:
+        refs = (files.layout, *files.files.values())
+        refusal = files.check_sizes()
+        try:
+            if refusal is None:
+                await upload(channel, FilesInMemory(files.contents), refs, self._aggregator)
+        except TiermeshError as error:
+            refusal = f"the model's files could not be sent: {error}"
+        self._sending.pop(files.lease, None)
+        if refusal is not None:
+            self._feed(ev.LeaseFailed(files.lease, refusal))
+        else:
+            self._feed(ev.InitialWeightsMade(files.lease, files.layout, dict(files.files)))
