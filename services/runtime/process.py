@@ -8,21 +8,15 @@ import faulthandler
 import json
 import logging
 import os
-import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.errors import (
-    ExitCode,
-    Failed,
-    TiermeshError,
-    describe_internal_error,
-    exit_code_of,
-)
+from services.errors import ExitCode, TiermeshError, describe_internal_error, exit_code_of
+from services.runtime.stop_watch import StopWatch
 from services.system_errors import system_error
 from services.timeouts import STANDARD_TIMEOUTS
 
@@ -115,7 +109,8 @@ def run_daemon(
     """Run a daemon until it ends or is stopped, and log at most one line about why.
 
     SIGTERM and SIGINT cancel `serve()`, whose `finally` blocks are the graceful stop. A second signal ends the process
-    at once with exit code 1. So does a stop that takes longer than `stop_seconds`.
+    at once with exit code 1. So does a stop that takes longer than `stop_seconds`. A thread keeps watch
+    (`stop_watch.py`), so neither needs the event loop.
 
     Args:
         serve: coroutine that starts, serves until it is cancelled or finished, and cleans up.
@@ -127,8 +122,32 @@ def run_daemon(
         is not there yet, 1 for anything else.
     """
     faulthandler.enable()  # else a crash in a native library leaves nothing in the log
+    with StopWatch(stop_seconds) as watch:
+        return asyncio.run(_supervise(serve, exit_with_parent, watch))
+
+
+async def _supervise(
+    serve: Callable[[], Coroutine[Any, Any, None]], exit_with_parent: bool, watch: StopWatch
+) -> int:
+    loop = asyncio.get_running_loop()
+    main = loop.create_task(serve(), name="serve")
+    watch.begin(lambda: _call_in(loop, main.cancel), lambda: _describe_await(main))
+    if exit_with_parent:
+        _watch_standard_input(watch.parent_gone)
+    code = await _exit_code(main, watch)
+    watch.end(code)
+    return code
+
+
+async def _exit_code(main: asyncio.Task[None], watch: StopWatch) -> int:
+    """Wait for the end of a daemon and return its exit code; log why it ended, unless that was asked for."""
     try:
-        return asyncio.run(_supervise(serve, exit_with_parent, stop_seconds))
+        await main
+    except asyncio.CancelledError:
+        if watch.stopping:
+            return 0
+        log.error("internal error: the daemon was cancelled without a signal; please report it")
+        return ExitCode.FAILED
     except TiermeshError as error:
         log.error("%s", error)
         return exit_code_of(error, of_daemon=True)
@@ -136,50 +155,12 @@ def run_daemon(
         log.error("%s", describe_internal_error(error))
         log.debug("traceback of the error above", exc_info=error)
         return ExitCode.FAILED
-
-
-async def _supervise(
-    serve: Callable[[], Coroutine[Any, Any, None]], exit_with_parent: bool, stop_seconds: float
-) -> int:
-    loop = asyncio.get_running_loop()
-    main = loop.create_task(serve(), name="serve")
-    stopping = threading.Event()
-
-    def exit_now() -> None:
-        _exit_process(
-            f"did not stop within {stop_seconds:g} s, waiting in {_describe_await(main)}; exiting now"
-        )
-
-    # A thread, so that it fires even if the event loop is stuck.
-    limit = threading.Timer(stop_seconds, exit_now)
-    limit.daemon = True
-
-    def stop(reason: str) -> None:
-        if stopping.is_set():
-            _exit_process(f"{reason} while stopping; exiting now")
-        log.info("stopping: %s", reason)
-        stopping.set()
-        limit.start()
-        main.cancel()
-
-    def parent_gone() -> None:
-        if not stopping.is_set():
-            stop("standard input ended, the parent is gone")
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    if exit_with_parent:
-        _watch_standard_input(parent_gone, loop)
-    try:
-        await main
-    except asyncio.CancelledError:
-        if not stopping.is_set():
-            raise Failed(
-                "internal error: the daemon was cancelled without a signal; please report it"
-            ) from None
-    finally:
-        limit.cancel()
     return 0
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the event loop is closed, so there is nothing to stop
+        loop.call_soon_threadsafe(call)
 
 
 def _describe_await(task: asyncio.Task[None]) -> str:
@@ -192,8 +173,8 @@ def _describe_await(task: asyncio.Task[None]) -> str:
     return " > ".join(names)
 
 
-def _watch_standard_input(ended: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-    """Call `ended` in `loop` when standard input ends. A thread reads it, since epoll accepts no regular files."""
+def _watch_standard_input(ended: Callable[[], None]) -> None:
+    """Call `ended` when standard input ends. A thread reads it, since epoll accepts no regular files."""
 
     def read() -> None:
         while True:
@@ -202,16 +183,7 @@ def _watch_standard_input(ended: Callable[[], None], loop: asyncio.AbstractEvent
                     break
             except OSError:
                 break
-        try:
-            loop.call_soon_threadsafe(ended)
-        except RuntimeError:  # the event loop is closed, so there is nothing to stop
-            return
+        with suppress(OSError):
+            ended()
 
     threading.Thread(target=read, name="standard-input", daemon=True).start()
-
-
-def _exit_process(message: str) -> None:
-    log.error("%s", message)
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(ExitCode.FAILED)

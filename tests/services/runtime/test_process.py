@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,64 @@ def test_stop_that_hangs_is_cut_off_and_names_the_coroutine(cleanup: str) -> Non
     process.send_signal(signal.SIGTERM)
     code, out, (_, line) = finish(process)
     assert (code, out) == (1, "")
-    assert "1 s" in line and "waiting in serve" in line
+    assert "1 s" in line
+    assert "waiting in serve" in line or ("stuck in" in line and "serve (" in line)
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "[0 for _ in iter(int, 1)]",  # a loop without end
+        "__import__('time').sleep(60)",
+    ],
+)
+def test_stop_ends_a_busy_event_loop_and_says_where_it_is(busy: str) -> None:
+    process = start(f"await asyncio.sleep(0.1); print('busy', flush=True); {busy}")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, out, lines = finish(process)
+    assert (code, out) == (1, "")
+    assert time.monotonic() - started < 60
+    assert "stopping: SIGTERM" in lines[0]
+    assert "did not stop within 1 s, the event loop is stuck in " in lines[1]
+    assert "serve (<string>:" in lines[1]
+    assert len(lines) == 2
+    assert len(lines[1].partition(": ")[2]) <= 300
+
+
+def test_a_log_that_nobody_reads_does_not_hold_up_the_stop() -> None:
+    """Fill the pipe of standard error, so that the event loop is stuck in a log line, with the lock of the log."""
+    process = start("await asyncio.sleep(0.1); [logging.error('x' * 10_000) for _ in iter(int, 1)]")
+    assert process.stderr is not None
+    process.stderr.read(1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 1
+
+
+@pytest.mark.parametrize("cleanup", ["await asyncio.sleep(0.01)", "await asyncio.to_thread(print, 'quick')"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "threading.Thread(target=open, args=(fifo,), name='device').start()",
+        "asyncio.get_running_loop().run_in_executor(None, open, fifo)",
+    ],
+)
+def test_a_thread_that_hangs_is_left_behind(tmp_path: Path, begin: str, cleanup: str) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start(
+        f"import threading; fifo = {str(fifo)!r}; {begin}; print('hangs', flush=True); await asyncio.sleep(60)",
+        cleanup=cleanup,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hangs\n"
+    process.send_signal(signal.SIGTERM)
+    code, out, lines = finish(process)
+    assert code == 0
+    assert "cleaned up" in out
+    assert "stopped, but threads hang: " in lines[-1]
 
 
 def test_second_signal_ends_the_process_at_once() -> None:

@@ -1,0 +1,172 @@
+"""Stop a daemon on SIGTERM or SIGINT, even if its event loop or a thread is stuck.
+
+Python runs signal handlers on the main thread, between two steps of whatever it does. A busy event loop would hold them
+up. So the C handler writes the signal's number into a socket that a thread reads, and this thread keeps the limits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from services.errors import ExitCode
+
+log = logging.getLogger("tiermesh")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PARENT_GONE = 255
+_ENDED = 254
+LEAVE_SECONDS = 2.0
+"""Time after a graceful stop in which the process must end. Then threads that hang are left behind."""
+_LOG_SECONDS = 1.0
+_MOST_FRAMES = 4
+_LONGEST_TEXT = 250
+
+
+class StopWatch:
+    """A context manager around a daemon's event loop, entered on the main thread.
+
+    Args:
+        stop_seconds: limit of the graceful stop.
+    """
+
+    def __init__(self, stop_seconds: float) -> None:
+        self._stop_seconds = stop_seconds
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], None] | None = None
+        self._describe_wait: Callable[[], str] = str
+        self._exit_code: int | None = None
+        self._stopping = False
+        self._previous_handlers: dict[signal.Signals, object] = {}
+        self._previous_wakeup = -1
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._stopping
+
+    def __enter__(self) -> StopWatch:
+        self._previous_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._previous_handlers = {number: signal.signal(number, _do_nothing) for number in _SIGNALS}
+        threading.Thread(target=self._watch, name="stop-watch", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_wakeup)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal has returned
+
+    def begin(self, cancel: Callable[[], None], describe_wait: Callable[[], str]) -> None:
+        """Take what stops the daemon, and call it at once if a stop was asked for already.
+
+        Args:
+            cancel: function that starts the graceful stop, called on the watching thread.
+            describe_wait: function that returns what an idle event loop waits for.
+        """
+        with self._lock:
+            self._cancel, self._describe_wait = cancel, describe_wait
+            stopping = self._stopping
+        if stopping:
+            cancel()
+
+    def end(self, exit_code: int) -> None:
+        """Note that the daemon has ended. If a stop was asked for, the process must end soon with this code."""
+        self._exit_code = exit_code
+        self._writer.send(bytes([_ENDED]))
+
+    def parent_gone(self) -> None:
+        """Ask for a stop, as the parent has ended."""
+        self._writer.send(bytes([_PARENT_GONE]))
+
+    # ---- on the watching thread ----
+
+    def _watch(self) -> None:
+        deadline: float | None = None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            while True:
+                if not selector.select(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    self._exit_late()
+                for event in self._reader.recv(64):
+                    if event == _ENDED:
+                        if not self._stopping:
+                            return
+                        deadline = time.monotonic() + LEAVE_SECONDS
+                    elif event == _PARENT_GONE:
+                        deadline = deadline or self._stop("standard input ended, the parent is gone")
+                    elif deadline is None:
+                        deadline = self._stop(signal.Signals(event).name)
+                    else:
+                        _exit_process(f"{signal.Signals(event).name} while stopping; exiting now", self._code)
+
+    @property
+    def _code(self) -> int:
+        return ExitCode.FAILED if self._exit_code is None else self._exit_code
+
+    def _stop(self, reason: str) -> float:
+        """Start the graceful stop, and return when it must be over."""
+        deadline = time.monotonic() + self._stop_seconds
+        with self._lock:
+            self._stopping = True
+            cancel = self._cancel
+        _log_briefly(logging.INFO, f"stopping: {reason}")
+        if cancel is not None:
+            cancel()
+        return deadline
+
+    def _exit_late(self) -> None:
+        if self._exit_code is not None:
+            main = threading.main_thread()
+            threads = [each for each in threading.enumerate() if not each.daemon and each is not main] or [
+                main
+            ]
+            stuck = ", ".join(f"{each.name} in {describe_stack(each)}" for each in threads)
+            _exit_process(f"stopped, but threads hang: {stuck}; leaving them behind", self._exit_code)
+        stack = describe_stack(threading.main_thread())
+        where = f"waiting in {self._describe_wait()}" if not stack else f"the event loop is stuck in {stack}"
+        _exit_process(f"did not stop within {self._stop_seconds:g} s, {where}; exiting now", ExitCode.FAILED)
+
+
+def describe_stack(thread: threading.Thread) -> str:
+    """Return where a thread is, innermost function first; empty if it is an idle event loop."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    stack = traceback.extract_stack(frame)[::-1]
+    if not stack or stack[0].filename == selectors.__file__:
+        return ""
+    return " < ".join(
+        f"{each.name} ({os.path.basename(each.filename)}:{each.lineno})"  # noqa: PTH119  # a name, not a path
+        for each in stack[:_MOST_FRAMES]
+    )[:_LONGEST_TEXT]
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: the C handler has written its number already."""
+
+
+def _log_briefly(level: int, text: str) -> None:
+    """Log a line, unless that takes long because a stuck thread holds the lock of the log."""
+    writing = threading.Thread(target=log.log, args=(level, "%s", text), name="stop-log", daemon=True)
+    try:
+        writing.start()
+    except RuntimeError:  # the interpreter shuts down, so no other thread logs
+        log.log(level, "%s", text)
+    else:
+        writing.join(_LOG_SECONDS)
+
+
+def _exit_process(message: str, code: int) -> None:
+    _log_briefly(logging.ERROR, message)
+    os._exit(code)
