@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -19,7 +20,11 @@ from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.files.store import FileStore
 from services.protocol.file_refs import MAX_SPEC_BYTES
+from services.transport.access import Denied, caller_of, check_permission, current_caller
+from services.transport.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
+
+log = logging.getLogger("tiermesh.aggregator")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 ENDED_STATES = (jobs.SUCCEEDED, jobs.FAILED, jobs.CANCELLED)
@@ -69,11 +74,15 @@ class JobsServicer:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
             config = await asyncio.to_thread(self._read_spec, request)
-            return self._backend.register.submit(config, name=request.name, request_id=request.request_id)
+            job = self._backend.register.submit(
+                config, name=request.name, request_id=request.request_id, owner=caller_of(context)
+            )
         except Refused as refused:
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(refused))
         except Failed as failed:
             await _abort_failed(context, failed)
+        self._audit("submitted", job, context)
+        return job
 
     def _read_spec(self, request: jobs.SubmitRequest) -> JobConfig:
         """Return the job of a request, in a thread: a large spec takes a while to parse."""
@@ -105,13 +114,19 @@ class JobsServicer:
 
     async def Cancel(self, request: jobs.JobRequest, context: Context) -> jobs.Job:
         """Cancel a queued or running job; once this answers, it does not run again."""
-        await self._job(request.job, context)
+        owner = (await self._job(request.job, context)).owner
         try:
-            return self._backend.register.cancel(request.job)
+            if owner and owner != caller_of(context):
+                check_permission(CANCEL_OTHERS_JOB, current_caller())
+            job = self._backend.register.cancel(request.job)
+        except Denied as denied:
+            await _abort(context, denied.code, str(denied))
         except Refused as refused:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         except Failed as failed:
             await _abort_failed(context, failed)
+        self._audit("cancelled", job, context)
+        return job
 
     async def Watch(self, request: jobs.JobRequest, context: Context) -> AsyncIterator[jobs.JobEvent]:
         """Stream a job's current state, then each event until the job ends."""
@@ -154,6 +169,16 @@ class JobsServicer:
     async def Status(self, request: jobs.StatusRequest, context: Context) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
         return self._backend.status()
+
+    def _audit(self, done: str, job: jobs.Job, context: Context) -> None:
+        """Log what a person did to a job, in the job's log too if the person is known."""
+        caller = current_caller()
+        log.info("job %s: %s by %s at %s", job.id, done, caller, context.peer(), extra={"job": job.id})
+        if caller.person:
+            text = f"{done} by {caller.person}"
+            self._backend.journal.publish(
+                jobs.JobEvent(job=job, seconds=time.time(), kind="audit", text=text)
+            )
 
     async def _job(self, job: str, context: Context) -> jobs.Job:
         try:

@@ -54,6 +54,7 @@ def job_fields(job: jobs_pb2.Job) -> dict[str, Any]:
     return {
         "job": job.id,
         "name": job.name,
+        "owner": job.owner or None,
         "state": state_name(job),
         "phase": job.phase or None,
         "detail": job.detail or None,
@@ -83,6 +84,8 @@ def job_line(job: jobs_pb2.Job) -> str:
     if job.HasField("validation_loss"):
         parts.append(f"validation loss {job.validation_loss:.4f} at step {job.validation_step}")
     parts.append(job.name)
+    if job.owner:
+        parts.append(f"by {job.owner}")
     if job.skipped:
         parts.append(f"(skipped {job.skipped})")
     if job.excluded:

@@ -1,0 +1,53 @@
+"""Owners of jobs: who submitted and who cancelled is on record, and only owners and admins cancel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from services.transport.permissions import CallerKind
+from tests.support.certificates import make_certificate, make_certificates
+from tests.support.cluster.bits import gpt_config, write_config
+from tests.support.cluster.harness import Cluster, tiermesh, tls_flags
+
+
+def test_only_owners_and_admins_cancel_and_all_is_on_record(tmp_path: Path, corpus: Path) -> None:
+    files = make_certificates(tmp_path)
+    for name, kind in (
+        ("alice", CallerKind.PERSON),
+        ("bob", CallerKind.PERSON),
+        ("root", CallerKind.ADMIN),
+    ):
+        make_certificate(tmp_path, name, files / "authority.pem", kind)
+    config = write_config(corpus.parent, gpt_config(corpus))
+
+    with Cluster(tmp_path, certificates=files) as cluster:
+
+        def run(person: str, *words: object) -> tuple[int, dict[str, Any], str]:
+            address = ("--aggregator", cluster.aggregator.address)
+            done = tiermesh(*words, "--json", *address, *tls_flags(files, person))
+            return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+        jobs = []
+        for person in ("alice", "alice", "bob"):
+            code, result, errors = run(person, "submit", config)
+            assert code == 0, errors
+            jobs.append(str(result["job"]))
+        listed = run("bob", "jobs")[1]["jobs"]
+        assert {each["job"]: each["owner"] for each in listed} == dict(
+            zip(jobs, ("alice", "alice", "bob"), strict=True)
+        )
+        code, _, errors = run("bob", "cancel", jobs[0])
+        assert code == 2
+        assert "Cancel of another owner's job: not allowed for person bob" in errors
+        for person, job in (("alice", jobs[0]), ("root", jobs[1]), ("bob", jobs[2])):
+            code, result, errors = run(person, "cancel", job)
+            assert (code, result["state"]) == (0, "cancelled"), errors
+
+        printed = run("bob", "logs", jobs[1])[2]
+        assert "submitted by alice" in printed
+        assert "cancelled by root" in printed
+        log = cluster.aggregator.log_text()
+        assert f"job {jobs[0]}: submitted by person alice (certificate " in log
+        assert f"job {jobs[1]}: cancelled by admin root (certificate " in log
