@@ -18,8 +18,6 @@ from protos import jobs_pb2 as jobs
 from protos.cluster_pb2 import FilePart, ReadCheckpointRequest
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
-from services.files.store import FileStore
-from services.protocol.file_refs import MAX_SPEC_BYTES
 from services.transport.access import Denied, caller_of, check_permission, current_caller
 from services.transport.permissions import CANCEL_OTHERS_JOB
 from services.transport.request_handlers import service_handler
@@ -40,10 +38,6 @@ class JobsBackend(Protocol):
     @property
     def journal(self) -> Journal:
         """The logs and live events of all jobs."""
-
-    @property
-    def files(self) -> FileStore:
-        """The files that messages refer to."""
 
     def status(self) -> jobs.ClusterStatus:
         """Return the cluster's current status."""
@@ -73,7 +67,7 @@ class JobsServicer:
             text = f"spec_json is damaged: crc32c {found:#010x}, expected {request.spec_crc32c:#010x}; submit it again"
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
         try:
-            config = await asyncio.to_thread(self._read_spec, request)
+            config = JobConfig.from_json(request.spec_json)
             job = self._backend.register.submit(
                 config, name=request.name, request_id=request.request_id, owner=caller_of(context)
             )
@@ -83,16 +77,6 @@ class JobsServicer:
             await _abort_failed(context, failed)
         self._audit("submitted", job, context)
         return job
-
-    def _read_spec(self, request: jobs.SubmitRequest) -> JobConfig:
-        """Return the job of a request, in a thread: a large spec takes a while to parse."""
-        if not request.HasField("spec"):
-            return JobConfig.from_json(request.spec_json)
-        if request.spec_json:
-            raise Refused(
-                "SubmitRequest: spec and spec_json given, expected one of them; leave spec_json empty"
-            )
-        return JobConfig.from_json(self._backend.files.read(request.spec, MAX_SPEC_BYTES))
 
     async def List(self, request: jobs.ListRequest, context: Context) -> jobs.ListReply:
         """Return a page of jobs."""

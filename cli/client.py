@@ -13,11 +13,8 @@ from google.protobuf.message import Message
 
 from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
-from protos.files_pb2 import FileRef
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, Refused, TiermeshError
-from services.files.transfer import FilesInMemory, upload
-from services.protocol.file_refs import MAX_INLINE_SPEC_BYTES, MAX_SPEC_BYTES, make_ref
 from services.transport.access import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
 from services.transport.security import is_loopback, split_address
@@ -134,21 +131,11 @@ class JobsClient:
                 )
 
     async def submit(self, name: str, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
-        """Queue a job; return it with its id. A large spec is uploaded first.
-
-        A call with the same request id returns the same job.
-        """
-        spec = spec_json.encode()
-        if len(spec) > MAX_SPEC_BYTES:
-            raise Refused(
-                f"the job's spec has {len(spec)} bytes, expected at most {MAX_SPEC_BYTES}; put large values of "
-                "transformer_config into a file that the model reads"
-            )
-        request = jobs_pb2.SubmitRequest(name=name, request_id=request_id)
-        if len(spec) > MAX_INLINE_SPEC_BYTES:
-            request.spec.CopyFrom(await self._upload(spec))
-        else:
-            request.spec_json, request.spec_crc32c = spec_json, google_crc32c.value(spec)
+        """Queue a job; return it with its id. A call with the same request id returns the same job."""
+        crc32c = google_crc32c.value(spec_json.encode())
+        request = jobs_pb2.SubmitRequest(
+            name=name, spec_json=spec_json, spec_crc32c=crc32c, request_id=request_id
+        )
         return await self._ask("Submit", request, jobs_pb2.Job)
 
     async def jobs(self, limit: int | None = None) -> list[jobs_pb2.Job]:
@@ -199,18 +186,6 @@ class JobsClient:
             "Download", request, cluster_pb2.FilePart, limit_seconds=self._timeout_seconds
         ):
             yield part
-
-    async def _upload(self, content: bytes) -> FileRef:
-        """Have the aggregator store a file; return its reference."""
-        await self._find_leader()
-        ref, address = make_ref(content), self.address
-        source, name = FilesInMemory({ref.sha256: content}), f"aggregator {address}"
-        sending = upload(self._channel, source, [ref], name, metadata=self._metadata)
-        try:
-            await asyncio.wait_for(sending, self._timeout_seconds)
-        except asyncio.TimeoutError:
-            raise self._no_answer("Write") from None
-        return ref
 
     async def _ask(self, method: str, request: Message, reply: type[Reply]) -> Reply:
         await self._find_leader()

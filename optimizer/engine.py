@@ -37,13 +37,13 @@ from services.checkpoints.format import Checkpoint, check_file_names
 from services.checkpoints.write import (
     Fence,
 )
-from services.config.job import JobConfig
+from services.config.job import MOST_SPEC_BYTES, JobConfig
 from services.errors import Failed, Refused
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
 from services.protocol.envelope import OptimizerBody
-from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.kernels.arithmetic import Float32Array
@@ -291,7 +291,7 @@ class OptimizerEngine:
         """Read a job from disk, on the disk thread."""
         self._files.keep(effect.job, [effect.spec])
         self._files.release_others(effect.job)
-        config = JobConfig.from_json(self._files.read(effect.spec, MAX_SPEC_BYTES))
+        config = JobConfig.from_json(self._files.read(effect.spec, MOST_SPEC_BYTES))
         plan = config.plan()
         checkpoint, notices = self.checkpoint_store.read_newest(effect.job, effect.void)
         for notice in notices:

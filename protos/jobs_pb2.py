@@ -23,10 +23,9 @@ _sym_db = _symbol_database.Default()
 
 
 from protos import cluster_pb2 as protos_dot_cluster__pb2
-from protos import files_pb2 as protos_dot_files__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/jobs.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\x1a\x12protos/files.proto\"\x8f\x01\n\rSubmitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x18\n\x0bspec_crc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x1f\n\x04spec\x18\n \x01(\x0b\x32\x11.tiermesh.FileRefB\x0e\n\x0c_spec_crc32c\"F\n\x0bListRequest\x12\x12\n\npage_token\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\"A\n\tListReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.tiermesh.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x82\x05\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.tiermesh.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x19\n\x11submitted_seconds\x18\x06 \x01(\x01\x12\x17\n\x0fstarted_seconds\x18\x07 \x01(\x01\x12\x15\n\rended_seconds\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fvalidation_loss\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0fvalidation_step\x18\x0e \x01(\x04\x12\x12\n\ncheckpoint\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x04\x12\x14\n\x0cmodel_sha256\x18\x11 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x12 \x01(\x01\x12\x0f\n\x07skipped\x18\x13 \x01(\t\x12%\n\x08\x65xcluded\x18\x14 \x03(\x0b\x32\x13.tiermesh.Exclusion\x12\x36\n\rtrusted_steps\x18\x15 \x03(\x0b\x32\x1f.tiermesh.Job.TrustedStepsEntry\x12\r\n\x05owner\x18\x16 \x01(\t\x12*\n\x0c\x63ode_changes\x18\x18 \x03(\x0b\x32\x14.tiermesh.CodeChange\x1a\x33\n\x11TrustedStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x07\n\x05_lossB\x12\n\x10_validation_loss\"M\n\nCodeChange\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\"c\n\tExclusion\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0ctrusted_step\x18\x05 \x01(\x04\"\xa7\x01\n\x08JobEvent\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.tiermesh.Job\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\tgrad_norm\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_grad_normB\x10\n\x0e_learning_rate\"*\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"(\n\x07LogLine\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\"<\n\x0f\x44ownloadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"\x0f\n\rStatusRequest\"\x84\x02\n\rClusterStatus\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05tiers\x18\x02 \x01(\r\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12!\n\x07workers\x18\x04 \x03(\x0b\x32\x10.tiermesh.Member\x12\x13\n\x0brunning_job\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\t\x12%\n\x06shards\x18\x07 \x03(\x0b\x32\x15.tiermesh.ShardStatus\x12\x1d\n\x05waits\x18\x08 \x03(\x0b\x32\x0e.tiermesh.Wait\x12\x0e\n\x06leader\x18\x0c \x01(\t\x12#\n\x08standbys\x18\r \x03(\x0b\x32\x11.tiermesh.Standby\"4\n\x07Standby\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x02 \x01(\x01\"l\n\x04Wait\x12\x0c\n\x04role\x18\x07 \x01(\t\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\x0c\n\x04what\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"h\n\x0bShardStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x05 \x01(\x01\"\xab\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12 \n\x18micro_batches_per_second\x18\x08 \x01(\x01*h\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\r\n\tSUCCEEDED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x12\r\n\tCANCELLED\x10\x05\x32\xa9\x03\n\x04Jobs\x12\x30\n\x06Submit\x12\x17.tiermesh.SubmitRequest\x1a\r.tiermesh.Job\x12\x32\n\x04List\x12\x15.tiermesh.ListRequest\x1a\x13.tiermesh.ListReply\x12*\n\x03Get\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12-\n\x06\x43\x61ncel\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12\x33\n\x05Watch\x12\x14.tiermesh.JobRequest\x1a\x12.tiermesh.JobEvent0\x01\x12\x32\n\x04Logs\x12\x15.tiermesh.LogsRequest\x1a\x11.tiermesh.LogLine0\x01\x12;\n\x08\x44ownload\x12\x19.tiermesh.DownloadRequest\x1a\x12.tiermesh.FilePart0\x01\x12:\n\x06Status\x12\x17.tiermesh.StatusRequest\x1a\x17.tiermesh.ClusterStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/jobs.proto\x12\x08tiermesh\x1a\x14protos/cluster.proto\"n\n\rSubmitRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x18\n\x0bspec_crc32c\x18\x03 \x01(\x07H\x00\x88\x01\x01\x12\x12\n\nrequest_id\x18\x04 \x01(\tB\x0e\n\x0c_spec_crc32c\"F\n\x0bListRequest\x12\x12\n\npage_token\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x14\n\x0cnewest_first\x18\x03 \x01(\x08\"A\n\tListReply\x12\x1b\n\x04jobs\x18\x01 \x03(\x0b\x32\r.tiermesh.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x19\n\nJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\x82\x05\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12!\n\x05state\x18\x03 \x01(\x0e\x32\x12.tiermesh.JobState\x12\r\n\x05phase\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x19\n\x11submitted_seconds\x18\x06 \x01(\x01\x12\x17\n\x0fstarted_seconds\x18\x07 \x01(\x01\x12\x15\n\rended_seconds\x18\x08 \x01(\x01\x12\x12\n\ngeneration\x18\t \x01(\r\x12\x0c\n\x04step\x18\n \x01(\x04\x12\r\n\x05steps\x18\x0b \x01(\x04\x12\x11\n\x04loss\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1c\n\x0fvalidation_loss\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0fvalidation_step\x18\x0e \x01(\x04\x12\x12\n\ncheckpoint\x18\x0f \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x10 \x01(\x04\x12\x14\n\x0cmodel_sha256\x18\x11 \x01(\t\x12\x19\n\x11tokens_per_second\x18\x12 \x01(\x01\x12\x0f\n\x07skipped\x18\x13 \x01(\t\x12%\n\x08\x65xcluded\x18\x14 \x03(\x0b\x32\x13.tiermesh.Exclusion\x12\x36\n\rtrusted_steps\x18\x15 \x03(\x0b\x32\x1f.tiermesh.Job.TrustedStepsEntry\x12\r\n\x05owner\x18\x16 \x01(\t\x12*\n\x0c\x63ode_changes\x18\x18 \x03(\x0b\x32\x14.tiermesh.CodeChange\x1a\x33\n\x11TrustedStepsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x07\n\x05_lossB\x12\n\x10_validation_loss\"M\n\nCodeChange\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\"c\n\tExclusion\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x14\n\x0ctrusted_step\x18\x05 \x01(\x04\"\xa7\x01\n\x08JobEvent\x12\x1a\n\x03job\x18\x01 \x01(\x0b\x32\r.tiermesh.Job\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x16\n\tgrad_norm\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rlearning_rate\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x0c\n\n_grad_normB\x10\n\x0e_learning_rate\"*\n\x0bLogsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"(\n\x07LogLine\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\"<\n\x0f\x44ownloadRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06newest\x18\x03 \x01(\x08\"\x0f\n\rStatusRequest\"\x84\x02\n\rClusterStatus\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05tiers\x18\x02 \x01(\r\x12\x11\n\toptimizer\x18\x03 \x01(\t\x12!\n\x07workers\x18\x04 \x03(\x0b\x32\x10.tiermesh.Member\x12\x13\n\x0brunning_job\x18\x05 \x01(\t\x12\x0f\n\x07waiting\x18\x06 \x01(\t\x12%\n\x06shards\x18\x07 \x03(\x0b\x32\x15.tiermesh.ShardStatus\x12\x1d\n\x05waits\x18\x08 \x03(\x0b\x32\x0e.tiermesh.Wait\x12\x0e\n\x06leader\x18\x0c \x01(\t\x12#\n\x08standbys\x18\r \x03(\x0b\x32\x11.tiermesh.Standby\"4\n\x07Standby\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x02 \x01(\x01\"l\n\x04Wait\x12\x0c\n\x04role\x18\x07 \x01(\t\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x04 \x01(\r\x12\x0c\n\x04what\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"h\n\x0bShardStatus\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x1b\n\x13seconds_since_heard\x18\x05 \x01(\x01\"\xab\x01\n\x06Member\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0c\n\x04step\x18\x06 \x01(\x04\x12\x1b\n\x13seconds_since_heard\x18\x07 \x01(\x01\x12 \n\x18micro_batches_per_second\x18\x08 \x01(\x01*h\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\n\n\x06QUEUED\x10\x01\x12\x0b\n\x07RUNNING\x10\x02\x12\r\n\tSUCCEEDED\x10\x03\x12\n\n\x06\x46\x41ILED\x10\x04\x12\r\n\tCANCELLED\x10\x05\x32\xa9\x03\n\x04Jobs\x12\x30\n\x06Submit\x12\x17.tiermesh.SubmitRequest\x1a\r.tiermesh.Job\x12\x32\n\x04List\x12\x15.tiermesh.ListRequest\x1a\x13.tiermesh.ListReply\x12*\n\x03Get\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12-\n\x06\x43\x61ncel\x12\x14.tiermesh.JobRequest\x1a\r.tiermesh.Job\x12\x33\n\x05Watch\x12\x14.tiermesh.JobRequest\x1a\x12.tiermesh.JobEvent0\x01\x12\x32\n\x04Logs\x12\x15.tiermesh.LogsRequest\x1a\x11.tiermesh.LogLine0\x01\x12;\n\x08\x44ownload\x12\x19.tiermesh.DownloadRequest\x1a\x12.tiermesh.FilePart0\x01\x12:\n\x06Status\x12\x17.tiermesh.StatusRequest\x1a\x17.tiermesh.ClusterStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,44 +34,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOB_TRUSTEDSTEPSENTRY']._loaded_options = None
   _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSTATE']._serialized_start=2252
-  _globals['_JOBSTATE']._serialized_end=2356
-  _globals['_SUBMITREQUEST']._serialized_start=74
-  _globals['_SUBMITREQUEST']._serialized_end=217
-  _globals['_LISTREQUEST']._serialized_start=219
-  _globals['_LISTREQUEST']._serialized_end=289
-  _globals['_LISTREPLY']._serialized_start=291
-  _globals['_LISTREPLY']._serialized_end=356
-  _globals['_JOBREQUEST']._serialized_start=358
-  _globals['_JOBREQUEST']._serialized_end=383
-  _globals['_JOB']._serialized_start=386
-  _globals['_JOB']._serialized_end=1028
-  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_start=948
-  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_end=999
-  _globals['_CODECHANGE']._serialized_start=1030
-  _globals['_CODECHANGE']._serialized_end=1107
-  _globals['_EXCLUSION']._serialized_start=1109
-  _globals['_EXCLUSION']._serialized_end=1208
-  _globals['_JOBEVENT']._serialized_start=1211
-  _globals['_JOBEVENT']._serialized_end=1378
-  _globals['_LOGSREQUEST']._serialized_start=1380
-  _globals['_LOGSREQUEST']._serialized_end=1422
-  _globals['_LOGLINE']._serialized_start=1424
-  _globals['_LOGLINE']._serialized_end=1464
-  _globals['_DOWNLOADREQUEST']._serialized_start=1466
-  _globals['_DOWNLOADREQUEST']._serialized_end=1526
-  _globals['_STATUSREQUEST']._serialized_start=1528
-  _globals['_STATUSREQUEST']._serialized_end=1543
-  _globals['_CLUSTERSTATUS']._serialized_start=1546
-  _globals['_CLUSTERSTATUS']._serialized_end=1806
-  _globals['_STANDBY']._serialized_start=1808
-  _globals['_STANDBY']._serialized_end=1860
-  _globals['_WAIT']._serialized_start=1862
-  _globals['_WAIT']._serialized_end=1970
-  _globals['_SHARDSTATUS']._serialized_start=1972
-  _globals['_SHARDSTATUS']._serialized_end=2076
-  _globals['_MEMBER']._serialized_start=2079
-  _globals['_MEMBER']._serialized_end=2250
-  _globals['_JOBS']._serialized_start=2359
-  _globals['_JOBS']._serialized_end=2784
+  _globals['_JOBSTATE']._serialized_start=2198
+  _globals['_JOBSTATE']._serialized_end=2302
+  _globals['_SUBMITREQUEST']._serialized_start=53
+  _globals['_SUBMITREQUEST']._serialized_end=163
+  _globals['_LISTREQUEST']._serialized_start=165
+  _globals['_LISTREQUEST']._serialized_end=235
+  _globals['_LISTREPLY']._serialized_start=237
+  _globals['_LISTREPLY']._serialized_end=302
+  _globals['_JOBREQUEST']._serialized_start=304
+  _globals['_JOBREQUEST']._serialized_end=329
+  _globals['_JOB']._serialized_start=332
+  _globals['_JOB']._serialized_end=974
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_start=894
+  _globals['_JOB_TRUSTEDSTEPSENTRY']._serialized_end=945
+  _globals['_CODECHANGE']._serialized_start=976
+  _globals['_CODECHANGE']._serialized_end=1053
+  _globals['_EXCLUSION']._serialized_start=1055
+  _globals['_EXCLUSION']._serialized_end=1154
+  _globals['_JOBEVENT']._serialized_start=1157
+  _globals['_JOBEVENT']._serialized_end=1324
+  _globals['_LOGSREQUEST']._serialized_start=1326
+  _globals['_LOGSREQUEST']._serialized_end=1368
+  _globals['_LOGLINE']._serialized_start=1370
+  _globals['_LOGLINE']._serialized_end=1410
+  _globals['_DOWNLOADREQUEST']._serialized_start=1412
+  _globals['_DOWNLOADREQUEST']._serialized_end=1472
+  _globals['_STATUSREQUEST']._serialized_start=1474
+  _globals['_STATUSREQUEST']._serialized_end=1489
+  _globals['_CLUSTERSTATUS']._serialized_start=1492
+  _globals['_CLUSTERSTATUS']._serialized_end=1752
+  _globals['_STANDBY']._serialized_start=1754
+  _globals['_STANDBY']._serialized_end=1806
+  _globals['_WAIT']._serialized_start=1808
+  _globals['_WAIT']._serialized_end=1916
+  _globals['_SHARDSTATUS']._serialized_start=1918
+  _globals['_SHARDSTATUS']._serialized_end=2022
+  _globals['_MEMBER']._serialized_start=2025
+  _globals['_MEMBER']._serialized_end=2196
+  _globals['_JOBS']._serialized_start=2305
+  _globals['_JOBS']._serialized_end=2730
 # @@protoc_insertion_point(module_scope)

@@ -1,5 +1,4 @@
 from protos import cluster_pb2 as _cluster_pb2
-from protos import files_pb2 as _files_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -25,18 +24,16 @@ FAILED: JobState
 CANCELLED: JobState
 
 class SubmitRequest(_message.Message):
-    __slots__ = ("name", "spec_json", "spec_crc32c", "request_id", "spec")
+    __slots__ = ("name", "spec_json", "spec_crc32c", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_CRC32C_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    SPEC_FIELD_NUMBER: _ClassVar[int]
     name: str
     spec_json: str
     spec_crc32c: int
     request_id: str
-    spec: _files_pb2.FileRef
-    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ..., request_id: _Optional[str] = ..., spec: _Optional[_Union[_files_pb2.FileRef, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., spec_json: _Optional[str] = ..., spec_crc32c: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("page_token", "limit", "newest_first")

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import grpc
 
 from protos.files_pb2 import FileRef
+from services.config.job import MOST_SPEC_BYTES
 from services.errors import TiermeshError
 from services.files.transfer import FilesInMemory, download, upload
-from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES, check_ref, make_ref
+from services.protocol.file_refs import MAX_TEXT_BYTES, check_ref, make_ref
 from worker.core import events as ev
 
 
@@ -104,7 +105,7 @@ class FileExchange:
 
     async def _fetch(self, effect: ev.Build, channel: grpc.aio.Channel) -> None:
         try:
-            spec = await download(channel, effect.spec, MAX_SPEC_BYTES, self._aggregator)
+            spec = await download(channel, effect.spec, MOST_SPEC_BYTES, self._aggregator)
         except TiermeshError as error:
             self._wanted = None
             self._feed(

@@ -14,11 +14,6 @@ MAX_FILE_BYTES = 1 << 37
 """Maximum size of a file: 128 GiB. It leaves room for a corpus; a larger size must be damaged."""
 MAX_TEXT_BYTES = 64 << 20
 """Maximum size of a file that a role reads into memory as a whole: a layout, or a file of a checkpoint."""
-MAX_SPEC_BYTES = 16 << 20
-"""Maximum size of a job's spec."""
-MAX_INLINE_SPEC_BYTES = 1 << 20
-"""Maximum size of a spec within SubmitRequest; a larger one is uploaded first."""
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

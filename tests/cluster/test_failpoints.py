@@ -40,6 +40,8 @@ def roles_of(name: str) -> list[str]:
     role = name.partition(".")[0]
     if name == EVERY_ROLE:
         return ["worker", "aggregator", "optimizer"]
+    if role == "files":
+        return ["aggregator", "optimizer"]
     return ["optimizer"] if role == "checkpoint" else [role]
 
 

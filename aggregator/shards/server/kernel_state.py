@@ -18,11 +18,11 @@ from optimizer.master_tensors import MasterTensors
 from protos import shards_pb2 as pb
 from protos import tensors_pb2 as tensors_pb
 from protos.tensors_pb2 import ChunkHeader
-from services.config.job import JobConfig
+from services.config.job import MOST_SPEC_BYTES, JobConfig
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
-from services.protocol.file_refs import MAX_SPEC_BYTES, MAX_TEXT_BYTES
+from services.protocol.file_refs import MAX_TEXT_BYTES
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
@@ -80,7 +80,7 @@ class ShardTensors:
         self._metrics = metrics
         files.keep(order.job, [order.spec, order.layout])
         files.release_others(order.job)
-        config = JobConfig.from_json(files.read(order.spec, MAX_SPEC_BYTES))
+        config = JobConfig.from_json(files.read(order.spec, MOST_SPEC_BYTES))
         layout = Layout.loads(files.read(order.layout, MAX_TEXT_BYTES).decode())
         self.wire, self.elements = config.plan().wire, layout.elements
         self.master = MasterTensors(config, stripe.layout_of(layout))
