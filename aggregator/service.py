@@ -37,7 +37,7 @@ from aggregator.worker_sessions import WorkerSessions
 from optimizer.engine import OptimizerEngine
 from optimizer.tensor_store import TensorStore, TensorStoreCallbacks
 from protos import cluster_pb2 as pb
-from protos.jobs_pb2 import QUEUED, ClusterStatus
+from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
 from services.errors import TiermeshError
@@ -275,8 +275,11 @@ class AggregatorService:
             self._wait_reporter.report(self.core.waits(time.monotonic()))
             if self._shards is not None:
                 self._metrics.set_shards(sum(link.is_up for link in self._shards.links))
-            queued = sum(record.job.state == QUEUED for record in self.core.records.values())
-            self._metrics.set_queue_length(queued)
+            states = [(record.job.state, record.job.id) for record in self.core.records.values()]
+            self._metrics.set_jobs(
+                queued=sum(state == QUEUED for state, _ in states),
+                running=next((job for state, job in states if state == RUNNING), ""),
+            )
             self._metrics.set_standbys(len(self._silent_seconds_of_standbys()))
 
     async def _beat(self) -> None:

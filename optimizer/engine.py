@@ -242,6 +242,7 @@ class OptimizerEngine:
                 self._contents, self._config = None, None
                 self._tensor_store.drop()
                 self.newest.clear()
+                self._metrics.end_job()
 
     def _save_epoch(self, epoch: int) -> None:
         """Store the epoch; if that fails it is obeyed all the same, since a full disk must not stop a job."""

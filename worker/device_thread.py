@@ -99,6 +99,7 @@ class DeviceThread:
                 self._leases.drop(effect.lease)
                 self._submit(self._leases.forget, effect.lease)
             case ev.DropJob():
+                self._metrics.end_job()
                 self._submit(self._drop_job)
 
     def build(self, job: str, spec: bytes) -> None:

@@ -1,12 +1,13 @@
 """Prometheus metrics of the roles, in base units.
 
-The labels are `job` and `role`, and a few with a fixed set of values: none grows with steps or parameters.
+The labels are `job` and `role`, and a few with a fixed set of values: none grows with steps, parameters or ended jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,10 +18,13 @@ from prometheus_client import (
     ProcessCollector,
 )
 
+from services.runtime.job_series import JobMetric, JobSeries, label_value
 from services.transport.admission import Refusal
 
 _LABELS = ("job", "role")
 _SHARED_MEMORY_LINKS = "Peers with which tensors are exchanged through shared memory"
+_MOST_WAITS = 100
+"""Maximum number of peers whose waits are served, the longest ones."""
 _SECONDS_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -35,25 +39,45 @@ class _RoleMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or _new_registry()
+        self._jobs = JobSeries(self.registry, self.role)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+    def end_job(self) -> None:
+        """Note that the current job has ended: its last values are served for a while."""
+        self._jobs.end()
+
+    def _of(self, metric: JobMetric, job: str, *others: str) -> Any:
+        """Return the series of a job."""
+        return self._jobs.labels(metric, job, *others)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._counter_by(name, text, {})
+
+    def _counter_by(self, name: str, text: str, values: Mapping[str, Collection[str]]) -> Counter:
+        """Return a counter with at most one more label, of which all values are known."""
+        counter = Counter(f"tiermesh_{name}", text, (*_LABELS, *values), registry=self.registry)
+        known = next(iter(values.values()), None)
+        self._jobs.add(counter, [()] if known is None else [(value,) for value in known])
+        return counter
 
     def _payload(self, name: str, text: str) -> Callable[[str], Counter]:
-        """Return a function from job to its counter. It caches them, as a lookup by labels per chunk is too slow."""
+        """Return a function from job to its counter."""
         counter = self._counter(name, text)
-        return cache(lambda job: counter.labels(job, self.role))
+        return lambda job: self._jobs.child(counter, job)
 
     def _unlabelled(self, name: str, text: str) -> Gauge:
         return Gauge(f"tiermesh_{name}", text, ("role",), registry=self.registry).labels(self.role)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+        gauge = Gauge(f"tiermesh_{name}", text, (*_LABELS, *labels), registry=self.registry)
+        self._jobs.add(gauge)
+        return gauge
 
     def _seconds(self, name: str, text: str) -> Histogram:
-        return Histogram(
+        histogram = Histogram(
             f"tiermesh_{name}_seconds", text, _LABELS, registry=self.registry, buckets=_SECONDS_BUCKETS
         )
+        self._jobs.add(histogram)
+        return histogram
 
 
 class ConnectionMetrics:
@@ -130,26 +154,26 @@ class WorkerMetrics(_RoleMetrics):
 
     def count_computed(self, job: str, *, micro_batches: int, tokens: int, seconds: float) -> None:
         """Count computed micro-batches, their tokens, and the time of their passes."""
-        self._micro_batches.labels(job, self.role).inc(micro_batches)
-        self._tokens.labels(job, self.role).inc(tokens)
-        self._compute.labels(job, self.role).inc(seconds)
+        self._of(self._micro_batches, job).inc(micro_batches)
+        self._of(self._tokens, job).inc(tokens)
+        self._of(self._compute, job).inc(seconds)
 
     def count_wait_for_weights(self, job: str, seconds: float) -> None:
         """Count time during a lease in which weights arrived or were loaded, outside its passes."""
-        self._waited.labels(job, self.role).inc(seconds)
+        self._of(self._waited, job).inc(seconds)
 
     def set_rates(self, job: str, samples_per_second: float, tokens_per_second: float) -> None:
         """Set samples and tokens per second of wall-clock time."""
-        self._samples_rate.labels(job, self.role).set(samples_per_second)
-        self._tokens_rate.labels(job, self.role).set(tokens_per_second)
+        self._of(self._samples_rate, job).set(samples_per_second)
+        self._of(self._tokens_rate, job).set(tokens_per_second)
 
     def set_memory(
         self, job: str, phase: str, *, device_bytes: int, device_peak_bytes: int, host_bytes: int
     ) -> None:
         """Set the memory at the end of a phase of the first iteration, in bytes; device memory is per chip."""
-        self._device_memory.labels(job, self.role, phase).set(device_bytes)
-        self._device_peak.labels(job, self.role, phase).set(device_peak_bytes)
-        self._host_memory.labels(job, self.role, phase).set(host_bytes)
+        self._of(self._device_memory, job, phase).set(device_bytes)
+        self._of(self._device_peak, job, phase).set(device_peak_bytes)
+        self._of(self._host_memory, job, phase).set(host_bytes)
 
     def count_sent(self, job: str, payload_bytes: int) -> None:
         """Count bytes of tensor payload sent."""
@@ -161,7 +185,7 @@ class WorkerMetrics(_RoleMetrics):
 
     def set_weights_step(self, job: str, step: int) -> None:
         """Set the step of the newest weights that are complete on the mesh."""
-        self._step.labels(job, self.role).set(step)
+        self._of(self._step, job).set(step)
 
     def set_connected(self, connected: bool) -> None:
         """Set whether the aggregator answers."""
@@ -187,11 +211,15 @@ class AggregatorMetrics(_RoleMetrics):
         self._step_seconds = self._seconds(
             "step", "Duration of a step, from its first lease to its last new weights"
         )
-        self._commits = self._counter("commits", "Steps committed, by outcome: applied or skipped", "outcome")
-        self._verifications = self._counter(
+        self._commits = self._counter_by(
+            "commits",
+            "Steps committed, by outcome: applied or skipped",
+            {"outcome": ("applied", "skipped")},
+        )
+        self._verifications = self._counter_by(
             "verifications",
             "Micro-batches computed twice, by outcome: passed, faulty, undecided or abandoned",
-            "outcome",
+            {"outcome": ("passed", "faulty", "undecided", "abandoned")},
         )
         self._bytes_sent = self._payload("sent_bytes", "Bytes of tensor payload sent")
         self._bytes_received = self._payload("received_bytes", "Bytes of tensor payload received")
@@ -204,6 +232,8 @@ class AggregatorMetrics(_RoleMetrics):
             registry=self.registry,
         )
         self._queue = self._unlabelled("queue_length", "Jobs that are queued or running")
+        self._running = self._gauge("job_running", "1 while the job runs, 0 once it has ended")
+        self._running_job = ""
         self._epoch = self._unlabelled("epoch", "Epoch: number of aggregator starts so far")
         self._leader = self._unlabelled("leader", "1 if this aggregator leads, 0 if it is a standby")
         self._standbys = self._unlabelled("standbys", "Standby aggregators of this one")
@@ -218,22 +248,22 @@ class AggregatorMetrics(_RoleMetrics):
             loss: mean loss of the step in nats.
             seconds: duration of the step; None if it is unknown.
         """
-        self._step.labels(job, self.role).set(step)
-        self._loss.labels(job, self.role).set(loss)
+        self._of(self._step, job).set(step)
+        self._of(self._loss, job).set(loss)
         if seconds is not None:
-            self._step_seconds.labels(job, self.role).observe(seconds)
+            self._of(self._step_seconds, job).observe(seconds)
 
     def count_commit(self, job: str, *, applied: bool) -> None:
         """Count a committed step."""
-        self._commits.labels(job, self.role, "applied" if applied else "skipped").inc()
+        self._of(self._commits, job, "applied" if applied else "skipped").inc()
 
     def count_verification(self, job: str, outcome: str) -> None:
         """Count a micro-batch that was chosen to be computed twice."""
-        self._verifications.labels(job, self.role, outcome).inc()
+        self._of(self._verifications, job, outcome).inc()
 
     def set_validation_loss(self, job: str, loss: float) -> None:
         """Set the newest validation loss."""
-        self._validation_loss.labels(job, self.role).set(loss)
+        self._of(self._validation_loss, job).set(loss)
 
     def count_sent(self, job: str, payload_bytes: int) -> None:
         """Count bytes of tensor payload sent to workers and optimizer."""
@@ -244,10 +274,14 @@ class AggregatorMetrics(_RoleMetrics):
         self._bytes_received(job).inc(payload_bytes)
 
     def set_waits(self, wait_seconds: Mapping[str, float]) -> None:
-        """Set the current wait for each peer that owes something, in seconds, and remove all other peers."""
+        """Set the current wait for each peer that owes something, in seconds, and remove all other peers.
+
+        Only the 100 longest waits are served.
+        """
+        longest = sorted(wait_seconds.items(), key=lambda item: item[1])[-_MOST_WAITS:]
         self._wait.clear()
-        for peer, seconds in wait_seconds.items():
-            self._wait.labels(self.role, peer).set(seconds)
+        for peer, seconds in longest:
+            self._wait.labels(self.role, label_value(peer)).set(seconds)
 
     def set_workers(self, count: int) -> None:
         """Set the number of connected workers."""
@@ -257,17 +291,29 @@ class AggregatorMetrics(_RoleMetrics):
         """Set the number of connected shards."""
         self._shards.set(count)
 
-    def set_queue_length(self, count: int) -> None:
-        """Set the number of jobs queued or running."""
-        self._queue.set(count)
+    def set_jobs(self, *, queued: int, running: str) -> None:
+        """Set the jobs that have not ended.
+
+        Args:
+            queued: number of jobs that wait.
+            running: id of the job that runs; empty for none.
+        """
+        self._queue.set(queued + bool(running))
+        if self._running_job and self._running_job != running:
+            self._of(self._running, self._running_job).set(0)
+            self._jobs.end(self._running_job)
+        self._running_job = running
+        if running:
+            self._of(self._running, running).set(1)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""
         self._epoch.set(epoch)
 
     def set_leading(self, leads: bool) -> None:
-        """Set whether this aggregator leads, and reset workers and standbys, which only a leader has."""
+        """Set whether this aggregator leads, and reset jobs, workers and standbys, which only a leader has."""
         self._leader.set(float(leads))
+        self.set_jobs(queued=0, running="")
         self._workers.set(0)
         self._standbys.set(0)
 
@@ -307,20 +353,20 @@ class OptimizerMetrics(_RoleMetrics):
 
     def record_update(self, job: str, *, seconds: float, grad_norm: float, learning_rate: float) -> None:
         """Record an update of all master weights."""
-        self._updates.labels(job, self.role).inc()
-        self._update_seconds.labels(job, self.role).observe(seconds)
-        self._grad_norm.labels(job, self.role).set(grad_norm)
-        self._learning_rate.labels(job, self.role).set(learning_rate)
+        self._of(self._updates, job).inc()
+        self._of(self._update_seconds, job).observe(seconds)
+        self._of(self._grad_norm, job).set(grad_norm)
+        self._of(self._learning_rate, job).set(learning_rate)
 
     def record_checkpoint(self, job: str, *, seconds: float, size_bytes: int) -> None:
         """Record a complete checkpoint."""
-        self._checkpoint_seconds.labels(job, self.role).observe(seconds)
-        self._checkpoint_bytes.labels(job, self.role).set(size_bytes)
-        self._checkpoint_time.labels(job, self.role).set_to_current_time()
+        self._of(self._checkpoint_seconds, job).observe(seconds)
+        self._of(self._checkpoint_bytes, job).set(size_bytes)
+        self._of(self._checkpoint_time, job).set_to_current_time()
 
     def count_checkpoint_failure(self, job: str) -> None:
         """Count a checkpoint that could not be written."""
-        self._checkpoint_failures.labels(job, self.role).inc()
+        self._of(self._checkpoint_failures, job).inc()
 
 
 def _new_registry() -> CollectorRegistry:

@@ -290,6 +290,7 @@ class ShardSession:
         self._kernel_state.replace_tensors(None)  # first, so that two jobs never take memory at once
         self._newest.clear()
         self._loop.call_soon_threadsafe(self._core.drop_job)
+        self._optimizer_metrics.end_job()
         if isinstance(order, pb.OpenPart):
             self._kernel_state.opening = order.opening
             tensors = ShardTensors(

@@ -66,7 +66,7 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
     aggregator.count_received("job-1", 6)
     aggregator.set_workers(2)
     aggregator.set_shards(3)
-    aggregator.set_queue_length(1)
+    aggregator.set_jobs(queued=1, running="job-1")
     aggregator.set_epoch(4)
     optimizer.record_update("job-1", seconds=0.25, grad_norm=1.5, learning_rate=0.001)
     optimizer.record_checkpoint("job-1", seconds=0.5, size_bytes=4096)
@@ -83,7 +83,8 @@ def test_aggregator_metrics_include_those_of_its_optimizer() -> None:
         'tiermesh_verifications_total{job="job-1",outcome="passed",role="aggregator"} 1.0',
         'tiermesh_workers_connected{role="aggregator"} 2.0',
         'tiermesh_shards_connected{role="aggregator"} 3.0',
-        'tiermesh_queue_length{role="aggregator"} 1.0',
+        'tiermesh_queue_length{role="aggregator"} 2.0',
+        f"tiermesh_job_running{labels} 1.0",
         'tiermesh_epoch{role="aggregator"} 4.0',
         'tiermesh_leader{role="aggregator"} 1.0',
         'tiermesh_standbys{role="aggregator"} 1.0',
