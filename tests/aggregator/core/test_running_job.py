@@ -7,7 +7,7 @@ import pytest
 from aggregator.core import events as ev
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import SUCCEEDED
-from protos.tensors_pb2 import GRADIENT, ChunkHeader, NonFinite
+from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, ChunkKind, NonFinite
 from services.protocol.file_refs import make_ref
 from services.protocol.plan import WINDOW_CHUNKS
 from services.timeouts import STANDARD_TIMEOUTS
@@ -109,6 +109,32 @@ def test_stale_and_repeated_chunks_change_nothing() -> None:
     assert dialogue.chunk(2, 1, 0, 0) == [], "passed on already"
     dialogue.commits(1, 0)
     assert dialogue.chunk(1, 1, 0, 0, lease=old) == [], "committed already"
+
+
+def test_a_worker_sends_no_weights_but_the_initial_ones_that_it_was_leased() -> None:
+    dialogue = Dialogue(chunks=2)
+    dialogue.submit()
+    dialogue.optimizer()
+    dialogue.joins(1)
+    dialogue.joins(2)
+    assert dialogue.stands(1, 0, state=pb.OptimizerStatus.EMPTY) == ["drop all", "1 <- initialise"]
+    lease = dialogue.leases[1]
+    epoch = dialogue.core.epoch
+
+    def refused(session: int, kind: ChunkKind, lease: int) -> bool:
+        header = ChunkHeader(job="a", epoch=epoch, kind=kind, lease=lease, generation=1)
+        return dialogue.core.check_chunk(session, header) is not None
+
+    assert not refused(1, INITIAL_WEIGHTS, lease)
+    assert refused(1, INITIAL_WEIGHTS, lease + 1), "no such lease"
+    assert refused(2, INITIAL_WEIGHTS, lease), "another worker's lease"
+    assert refused(1, WEIGHTS, lease), "only the optimizer sends new weights"
+    dialogue.stands(1, 0)
+    assert refused(1, INITIAL_WEIGHTS, lease), "the optimizer has them already"
+    running = training(1, 2)
+    assert running.core.check_chunk(
+        1, ChunkHeader(job="a", epoch=running.core.epoch, kind=INITIAL_WEIGHTS, lease=running.leases[1])
+    ), "a lease of micro-batches is none of initial weights"
 
 
 def test_a_worker_dies_after_some_of_its_chunks() -> None:

@@ -1,0 +1,195 @@
+"""`tiermesh certs` and `tiermesh tokens`: what they make, what they refuse, and that hosts can use it."""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from cli.certs.commands import DIALED_KINDS, KINDS
+from cli.main import main
+from services.transport.identity import identify
+from services.transport.permissions import CallerKind
+from services.transport.revocations import read_revoked
+from services.transport.security import Security
+from services.transport.tokens import find_token, read_token_file, read_tokens
+
+Run = Callable[..., tuple[int, dict[str, Any]]]
+DAY = 86400.0
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, dict[str, Any]]:
+        code = main([*words, "--json"])
+        return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return call
+
+
+def test_kinds_are_those_of_the_table() -> None:
+    assert sorted(KINDS) == sorted(kind.value for kind in CallerKind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_certificate_has_its_role_its_hosts_and_an_end(run: Run, kind: str) -> None:
+    assert run("certs", "init")[0] == 0
+    code, made = run("certs", "issue", kind, "some.name-1", "--host", "10.0.0.7", "--host", "a.example")
+    assert code == 0
+    content = Path(made["certificate"]).read_bytes()
+    found = identify(content)
+    assert (found.kind, found.name) == (CallerKind(kind), "some.name-1")
+    days = 90 if kind in ("person", "admin") else 365
+    assert abs(found.expires_seconds - time.time() - days * DAY) < 600
+    certificate = x509.load_pem_x509_certificate(content)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["a.example"]
+    assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    Security(Path(made["certificate"]), Path(made["key"]), Path("certs/authority.pem"))
+    for path in Path("certs").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path("certs").stat().st_mode) == 0o700
+
+
+def test_people_need_no_host_and_can_serve_nothing(run: Run) -> None:
+    run("certs", "init")
+    for kind in KINDS:
+        made = run("certs", "issue", kind, "name")[1]
+        certificate = x509.load_pem_x509_certificate(Path(made["certificate"]).read_bytes())
+        usages = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert (ExtendedKeyUsageOID.SERVER_AUTH in usages) == (kind in DIALED_KINDS)
+        assert names.get_values_for_type(x509.DNSName) == (["name"] if kind in DIALED_KINDS else [])
+
+
+def test_nothing_is_overwritten_but_by_renew(run: Run) -> None:
+    run("certs", "init")
+    made = run("certs", "issue", "worker", "w", "--host", "h.example")[1]
+    before = Path(made["certificate"]).read_bytes(), Path(made["key"]).read_bytes()
+    for words in (("init",), ("issue", "worker", "w")):
+        code, result = run("certs", *words)
+        assert code == 2
+        assert "exists already, and is not overwritten" in result["error"]
+    assert (Path(made["certificate"]).read_bytes(), Path(made["key"]).read_bytes()) == before
+    assert run("certs", "renew", "worker", "w", "--days", "30")[1] == made
+    old, new = identify(before[0]), identify(Path(made["certificate"]).read_bytes())
+    assert (new.kind, new.name) == (old.kind, old.name)
+    assert new.serial != old.serial
+    assert Path(made["key"]).read_bytes() != before[1]
+    assert "h.example" in str(
+        x509.load_pem_x509_certificate(Path(made["certificate"]).read_bytes())
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value.get_values_for_type(x509.DNSName)
+    )
+
+
+def test_revoke_lists_every_valid_certificate_of_a_name(run: Run) -> None:
+    run("certs", "init")
+    made = run("certs", "issue", "worker", "w")[1]
+    serials = {identify(Path(made["certificate"]).read_bytes()).serial}
+    run("certs", "renew", "worker", "w")
+    serials.add(identify(Path(made["certificate"]).read_bytes()).serial)
+    run("certs", "issue", "worker", "other")
+    code, result = run("certs", "revoke", "worker", "w")
+    assert code == 0
+    assert read_revoked(Path(result["list"])) == serials
+    states = {each["name"]: each["state"] for each in run("certs", "show")[1]["certificates"]}
+    assert states == {"w": "revoked", "other": "valid"}
+    assert run("certs", "revoke", "worker", "w")[0] == 2, "none is left"
+    run("certs", "renew", "worker", "w")
+    new = identify(Path(made["certificate"]).read_bytes()).serial
+    assert new not in read_revoked(Path(result["list"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("issue", "worker", "../w"), "name '../w': expected 1 to 64 letters"),
+        (("issue", "worker", "w" * 65), "expected 1 to 64 letters"),
+        (("issue", "worker", "w", "--host", "a b"), "neither a DNS name nor an IP address"),
+        (("issue", "worker", "w", "--host", "h:7070"), "neither a DNS name nor an IP address"),
+        (("issue", "worker", "w", *("--host", "h") * 101), "expected at most 100"),
+        (("issue", "worker", "w", "--days", "3650"), "longer than the authority is valid"),
+        (("issue", "boss", "w"), "'boss' is not one of"),
+        (("renew", "worker", "w"), "can't be read"),
+        (("revoke", "worker", "w"), "no valid certificate of worker 'w'"),
+    ],
+)
+def test_wrong_input_is_one_line(run: Run, words: tuple[str, ...], text: str) -> None:
+    run("certs", "init", "--days", "100")
+    code, result = run("certs", *words)
+    assert code == 2
+    assert text in result["error"]
+    assert result["error"].isprintable()
+    assert len(result["error"]) <= 300
+    assert {path.name for path in Path("certs").iterdir()} == {"authority.pem", "authority.key"}
+
+
+def test_without_an_authority_nothing_is_issued(run: Run) -> None:
+    code, result = run("certs", "issue", "worker", "w")
+    assert code == 2
+    assert "make an authority with `tiermesh certs init`" in result["error"]
+
+
+def test_tokens_are_issued_shown_and_revoked(run: Run) -> None:
+    where = ("--tokens", "tokens.txt")
+    code, bob = run("tokens", "issue", "bob", *where)
+    assert code == 0
+    code, root = run("tokens", "issue", "root", "--admin", "--days", "1", "--out", "root.txt", *where)
+    assert code == 0
+    token = read_token_file(Path("root.txt"))
+    known = read_tokens(Path("tokens.txt"))
+    found = find_token(known, token)
+    assert found is not None
+    assert (found.kind, found.name, found.id) == (CallerKind.ADMIN, "root", root["id"])
+    assert abs(found.expires_seconds - time.time() - DAY) < 600
+    person = find_token(known, bob["token"])
+    assert person is not None
+    assert person.kind is CallerKind.PERSON
+    assert token not in Path("tokens.txt").read_text()
+    for path in ("tokens.txt", "root.txt"):
+        assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert run("tokens", "issue", "eve", "--out", "root.txt", *where)[0] == 2, "it would be overwritten"
+    assert {each["name"] for each in run("tokens", "show", *where)[1]["tokens"]} == {"bob", "root"}
+    assert run("tokens", "revoke", bob["id"], *where)[0] == 0
+    assert find_token(read_tokens(Path("tokens.txt")), bob["token"]) is None
+    assert run("tokens", "revoke", bob["id"], *where)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x",
+        "0123abcd worker w 2027-01-01T00:00:00+00:00 " + "0" * 64,
+        "0123abcd person ../w 2027-01-01T00:00:00+00:00 " + "0" * 64,
+        "0123abcd person w never " + "0" * 64,
+        "0123abcd person w 2027-01-01T00:00:00+00:00 " + "0" * 63,
+        "\N{SNOWMAN}",
+    ],
+)
+def test_a_wrong_line_of_tokens_is_refused(run: Run, line: str) -> None:
+    Path("tokens.txt").write_text(f"# tokens\n{line}\n")
+    code, result = run("tokens", "show", "--tokens", "tokens.txt")
+    assert code == 2
+    assert "--tokens tokens.txt: " in result["error"]
+    assert len(result["error"]) <= 300
+
+
+def test_a_token_is_not_sent_in_plain_text_to_another_host(run: Run) -> None:
+    run("tokens", "issue", "bob", "--out", "bob.txt", "--tokens", "tokens.txt")
+    code, result = run("jobs", "--aggregator", "10.1.2.3:7070", "--token-file", "bob.txt")
+    assert code == 2
+    assert "10.1.2.3:7070 would get the token in plain text" in result["error"]
+    Path("bob.txt").write_text("hello")
+    code, result = run("jobs", "--token-file", "bob.txt")
+    assert code == 2
+    assert "bob.txt: has no token" in result["error"]
