@@ -116,7 +116,7 @@ class AggregatorService:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._leadership = Leadership(queue, self._timeouts)
-        self.journal = Journal(state_dir / "logs")
+        self.journal = Journal(state_dir / "logs", metrics.count_lost_log_lines)
         self.files = FileStore(state_dir / "files")
         self._events = EventPublisher(self.journal, metrics)
         self._wait_reporter = WaitReporter(metrics, self._timeouts)
@@ -364,7 +364,9 @@ class AggregatorService:
 
     def _lend_spec(self, job: str) -> None:
         """Serve a job's spec to the peers that an order tells about it."""
-        self.files.lend(job, self.core.records[job].spec_json.encode())
+        record = self.core.records.get(job)
+        if record is not None:  # else the job has ended within the same input
+            self.files.lend(job, record.spec_json.encode())
 
     def _optimizer_message(self, body: OptimizerBody) -> None:
         if isinstance(body, pb.CheckpointWritten) and body.job not in self.core.records:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optimizer.core.open_job import is_void
+from optimizer.number_file import NumberFile
 from protos import cluster_pb2 as pb
 from services.checkpoints.format import (
     Checkpoint,
@@ -30,11 +30,7 @@ from services.checkpoints.read import (
     read_checkpoint,
     verify_checkpoint,
 )
-from services.checkpoints.write import (
-    Fence,
-    sync_folder,
-    write_checkpoint,
-)
+from services.checkpoints.write import Fence, write_checkpoint
 from services.config.job import JobConfig
 from services.errors import Failed, Refused
 from services.instrumentation.failpoints import hit_failpoint
@@ -47,30 +43,9 @@ FILE_PART_BYTES = 1 << 20
 _GENERATION_FILE = "generation"
 
 
-class EpochFile:
-    """File with the highest epoch that an optimizer obeyed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> int:
-        """Return the epoch; 0 if the file does not exist.
-
-        Raises:
-            Refused: the file is damaged.
-        """
-        return _read_number(self._path, LAST_EPOCH, "the highest epoch that this optimizer has obeyed")
-
-    def write(self, epoch: int) -> None:
-        """Store an epoch durably: it survives power loss once this returns.
-
-        Raises:
-            Failed: the file can't be written.
-        """
-        try:
-            _publish(_write_temporary(self._path, epoch), self._path)
-        except OSError as error:
-            raise Failed(f"{self._path}: not written: {error.strerror or error}") from None
+def epoch_file(path: Path) -> NumberFile:
+    """Return the file with the highest epoch that an optimizer obeyed."""
+    return NumberFile(path, LAST_EPOCH, "the highest epoch that this optimizer has obeyed")
 
 
 class CheckpointStore:
@@ -95,14 +70,26 @@ class CheckpointStore:
             )
         return self._root / job
 
+    def _generation_file(self, job: str) -> NumberFile:
+        path = self._folder(job) / _GENERATION_FILE
+        return NumberFile(path, LAST_GENERATION, "at least the generation of every checkpoint")
+
     def read_generation(self, job: str) -> int:
         """Return the highest generation given out to a job; 0 if there was none.
 
         Raises:
             Refused: the file is damaged.
         """
-        path = self._folder(job) / _GENERATION_FILE
-        return _read_number(path, LAST_GENERATION, "at least the generation of every checkpoint")
+        return self._generation_file(job).read()
+
+    def prepare(self, job: str) -> None:
+        """Make the file of a job's generation, so that it can be changed on a full disk from then on.
+
+        Raises:
+            Refused: the file is damaged.
+            Failed: the file can't be written, or another aggregator took over.
+        """
+        self.save_generation(job, self.read_generation(job))
 
     def save_generation(self, job: str, generation: int) -> None:
         """Store a generation durably: it survives power loss once this returns.
@@ -110,16 +97,15 @@ class CheckpointStore:
         Raises:
             Failed: the file can't be written, or another aggregator took over.
         """
-        path = self._folder(job) / _GENERATION_FILE
+        folder = self._folder(job)
         try:
             with self._fence():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = _write_temporary(path, generation)
+                folder.mkdir(parents=True, exist_ok=True)
                 hit_failpoint("optimizer.generation.before")
-                _publish(temporary, path)
+                self._generation_file(job).write(generation)
             hit_failpoint("optimizer.generation.after")
         except OSError as error:
-            raise Failed(f"{path}: not written: {error.strerror or error}") from None
+            raise Failed(f"{folder / _GENERATION_FILE}: not written: {error.strerror or error}") from error
 
     def read_newest(self, job: str, void: Collection[pb.Void] = ()) -> tuple[Checkpoint | None, list[str]]:
         """Read a job's newest checkpoint that is intact and not void.
@@ -279,44 +265,3 @@ def _written(job: str, generation: int, step: int, path: Path, model_sha256: str
     return pb.CheckpointWritten(
         job=job, generation=generation, step=step, path=str(path), model_sha256=model_sha256
     )
-
-
-def _read_number(path: Path, most: int, meaning: str) -> int:
-    """Return the number in a file; 0 if the file does not exist.
-
-    Raises:
-        Refused: the file is damaged.
-    """
-    try:
-        number = int(path.read_text())
-        if not 0 <= number <= most:
-            raise ValueError(f"number {number}, expected 0 to {most}")
-        return number
-    except FileNotFoundError:
-        return 0
-    except (OSError, ValueError) as error:
-        raise Refused(f"{path}: {error}; expected one number, {meaning}") from None
-
-
-def _write_temporary(path: Path, number: int) -> Path:
-    """Write a number durably into a temporary file next to `path`.
-
-    Raises:
-        OSError: the file can't be written.
-    """
-    temporary = path.with_name(f".{path.name}")
-    with temporary.open("w") as file:
-        file.write(f"{number}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    return temporary
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Rename a temporary file to its final name, durably.
-
-    Raises:
-        OSError: the file can't be renamed.
-    """
-    temporary.replace(path)
-    sync_folder(path.parent)

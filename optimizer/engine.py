@@ -20,10 +20,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from optimizer import update_rules
-from optimizer.checkpoint_store import CheckpointStore, EpochFile
+from optimizer.checkpoint_store import CheckpointStore
 from optimizer.core import events as ev
+from optimizer.core.checkpoint_schedule import SPACE_RETRY_SECONDS
 from optimizer.core.optimizer import OptimizerCore
 from optimizer.local_tensor_store import LocalTensorStore
+from optimizer.number_file import NumberFile
 from optimizer.tensor_store import (
     TensorStore,
     TensorStoreCallbacks,
@@ -38,7 +40,7 @@ from services.checkpoints.write import (
     Fence,
 )
 from services.config.job import MOST_SPEC_BYTES, JobConfig
-from services.errors import Failed, Refused
+from services.errors import Failed, Refused, is_out_of_space
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.instrumentation.failpoints import hit_failpoint
@@ -107,7 +109,7 @@ class OptimizerEngine:
         metrics: OptimizerMetrics,
         record: Path | None,
         make_tensor_store: Callable[[TensorStoreCallbacks], TensorStore] | None = None,
-        epoch_file: EpochFile | None = None,
+        epoch_file: NumberFile | None = None,
         fence: Fence = nullcontext,
     ) -> None:
         self.name = name
@@ -225,6 +227,8 @@ class OptimizerEngine:
             case ev.Snapshot():
                 assert self._contents is not None
                 self._tensor_store.snapshot(effect, partial(self._save, effect, self._contents))
+            case ev.RetryLater():
+                self._loop.call_later(effect.seconds, self.feed, ev.RetryDue())
             case ev.StoreInitial():
                 self._tensor_store.store_initial(effect.chunk, values)
             case ev.Refuse():
@@ -275,6 +279,7 @@ class OptimizerEngine:
                 self.feed(to_operation_failed(job, error))
 
     async def _load(self, effect: ev.Load) -> None:
+        await self._wait_for_space(effect.job)
         config, checkpoint, loaded = await self._loop.run_in_executor(self._disk, self._look_up, effect)
         if not self.core.is_loading(effect.job):
             return  # the job was closed in the meantime
@@ -287,6 +292,26 @@ class OptimizerEngine:
             contents = _CheckpointContents(config, checkpoint.layout, dict(checkpoint.files))
         self._config, self._contents = config, contents
         self.feed(loaded)
+
+    async def _wait_for_space(self, job: str) -> None:
+        """Wait until the job has the file of its generation, which later changes on a full disk too (Failed)."""
+        told = False
+        while self.core.is_loading(job):
+            try:
+                await self._loop.run_in_executor(self._disk, self.checkpoint_store.prepare, job)
+                return
+            except Failed as failed:
+                if not is_out_of_space(failed):
+                    raise
+                if not told:
+                    told = True
+                    self._tell_no_space(job, f"{failed}; the job begins once there is space")
+            await asyncio.sleep(SPACE_RETRY_SECONDS)
+
+    def _tell_no_space(self, job: str, reason: str) -> None:
+        log.warning("job %s: %s", job, reason)
+        if self._callbacks is not None:
+            self._callbacks.send(pb.CheckpointMissed(job=job, reason=reason))
 
     def _look_up(self, effect: ev.Load) -> tuple[JobConfig, Checkpoint | None, ev.Loaded]:
         """Read a job from disk, on the disk thread."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from optimizer.checkpoint_store import EpochFile
+from optimizer.checkpoint_store import epoch_file
 from optimizer.core.events import Ordered
 from optimizer.engine import EngineCallbacks, OptimizerEngine
 from protos import cluster_pb2 as pb
@@ -147,7 +147,7 @@ class OptimizerService:
             files=self._files,
             metrics=self._metrics,
             record=self._record,
-            epoch_file=EpochFile(self._state_dir / "epoch"),
+            epoch_file=epoch_file(self._state_dir / "epoch"),
         )
 
     async def run(self) -> None:

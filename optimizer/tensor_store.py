@@ -19,7 +19,7 @@ from services.checkpoints.format import (
     Checkpoint,
 )
 from services.config.job import JobConfig
-from services.errors import TiermeshError, describe_internal_error
+from services.errors import TiermeshError, describe_internal_error, is_out_of_space
 from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import Layout
 
@@ -112,7 +112,7 @@ def to_operation_failed(job: str, error: Exception) -> ev.OperationFailed:
 
 def to_save_failed(effect: ev.Snapshot, error: Exception) -> ev.SaveFailed:
     """Return the core's input for a snapshot whose copy or write raised `error`."""
-    return ev.SaveFailed(effect.job, effect.generation, effect.step, reason_of(error))
+    return ev.SaveFailed(effect.job, effect.generation, effect.step, reason_of(error), is_out_of_space(error))
 
 
 def reason_of(error: Exception) -> str:

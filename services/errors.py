@@ -67,9 +67,13 @@ def describe_internal_error(error: BaseException) -> str:
     return f"internal error, {type(error).__name__}{place}: {text}; --log-level debug shows the traceback"
 
 
-def is_out_of_space(error: OSError) -> bool:
-    """Return whether a write failed because the disk, or the user's quota of it, is full."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def is_out_of_space(error: BaseException | None) -> bool:
+    """Return whether an error, or the one that caused it, is that the disk or the user's quota of it is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 @dataclass(frozen=True)

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aggregator.storage.log_writer import LogWriter
 from protos.jobs_pb2 import JobEvent, LogLine
-from services.instrumentation.failpoints import hit_failpoint
 
 BACKLOG_EVENTS = 1024
 """Events that wait for a slow watcher; with more, the oldest are dropped, never the job's end."""
 
 
 class Journal:
-    """The logs of jobs in one folder, with a JSON line per event, and their watchers."""
+    """The logs of jobs in one folder, with a JSON line per event, and their watchers.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        folder: The folder.
+        count_lost: Counts lines of logs that could not be written.
+    """
+
+    def __init__(self, folder: Path, count_lost: Callable[[int], None] = lambda lines: None) -> None:
+        self._writer = LogWriter(folder, count_lost)
         self._watchers: dict[str, set[asyncio.Queue[JobEvent | None]]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def _path(self, job: str) -> Path:
-        return self._folder / f"{job}.jsonl"
 
     def publish(self, event: JobEvent) -> None:
-        """Write an event to the job's log and send it to the job's watchers."""
-        line = json.dumps({"seconds": round(event.seconds, 3), "kind": event.kind, "text": event.text})
-        hit_failpoint("aggregator.journal.before")
-        with self._path(event.job.id).open("a") as file:
-            file.write(line + "\n")
-        hit_failpoint("aggregator.journal.after")
+        """Write an event to the job's log, if the disk takes it, and send it to the job's watchers."""
+        self._writer.write(event.job.id, event.kind, event.text, event.seconds)
         for watcher in self._watchers.get(event.job.id, ()):
             if watcher.full():
                 watcher.get_nowait()
@@ -48,7 +45,7 @@ class Journal:
 
     def read(self, job: str) -> list[LogLine]:
         """Return the job's log so far."""
-        path = self._path(job)
+        path = self._writer.path(job)
         if not path.exists():
             return []
         lines = []

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from optimizer.core.events import OptimizerOutbox, SaveFailed, Snapshot
+from optimizer.core.events import OptimizerOutbox, RetryLater, SaveFailed, Snapshot
 from optimizer.core.open_job import OpenJob
 from protos import cluster_pb2 as pb
 from services.errors import Refusal
+
+SPACE_RETRY_SECONDS = 5.0
+"""Pause between two attempts to write a checkpoint that a job needs, while the disk is full."""
 
 
 class CheckpointSchedule:
@@ -25,6 +28,7 @@ class CheckpointSchedule:
         self.now_seconds = 0.0
         self._writing: Snapshot | None = None  # of any job and generation
         self._writing_job_ended = False
+        self._waits_for_space = False  # until RetryDue, no checkpoint is started
 
     def is_writing(self, job: OpenJob) -> bool:
         """Return whether a checkpoint of this job is being written."""
@@ -58,7 +62,7 @@ class CheckpointSchedule:
         """Start the checkpoint that is due, if none is being written and all weights are of one step."""
         if job is None or job.failure_reason is not None or not job.checkpoint_due:
             return
-        if self._writing is not None or not job.is_consistent:
+        if self._writing is not None or self._waits_for_space or not job.is_consistent:
             return
         job.checkpoint_due = False
         self._writing = Snapshot(job.job, job.generation, job.step)
@@ -75,10 +79,16 @@ class CheckpointSchedule:
         job_ended, self._writing, self._writing_job_ended = self._writing_job_ended, None, False
         return job_ended
 
+    def retry(self, job: OpenJob | None) -> None:
+        """Start the checkpoint that waited for space."""
+        self._waits_for_space = False
+        self.start_if_possible(job)
+
     def handle_failure(self, job: OpenJob, event: SaveFailed) -> Refusal | None:
         """Return why the job fails without this checkpoint; None if it goes on or the checkpoint is tried again.
 
-        The first and the last checkpoint are tried twice: the job cannot resume, or has no result, without them.
+        The job cannot resume, or has no result, without its first and its last checkpoint. While the disk is full they
+        are tried until there is space. After any other error they are tried twice.
         """
         failed_before = job.failed_checkpoint_step == event.step
         job.failed_checkpoint_step = event.step
@@ -86,6 +96,12 @@ class CheckpointSchedule:
             return Refusal(f"{event.reason} (checkpoint.on_error: stop)")
         if event.step not in (0, job.plan.steps):
             self._report_missed(job, event.step, event.reason)
+        elif event.out_of_space:
+            if not failed_before:
+                text = f"{event.reason}; trying again every {SPACE_RETRY_SECONDS:g} s until there is space"
+                self._report_missed(job, event.step, text)
+            job.checkpoint_due = self._waits_for_space = True
+            self._out.put(RetryLater(SPACE_RETRY_SECONDS))
         elif failed_before:
             return Refusal(f"{event.reason} (tried twice; a job needs its first and last checkpoint)")
         else:

@@ -122,12 +122,19 @@ class SaveFailed:
         generation: generation of the snapshot.
         step: step of the snapshot.
         reason: error text for people.
+        out_of_space: whether the disk is full, so that a later attempt may succeed.
     """
 
     job: str
     generation: int
     step: int
     reason: str
+    out_of_space: bool = False
+
+
+@dataclass(frozen=True)
+class RetryDue:
+    """Answer to RetryLater: its time has passed."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +161,7 @@ Input = (
     | Updated
     | Saved
     | SaveFailed
+    | RetryDue
     | OperationFailed
     | TensorsLost
 )
@@ -267,6 +275,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class RetryLater:
+    """Request for one RetryDue after some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class DropJob:
     """Request to free the job's tensors."""
 
@@ -284,6 +299,7 @@ Effect = (
     | Measure
     | Update
     | Snapshot
+    | RetryLater
     | DropJob
 )
 

@@ -25,6 +25,7 @@ from optimizer.core.events import (
     OptimizerOutbox,
     Ordered,
     Refuse,
+    RetryDue,
     Saved,
     SaveEpoch,
     SaveFailed,
@@ -120,6 +121,8 @@ class OptimizerCore:
                 self._saved(event.written)
             case SaveFailed():
                 self._save_failed(event)
+            case RetryDue():
+                self._checkpoints.retry(self.open_job)
             case Loaded():
                 self._loaded(event)
             case Allocated():

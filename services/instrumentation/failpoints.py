@@ -35,7 +35,7 @@ FAILPOINTS: Mapping[str, str] = {
     "aggregator.save.after": "a job's state is on disk, and no client knows it",
     "aggregator.journal.before": "an event of a job is not yet in its log",
     "aggregator.journal.after": "an event of a job is in its log, and no follower has seen it",
-    "optimizer.generation.before": "a generation is in a temporary file",
+    "optimizer.generation.before": "a generation is chosen and not yet on disk",
     "optimizer.generation.after": "a generation is on disk and not yet used",
     "optimizer.commit.before": "a step is decided, and COMMIT is not sent",
     "optimizer.commit.after": "COMMIT is queued for sending, and no weight has changed",

@@ -234,6 +234,12 @@ class AggregatorMetrics(_RoleMetrics):
         self._queue = self._unlabelled("queue_length", "Jobs that are queued or running")
         self._running = self._gauge("job_running", "1 while the job runs, 0 once it has ended")
         self._running_job = ""
+        self._lost_log_lines = Counter(
+            "tiermesh_log_lines_lost",
+            "Lines of jobs' logs that could not be written, as when the disk is full",
+            ("role",),
+            registry=self.registry,
+        ).labels(self.role)
         self._epoch = self._unlabelled("epoch", "Epoch: number of aggregator starts so far")
         self._leader = self._unlabelled("leader", "1 if this aggregator leads, 0 if it is a standby")
         self._standbys = self._unlabelled("standbys", "Standby aggregators of this one")
@@ -305,6 +311,10 @@ class AggregatorMetrics(_RoleMetrics):
         self._running_job = running
         if running:
             self._of(self._running, running).set(1)
+
+    def count_lost_log_lines(self, lines: int) -> None:
+        """Count lines of jobs' logs that could not be written."""
+        self._lost_log_lines.inc(lines)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch."""

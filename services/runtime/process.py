@@ -15,7 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from services.errors import ExitCode, TiermeshError, describe_internal_error, exit_code_of
+from services.errors import (
+    ExitCode,
+    NotYet,
+    TiermeshError,
+    describe_internal_error,
+    exit_code_of,
+    is_out_of_space,
+)
 from services.runtime.stop_watch import StopWatch
 from services.system_errors import system_error
 from services.timeouts import STANDARD_TIMEOUTS
@@ -85,17 +92,28 @@ def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
 
 
 def make_state_dir(path: Path) -> None:
-    """Create a role's state dir if it is missing, and check that it is writable.
+    """Create a role's state dir if it is missing, but not its parents, and check that it is writable.
+
+    A missing parent of an absolute path is taken for a disk that is not mounted: an empty state dir in its place would
+    begin a new cluster. A full disk is no reason to refuse, since all that a role must write has space in reserve.
 
     Raises:
         Refused: it can't be created or written to.
-        NotYet: the disk is full, or does not answer.
+        NotYet: its parent does not exist, or the disk does not answer.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(parents=not path.is_absolute())
+            log.warning("--state-dir %s: did not exist, so this begins with nothing", path)
         with tempfile.TemporaryFile(dir=path):
             pass
+    except FileNotFoundError:
+        raise NotYet(
+            f"--state-dir {path}: its folder {path.parent} does not exist; mount its disk, or create the folder"
+        ) from None
     except OSError as error:
+        if is_out_of_space(error) and path.is_dir():
+            return
         text = f"--state-dir {path}: can't be written ({error.strerror}); make it writable, or give another"
         raise system_error(error, text) from None
 

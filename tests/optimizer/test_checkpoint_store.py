@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from optimizer.checkpoint_store import CheckpointStore, EpochFile
+from optimizer.checkpoint_store import CheckpointStore, epoch_file
 from protos import cluster_pb2 as pb
 from services.config.job import JobConfig
 from services.config.models import LinearRegressionConfig
@@ -44,20 +44,20 @@ def test_any_epoch_file(tmp_path_factory: pytest.TempPathFactory, content: bytes
     path = tmp_path_factory.getbasetemp() / "epoch"
     path.write_bytes(content)
     try:
-        assert 0 <= EpochFile(path).read() <= LAST_EPOCH
+        assert 0 <= epoch_file(path).read() <= LAST_EPOCH
     except Refused as error:
         assert is_one_line(error)
         assert str(path) in str(error)
 
 
 def test_an_epoch_file_returns_what_was_written(tmp_path: Path) -> None:
-    file = EpochFile(tmp_path / "epoch")
+    file = epoch_file(tmp_path / "epoch")
     assert file.read() == 0
     for epoch in (1, 7, LAST_EPOCH):
         file.write(epoch)
-        assert EpochFile(tmp_path / "epoch").read() == epoch
+        assert epoch_file(tmp_path / "epoch").read() == epoch
     with pytest.raises(Failed, match=r"missing/epoch: .*No such file"):
-        EpochFile(tmp_path / "missing" / "epoch").write(1)
+        epoch_file(tmp_path / "missing" / "epoch").write(1)
 
 
 @contextmanager

@@ -138,6 +138,8 @@ class SimulatedOptimizer(Process):
                     self._link.down_control.send(self.core.epoch, effect.body)
             case ev.Snapshot():
                 self._kernel.submit(random() * seconds, self._snapshot, tensors, effect)
+            case ev.RetryLater():
+                self.later(effect.seconds, self.feed, ev.RetryDue())
             case ev.Refuse():
                 if self._link is not None:
                     self._link.close(effect.reason)
@@ -220,8 +222,13 @@ class SimulatedOptimizer(Process):
                 ev.SaveFailed(effect.job, effect.generation, effect.step, "another aggregator has taken over")
             )
             return
-        if effect.step == job.full_disk_at or (fails and effect.step not in (0, job.plan.steps)):
-            self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full"))
+        if effect.step == job.full_disk_at:
+            self.feed(ev.SaveFailed(effect.job, effect.generation, effect.step, "disk broken"))
+            return
+        if fails:
+            self.feed(
+                ev.SaveFailed(effect.job, effect.generation, effect.step, "disk full", out_of_space=True)
+            )
             return
         written = pb.CheckpointWritten(
             job=effect.job,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from aggregator.storage.journal import BACKLOG_EVENTS, Journal
 from protos.jobs_pb2 import Job, JobEvent
+from tests.support.small_disk import small_disk
 
 
 def journal_with(folder: Path, between: bytes) -> Journal:
@@ -48,6 +50,47 @@ def test_any_bytes_leave_the_events_before_them(
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "journal"
     assert journal_with(folder, damage).read("a")[0].text == "first"
+
+
+def test_a_line_after_one_that_was_cut_off_is_not_lost(tmp_path: Path) -> None:
+    assert [each.text for each in journal_with(tmp_path, b'{"seconds": 1.0, "te').read("a")] == [
+        "first",
+        "second",
+    ]
+
+
+def test_lines_that_a_full_disk_refuses_are_counted_and_told(tmp_path: Path) -> None:
+    lost: list[int] = []
+    with small_disk(tmp_path / "disk", "64k") as disk:
+        journal = Journal(disk.path / "logs", lost.append)
+
+        def publish(job: str, number: int) -> None:
+            journal.publish(JobEvent(job=Job(id=job), kind="step", text=f"line {number} " + "x" * 3000))
+
+        publish("a", 0)
+        publish("b", 0)
+        disk.fill()
+        with journal.subscription("a") as events:
+            for number in range(1, 6):
+                publish("a", number)
+            assert events.qsize() == 5, "watchers get what the log lost"
+        assert len(lost) >= 4, "a page of the file may have had room for one line"
+        disk.empty()
+        publish("b", 6)
+        for job in "ab":
+            for line in disk.path.joinpath("logs", f"{job}.jsonl").read_text().splitlines():
+                json.loads(line)
+        assert journal.read("a")[-1].text == (
+            f"{len(lost)} lines of this log were lost before this one, since they could not be written"
+        )
+        assert journal.read("b")[-1].text.startswith("line 6 ")
+
+
+def test_a_journal_begins_on_a_full_disk(tmp_path: Path) -> None:
+    lost: list[int] = []
+    (tmp_path / "logs").write_text("in the place of the folder")
+    Journal(tmp_path / "logs", lost.append).publish(JobEvent(job=Job(id="a"), kind="step", text="line"))
+    assert lost == [1]
 
 
 def test_slow_watchers_still_get_the_end(tmp_path: Path) -> None:

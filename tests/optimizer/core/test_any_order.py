@@ -45,7 +45,8 @@ INPUTS = st.one_of(
     st.builds(ev.Loaded, st.just("a"), st.just(PLAN), st.integers(0, 2) | st.just(LAST_GENERATION)),
     st.builds(ev.Allocated, st.just("a"), st.just("layout"), st.just(2 << 18)),
     st.builds(ev.Saved, message(pb.CheckpointWritten, **LIKELY)),
-    st.builds(ev.SaveFailed, st.just("a"), st.just(1), STEPS, st.just("disk full")),
+    st.builds(ev.SaveFailed, st.just("a"), st.just(1), STEPS, st.just("disk full"), st.booleans()),
+    st.just(ev.RetryDue()),
     st.sampled_from([ev.Disconnected(), ev.TensorsLost(), ev.OperationFailed("a", "no room")]),
 )
 

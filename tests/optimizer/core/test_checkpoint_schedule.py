@@ -125,6 +125,33 @@ def test_with_on_error_stop_a_job_fails_without_a_checkpoint() -> None:
     assert dialogue.save_failed(1, 1) == ["send failure: disk full (checkpoint.on_error: stop)"]
 
 
+def test_the_last_checkpoint_is_tried_until_the_disk_has_space() -> None:
+    dialogue = training(step=3)
+    assert dialogue.step(1, 3) == ["snapshot 1.4"]
+    missed, later = dialogue.save_failed(1, 4, out_of_space=True)
+    assert missed.startswith("send no checkpoint 1.4: disk full; trying again every 5 s until there is space")
+    assert later == "retry later"
+    for _ in range(20):
+        assert dialogue.give(ev.RetryDue()) == ["snapshot 1.4"]
+        assert dialogue.save_failed(1, 4, out_of_space=True) == ["retry later"], "it is told once"
+    assert dialogue.give(ev.RetryDue()) == ["snapshot 1.4"]
+    assert dialogue.saved(1, 4) == ["send checkpoint 1.4"]
+    assert dialogue.give(ev.RetryDue()) == [], "late"
+
+
+def test_the_first_checkpoint_waits_for_space_while_the_job_is_cancelled() -> None:
+    dialogue = Dialogue()
+    dialogue.open()
+    dialogue.loaded()
+    dialogue.order(pb.Initialise(job="a", layout=FileRef(sha256="layout")))
+    dialogue.give(ev.Allocated("a", "layout", dialogue.elements))
+    dialogue.initial(0)
+    dialogue.initial(1)
+    assert dialogue.save_failed(1, 0, out_of_space=True)[-1] == "retry later"
+    dialogue.order(pb.Close(job="a"))
+    assert dialogue.give(ev.RetryDue()) == []
+
+
 def test_the_first_and_the_last_checkpoint_are_tried_twice_then_the_job_fails() -> None:
     dialogue = training(step=3)
     assert dialogue.step(1, 3) == ["snapshot 1.4"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Refused
+from services.errors import NotYet, Refused
 from services.runtime.process import limit_blas_to_one_thread, make_state_dir, run_daemon, write_ready_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -184,9 +184,17 @@ def test_ready_file_is_complete_or_absent(tmp_path: Path) -> None:
         write_ready_file(tmp_path / "missing" / "ready.json", {})
 
 
-def test_state_dir_is_created_or_refused(tmp_path: Path) -> None:
+def test_state_dir_is_created_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
     make_state_dir(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
+    missing = tmp_path / "missing" / "state"
+    with pytest.raises(NotYet, match=r"--state-dir .*: its folder .*missing does not exist; mount its disk"):
+        make_state_dir(missing)
+    assert not missing.parent.exists()
+    monkeypatch.chdir(tmp_path)
+    make_state_dir(Path(".tiermesh/aggregator"))
+    assert (tmp_path / ".tiermesh" / "aggregator").is_dir()
     (tmp_path / "file").write_text("")
     with pytest.raises(Refused, match=r"--state-dir .*file/state.*Not a directory"):
         make_state_dir(tmp_path / "file" / "state")

@@ -54,6 +54,8 @@ def line(effect: ev.Effect) -> str:
             return f"measure step {effect.step}"
         case ev.Update():
             return f"update step {effect.step}{'' if effect.applied else ' skipped'}"
+        case ev.RetryLater():
+            return "retry later"
         case ev.Snapshot():
             return f"snapshot {effect.generation}.{effect.step}"
     return "drop job"
@@ -141,9 +143,11 @@ class Dialogue:
         """Answer Snapshot: the checkpoint is on disk."""
         return self.give(ev.Saved(self.written(generation, step)))
 
-    def save_failed(self, generation: int, step: int, reason: str = "disk full") -> list[str]:
+    def save_failed(
+        self, generation: int, step: int, reason: str = "disk full", *, out_of_space: bool = False
+    ) -> list[str]:
         """Answer Snapshot: the checkpoint could not be written."""
-        return self.give(ev.SaveFailed("a", generation, step, reason))
+        return self.give(ev.SaveFailed("a", generation, step, reason, out_of_space))
 
     def stream(self) -> list[str]:
         """Take all weights that may be sent now; return their versions and chunks."""

@@ -1,0 +1,106 @@
+"""A file with one number that survives power loss, and can be changed on a full disk.
+
+The file has two blocks. Each holds a number and its checksum. A write overwrites the block with the lower number, so it
+needs no space, and the other number is intact if it is cut short. The higher number counts.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import google_crc32c
+
+from services.checkpoints.write import sync_folder
+from services.errors import Failed, Refused
+
+_BLOCK_BYTES = 4096
+_BLOCKS = 2
+
+
+class NumberFile:
+    """The file at a path.
+
+    Args:
+        path: The file; it need not exist.
+        most: Largest number it may hold.
+        meaning: What the number is, for errors.
+    """
+
+    def __init__(self, path: Path, most: int, meaning: str) -> None:
+        self._path = path
+        self._most = most
+        self._meaning = meaning
+
+    def read(self) -> int:
+        """Return the number; 0 if the file does not exist.
+
+        Raises:
+            Refused: The file is damaged.
+        """
+        try:
+            with self._path.open("rb") as file:
+                return max(self._numbers(file.read(_BLOCKS * _BLOCK_BYTES)))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise Refused(f"{self._path}: {error}; expected one number, {self._meaning}") from None
+
+    def write(self, number: int) -> None:
+        """Store a number durably: it survives power loss once this returns.
+
+        Raises:
+            Failed: The file can't be written.
+        """
+        try:
+            content = self._path.read_bytes() if self._path.exists() else b""
+            if len(content) != _BLOCKS * _BLOCK_BYTES:
+                self._create(number)
+                return
+            blocks = [self._number_in(block) for block in _split(content)]
+            with self._path.open("r+b", buffering=0) as file:
+                file.seek(_BLOCK_BYTES * min(range(_BLOCKS), key=lambda index: blocks[index]))
+                file.write(_block(number))
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise Failed(f"{self._path}: not written: {error.strerror or error}") from error
+
+    def _create(self, number: int) -> None:
+        """Write a new file under a temporary name and rename it (OSError)."""
+        temporary = self._path.with_name(f".{self._path.name}")
+        with temporary.open("wb") as file:
+            file.write(_block(number) * _BLOCKS)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        sync_folder(self._path.parent)
+
+    def _numbers(self, content: bytes) -> list[int]:
+        """Return the numbers in a file's blocks; the file of an older version has one, as text (ValueError)."""
+        if len(content) < _BLOCKS * _BLOCK_BYTES:
+            number = int(content)
+            if not 0 <= number <= self._most:
+                raise ValueError(f"number {number}, expected 0 to {self._most}")
+            return [number]
+        numbers = [number for block in _split(content) if (number := self._number_in(block)) >= 0]
+        if not numbers:
+            raise ValueError("both of its blocks are damaged")
+        return numbers
+
+    def _number_in(self, block: bytes) -> int:
+        """Return the number in a block; -1 if it is damaged or was not written to its end."""
+        words = block.split()
+        if len(words) != 2 or not words[0].isdigit() or len(words[0]) > 20 or block != _block(int(words[0])):
+            return -1
+        number = int(words[0])
+        return number if number <= self._most else -1
+
+
+def _split(content: bytes) -> list[bytes]:
+    return [content[start : start + _BLOCK_BYTES] for start in range(0, _BLOCKS * _BLOCK_BYTES, _BLOCK_BYTES)]
+
+
+def _block(number: int) -> bytes:
+    """Return a block: the number and its CRC-32C as text, then spaces."""
+    text = str(number)
+    return f"{text} {google_crc32c.value(text.encode()):08x}\n".encode().ljust(_BLOCK_BYTES)
