@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from enum import IntEnum
 
-from services.printable import one_line, printable
+from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, one_line, printable
 
 
 class ExitCode(IntEnum):
@@ -23,17 +23,22 @@ class ExitCode(IntEnum):
 
 
 class TiermeshError(Exception):
-    """Base of all errors that a person reads.
+    """Base of all errors that a person reads. The text is one printable line, whatever input it quotes.
 
-    The text is one printable line of at most 300 characters, whatever input it quotes.
+    Attributes:
+        limit: length of the longest text, in characters.
     """
 
+    limit = FAILURE_CHARACTERS
+
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(super().__str__(), self.limit)
 
 
 class Refused(TiermeshError):
     """Bad input, refused on entry: exit code 2 on the command line, INVALID_ARGUMENT on the wire."""
+
+    limit = LINE_CHARACTERS
 
 
 class Failed(TiermeshError):

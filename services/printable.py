@@ -4,6 +4,8 @@ from __future__ import annotations
 
 LINE_CHARACTERS = 300
 """Longest line that people are shown about something refused, in characters."""
+FAILURE_CHARACTERS = 1000
+"""Longest line about a failure, in characters: it may list several causes with their remedies."""
 PATH_CHARACTERS = 120
 """Longest part of such a line that quotes a path, in characters."""
 

@@ -8,7 +8,7 @@ from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
-from services.printable import printable
+from services.printable import FAILURE_CHARACTERS, printable
 from services.protocol.file_refs import make_ref
 from services.protocol.non_finite import describe_non_finite
 from services.protocol.plan import JobPlan, WireTypes
@@ -141,7 +141,9 @@ class JobReport:
 
     def record_missed_checkpoint(self, missed: CheckpointMissed) -> None:
         """Record that a due checkpoint could not be written."""
-        self.job.detail = printable(f"no checkpoint of step {missed.step}: {missed.reason}")
+        self.job.detail = printable(
+            f"no checkpoint of step {missed.step}: {missed.reason}", FAILURE_CHARACTERS
+        )
         self.save()
         self.note("checkpoint", self.job.detail)
 
@@ -161,7 +163,7 @@ def copy_job(job: Job) -> Job:
 
 def end_job(job: Job, state: JobState, detail: str) -> None:
     """Put into a job's record that it is over, and why."""
-    job.state, job.detail, job.phase = state, printable(detail), ""
+    job.state, job.detail, job.phase = state, printable(detail, FAILURE_CHARACTERS), ""
 
 
 def cancel_job(job: Job) -> None:

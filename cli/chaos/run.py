@@ -120,9 +120,8 @@ async def _run(options: ChaosOptions, submission: tuple[str, str], output: Outpu
             for job in await client.jobs():
                 if job.state not in ENDED:
                     raise Refused(
-                        f"--state-dir {options.state_dir}: job {job.id} ({job.name}) is unfinished at step {job.step} "
-                        f"of {job.steps}; end it with `tiermesh local JOB.yaml --resume --state-dir "
-                        f"{options.state_dir}`, or give another --state-dir"
+                        f"--state-dir: job {job.id} is unfinished at step {job.step} of {job.steps}; end it with "
+                        f"`tiermesh local JOB.yaml --resume --state-dir {options.state_dir}`, or give another one"
                     )
             undisturbed = None
             if options.verify:
