@@ -65,14 +65,21 @@ def run(options: AggregatorOptions) -> int:
         make_state_dir(options.state_dir)
         metrics = AggregatorMetrics()
 
+        first_epoch: int | None = None
+
         def make(queue: JobQueue, tensor_port: int) -> AggregatorService:
+            nonlocal first_epoch
+            first_epoch = first_epoch or queue.epoch
+            record = options.record
+            if record is not None and queue.epoch != first_epoch:  # the first one's recording stays
+                record = record.with_name(f"{record.name}.{queue.epoch}")
             return AggregatorService(
                 name=options.name,
                 state_dir=options.state_dir,
                 optimizer=options.optimizer,
                 security=options.security,
                 metrics=metrics,
-                record=options.record,
+                record=record,
                 heartbeat_seconds=options.heartbeat_seconds,
                 timeout_overrides=options.timeout_overrides,
                 shared_memory=options.shared_memory,

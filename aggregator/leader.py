@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from aggregator.service import AggregatorService
+from aggregator.service import AggregatorService, JobCrashed
 from aggregator.storage.job_queue import JobQueue, open_queue
-from services.timeouts import Timeouts
+from services.errors import Failed
+from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.http2.server import Handler
 
 EXCHANGE = "/tiermesh.Cluster/Exchange"
@@ -76,6 +78,7 @@ class LeaderService:
         self._state_dir = state_dir
         self._timeouts = timeouts
         self._make = make
+        self._tensor_port = 0
         self._handlers = LeaderHandlers(lambda: f"aggregator {name} does not lead yet, or no longer")
         self.handlers = self._handlers.handlers
         self.tensor_methods = self._handlers.tensor_methods
@@ -86,14 +89,44 @@ class LeaderService:
         Raises:
             Refused: The state folder can't be used.
         """
+        self._tensor_port = tensor_port
+        self._lead()
+
+    def _lead(self) -> None:
         queue = open_queue(self._state_dir, self._timeouts)
         queue.raise_epoch(self._name, self._timeouts.takeover)
-        self._handlers.set_leading(self._make(queue, tensor_port))
+        self._handlers.set_leading(self._make(queue, self._tensor_port))
 
     async def run(self) -> None:
-        """Serve until cancelled, or until the core, the disk or the leadership fails."""
-        assert self._handlers.leading is not None, "start has returned"
-        await self._handlers.leading.run()
+        """Serve until cancelled, or until the disk or the leadership fails.
+
+        After an unexpected error while a job ran, the memory is discarded and read from disk again.
+        """
+        while True:
+            leading = self._handlers.leading
+            assert leading is not None, "start has returned"
+            try:
+                return await leading.run()
+            except JobCrashed as crash:
+                leading.note_crash(crash)
+            await self._discard(leading)
+            del leading  # with its tensors, before the next one loads them
+            self._lead()
+
+    async def _discard(self, leading: AggregatorService) -> None:
+        """Stop an aggregator whose memory can't be trusted.
+
+        Raises:
+            Failed: It does not stop, so this process must end.
+        """
+        self._handlers.set_leading(None)
+        limit_seconds = STANDARD_TIMEOUTS.stop
+        try:
+            await asyncio.wait_for(leading.stop(), limit_seconds)
+        except asyncio.TimeoutError:
+            raise Failed(
+                f"the aggregator did not stop within {limit_seconds:g} s after an internal error; start it again"
+            ) from None
 
     async def stop(self) -> None:
         """End all streams and threads, after finishing a checkpoint that is being written."""

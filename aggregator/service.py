@@ -40,12 +40,13 @@ from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, ClusterStatus
 from protos.tensors_pb2 import WEIGHTS, ChunkHeader
 from services.config.job import JobConfig
-from services.errors import TiermeshError
+from services.errors import Refusal, Refused, TiermeshError, describe_internal_error
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
+from services.protocol.plan import JobPlan
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
 from services.tensors.chunk_messages import Message, TensorChunk, check_chunk
@@ -57,6 +58,22 @@ from services.transport.permissions import FILES_OF_AGGREGATOR
 from services.transport.security import Security
 
 log = logging.getLogger("tiermesh.aggregator")
+
+
+class JobCrashed(Exception):
+    """An unexpected error of the aggregator while it ran a job.
+
+    Attributes:
+        job: The job's id.
+        step: The job's step.
+        reason: The error, as one line.
+    """
+
+    def __init__(self, job: str, step: int, reason: str) -> None:
+        super().__init__(f"job {job}: step {step}: {reason}")
+        self.job = job
+        self.step = step
+        self.reason = reason
 
 
 class AggregatorService:
@@ -126,7 +143,7 @@ class AggregatorService:
             name=name,
             epoch=epoch,
             records=[
-                Record(job, spec_json, JobConfig.from_json(spec_json).plan(), fingerprint)
+                Record(job, spec_json, read_plan(spec_json), fingerprint)
                 for job, spec_json, fingerprint in queue.live_jobs()
             ],
             heartbeat_seconds=heartbeat_seconds,
@@ -241,13 +258,40 @@ class AggregatorService:
         return link, engine.newest  # workers are sent the chunks that the engine updates
 
     async def run(self) -> None:
-        """Serve until cancelled, or until the core, the disk or the leadership fails."""
-        await run_until_first_ends(
-            self._link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
-        )
+        """Serve until cancelled, or until the core, the disk or the leadership fails.
+
+        Raises:
+            JobCrashed: An unexpected error happened while a job ran; nothing in memory can be trusted.
+        """
+        try:
+            await run_until_first_ends(
+                self._link.run(), self._tick(), self._beat(), self._keep_leading(), self._until_failed()
+            )
+        except (TiermeshError, OSError):
+            raise
+        except Exception as error:
+            self._fail(error)  # so that no later input is acted on
+            if self.core.run is None:
+                raise
+            crash = JobCrashed(self.core.run.job.id, self.core.run.job.step, describe_internal_error(error))
+            log.error("%s", crash, exc_info=error)
+        else:
+            return
+        raise crash  # outside of the handler, so that no traceback keeps this service in memory
+
+    def note_crash(self, crash: JobCrashed) -> None:
+        """Put a crash into its job's record, so that a job that causes it again and again is set aside.
+
+        Raises:
+            TiermeshError: It can't be written.
+        """
+        job = self._queue.note_crash(crash.job, str(crash.reason), crash.step)
+        text = f"the aggregator failed while it ran this job, and starts again from disk: {crash.reason}"
+        self._events.publish(ev.Note("state", text, job), Clock(time.monotonic(), time.time()))
 
     async def stop(self) -> None:
         """End all streams and threads, after finishing a checkpoint that is being written."""
+        self.feed(ev.Stopping())
         self._sessions.close_all("the aggregator stops")
         self.journal.close()
         self._plane.close()
@@ -441,3 +485,13 @@ class AggregatorService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await self._worker_control.serve(context)
+
+
+def read_plan(spec_json: str) -> JobPlan | Refusal:
+    """Return the plan of a stored job, or why it can't be used, such as a bound that is newer than the job."""
+    try:
+        return JobConfig.from_json(spec_json).plan()
+    except Refused as refused:
+        return Refusal(f"the stored job can't be used: {refused}")
+    except Exception as error:  # one job must not stop the start
+        return Refusal(f"the stored job can't be read: {describe_internal_error(error)}")

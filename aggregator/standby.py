@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aggregator.core.succession import Deposed, LeaderSighting, Succession
 from aggregator.leader import LeaderHandlers
-from aggregator.service import AggregatorService
+from aggregator.service import AggregatorService, JobCrashed
 from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
 from services.timeouts import Timeouts
@@ -74,6 +74,8 @@ class StandbyService:
                 await service.run()
             except Deposed as deposed:
                 log.warning("%s; this aggregator is now a standby", deposed)
+            except JobCrashed as crash:
+                service.note_crash(crash)
             finally:
                 self._handlers.set_leading(None)
                 self._sighting = None

@@ -60,7 +60,7 @@ class JobRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes")
+    __slots__ = ("id", "name", "state", "phase", "detail", "submitted_seconds", "started_seconds", "ended_seconds", "generation", "step", "steps", "loss", "validation_loss", "validation_step", "checkpoint", "checkpoint_step", "model_sha256", "tokens_per_second", "skipped", "excluded", "trusted_steps", "owner", "code_changes", "starts", "crash")
     class TrustedStepsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,8 @@ class Job(_message.Message):
     TRUSTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     CODE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    CRASH_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     state: JobState
@@ -114,7 +116,9 @@ class Job(_message.Message):
     trusted_steps: _containers.ScalarMap[str, int]
     owner: str
     code_changes: _containers.RepeatedCompositeFieldContainer[CodeChange]
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ...) -> None: ...
+    starts: int
+    crash: Crash
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., phase: _Optional[str] = ..., detail: _Optional[str] = ..., submitted_seconds: _Optional[float] = ..., started_seconds: _Optional[float] = ..., ended_seconds: _Optional[float] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., validation_loss: _Optional[float] = ..., validation_step: _Optional[int] = ..., checkpoint: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., model_sha256: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., skipped: _Optional[str] = ..., excluded: _Optional[_Iterable[_Union[Exclusion, _Mapping]]] = ..., trusted_steps: _Optional[_Mapping[str, int]] = ..., owner: _Optional[str] = ..., code_changes: _Optional[_Iterable[_Union[CodeChange, _Mapping]]] = ..., starts: _Optional[int] = ..., crash: _Optional[_Union[Crash, _Mapping]] = ...) -> None: ...
 
 class CodeChange(_message.Message):
     __slots__ = ("before", "after", "generation", "step")
@@ -127,6 +131,16 @@ class CodeChange(_message.Message):
     generation: int
     step: int
     def __init__(self, before: _Optional[str] = ..., after: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Crash(_message.Message):
+    __slots__ = ("count", "step", "reason")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    step: int
+    reason: str
+    def __init__(self, count: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Exclusion(_message.Message):
     __slots__ = ("worker", "generation", "step", "reason", "trusted_step")

@@ -23,6 +23,7 @@ from aggregator.core.events import (
     OptimizerLost,
     Outbox,
     SaveJob,
+    Stopping,
     Submitted,
     Ticked,
     ToWorker,
@@ -30,16 +31,25 @@ from aggregator.core.events import (
     WorkerConnected,
     WorkerLost,
 )
-from aggregator.core.job_report import Record, cancel_job, copy_job, describe_checkpoint, set_checkpoint
+from aggregator.core.job_report import (
+    Record,
+    cancel_job,
+    copy_job,
+    describe_checkpoint,
+    end_job,
+    set_checkpoint,
+)
 from aggregator.core.membership.admission import check_name
 from aggregator.core.membership.members import Member, MemberState
 from aggregator.core.running_job import RunningJob
+from aggregator.core.setting_aside import count_start, seconds_until_start, take_back_start, why_set_aside
 from aggregator.core.waits import OptimizerWait, describe_optimizer_debt, describe_wait
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, QUEUED, RUNNING, ClusterStatus, Job, Wait
 from protos.jobs_pb2 import Member as MemberStatus
 from protos.tensors_pb2 import ChunkHeader, ChunkKind, DType
 from services.errors import Refusal
+from services.protocol.plan import JobPlan
 from services.timeouts import Timeouts
 
 
@@ -94,6 +104,7 @@ class AggregatorCore:
         self._optimizer_wait = OptimizerWait()
         self._last_lease = epoch << 32  # so that no two epochs have a lease id in common
         self._last_tick_seconds: float | None = None
+        self._born_seconds: float | None = None
         self._stopped_seconds = 0.0
         self._out = Outbox()
 
@@ -184,12 +195,22 @@ class AggregatorCore:
         )
 
     def describe_wait(self, now: float) -> str | None:
-        """Return one line on what the running job waits for; None if no job runs."""
+        """Return one line on what the running job, or the next one, waits for; None if there is none."""
         if self.run is None:
-            return None
+            return self._describe_probation(now)
         if not self.optimizer:
             return f"waits for the optimizer: {self._optimizer_lost_reason}"
         return describe_wait(self.run, self._own_time(now))
+
+    def _describe_probation(self, now: float) -> str | None:
+        record = self._next_record()
+        seconds = self._seconds_until_start(record, now) if record is not None else 0.0
+        if record is None or not seconds:
+            return None
+        return (
+            f"job {record.job.id} starts in {seconds:.0f} s: the aggregator died {record.job.starts} times soon after "
+            "it started this job"
+        )
 
     # ---- inputs ----
 
@@ -197,6 +218,8 @@ class AggregatorCore:
         """Take one input and return the effects to carry out, in order."""
         self._excuse_own_absence(clock.monotonic_seconds)
         now = self._own_time(clock.monotonic_seconds)
+        if self._born_seconds is None:
+            self._born_seconds = clock.monotonic_seconds
         match event:
             case ChunkArrived():
                 member = self.members.get(event.session)
@@ -230,8 +253,11 @@ class AggregatorCore:
             case Ticked():
                 self._last_tick_seconds = clock.monotonic_seconds
                 self._ticked(now)
+            case Stopping():
+                self._stop()
+                return self._take_effects(clock)
         self._drop_ended_job()
-        self._start_next_job(now, clock.unix_seconds)
+        self._start_next_job(now, clock)
         return self._take_effects(clock)
 
     def _concerns_run(self, job: str) -> bool:
@@ -389,17 +415,47 @@ class AggregatorCore:
             cancel_job(record.job)
             self._out.put(Note("state", "cancelled", copy_job(record.job)))
 
-    def _start_next_job(self, now: float, unix_seconds: float) -> None:
-        """Start the job that was running when the previous epoch ended, else the oldest one in the queue."""
-        if self.run is not None:
-            return
-        if not self.records:
-            return
-        record = min(self.records.values(), key=lambda each: each.job.state != RUNNING)
+    def _stop(self) -> None:
+        """Note that this process stops because it was asked to, and not because of the job that it runs."""
+        if self.run is not None and not self.run.ended:
+            take_back_start(self.run.job)
+            self.run.report.save()
+
+    def _next_record(self) -> Record | None:
+        """Return the job that was running when the previous epoch ended, else the oldest one in the queue."""
+        return min(self.records.values(), key=lambda each: each.job.state != RUNNING, default=None)
+
+    def _seconds_until_start(self, record: Record, monotonic_seconds: float) -> float:
+        born = self._born_seconds
+        return seconds_until_start(record.job, monotonic_seconds - born if born is not None else 0.0)
+
+    def _set_aside(self, record: Record, refusal: Refusal) -> None:
+        """End a job that can't be started, or that took the aggregator down too often."""
+        del self.records[record.job.id]
+        end_job(record.job, FAILED, refusal.reason)
+        self._out.put(SaveJob(copy_job(record.job)))
+        self._out.put(Note("state", f"failed: {record.job.detail}", copy_job(record.job)))
+
+    def _start_next_job(self, now: float, clock: Clock) -> None:
+        """Start the next job, unless one is running or the next one must wait."""
+        while self.run is None and (record := self._next_record()) is not None:
+            plan = record.plan
+            if isinstance(plan, Refusal):
+                self._set_aside(record, plan)
+            elif (refusal := why_set_aside(record.job)) is not None:
+                self._set_aside(record, refusal)
+            elif self._seconds_until_start(record, clock.monotonic_seconds):
+                return
+            else:
+                self._start(record, plan, now, clock.unix_seconds)
+
+    def _start(self, record: Record, plan: JobPlan, now: float, unix_seconds: float) -> None:
+        count_start(record.job)
         if not record.job.started_seconds:
             record.job.started_seconds = unix_seconds
         self.run = RunningJob(
             record,
+            plan,
             epoch=self.epoch,
             timeouts=self.timeouts,
             shards=self._shards,

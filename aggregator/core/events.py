@@ -130,6 +130,11 @@ class Ticked:
     """Some time has passed."""
 
 
+@dataclass(frozen=True)
+class Stopping:
+    """The process stops because it was asked to."""
+
+
 Input = (
     Submitted
     | CancelRequested
@@ -144,6 +149,7 @@ Input = (
     | FromWorker
     | ChunkArrived
     | Ticked
+    | Stopping
 )
 
 # ---- effects ----

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from aggregator.core.events import Note, Outbox, SaveJob
 from aggregator.core.membership.admission import Admission
+from aggregator.core.setting_aside import note_progress
 from protos.cluster_pb2 import CheckpointMissed, CheckpointWritten, Commit
 from protos.jobs_pb2 import CANCELLED, QUEUED, Job, JobState
+from services.errors import Refusal
 from services.printable import FAILURE_CHARACTERS, printable
 from services.protocol.file_refs import make_ref
 from services.protocol.non_finite import describe_non_finite
@@ -25,13 +27,13 @@ class Record:
     Attributes:
         job: The job's record, as users see it.
         spec_json: The complete job.
-        plan: What the aggregator needs to know of the job's configuration.
+        plan: What the aggregator needs to know of the job's configuration, or why the stored one can't be used.
         fingerprint: The fingerprint the job is pinned to; empty before it had a worker.
     """
 
     job: Job
     spec_json: str
-    plan: JobPlan
+    plan: JobPlan | Refusal
     fingerprint: dict[str, str]
 
 
@@ -105,6 +107,8 @@ class JobReport:
             rate, past = tokens / (now - self._committed_seconds), self.job.tokens_per_second
             self.job.tokens_per_second = RATE_MEMORY * past + (1 - RATE_MEMORY) * rate if past else rate
         self._committed_seconds = now
+        if note_progress(self.job):
+            self.save()
 
     def note_commit(self, commit: Commit, version: Version, wire: WireTypes) -> None:
         """Publish the step that led to this version, once."""
@@ -128,12 +132,15 @@ class JobReport:
     def record_evaluation(self, version: Version, loss: float) -> None:
         """Record the validation loss of a version."""
         self.job.validation_loss, self.job.validation_step = loss, version.step
+        note_progress(self.job)
         self._committed_seconds = None  # an evaluation's time must not count as a step's
         self.save()
         self.note("evaluation", f"Step: {version.step}, Validation loss: {loss:.7f}")
 
     def record_checkpoint(self, written: CheckpointWritten) -> None:
         """Record a checkpoint that is on disk."""
+        if not self.job.checkpoint or written.step > self.job.checkpoint_step:  # not one reported again
+            note_progress(self.job)
         set_checkpoint(self.job, written)
         self.job.detail = ""  # it may be about a checkpoint that was missed
         self.save()

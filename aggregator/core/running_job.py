@@ -32,6 +32,7 @@ from protos.tensors_pb2 import INITIAL_WEIGHTS, WEIGHTS, ChunkHeader
 from services.errors import Refusal
 from services.protocol.fingerprint import CODE
 from services.protocol.phases import JobPhase
+from services.protocol.plan import JobPlan
 from services.protocol.versions import Version
 from services.tensors.chunk_ranges import from_ranges
 from services.tensors.layout import MAX_ELEMENTS, chunk_count
@@ -43,6 +44,7 @@ class RunningJob:
 
     Args:
         record: The job; its `job` is updated in place.
+        plan: What the aggregator needs to know of the job's configuration.
         epoch: The aggregator's epoch.
         timeouts: The cluster's timeouts.
         shards: The number of processes that share the chunks.
@@ -69,6 +71,7 @@ class RunningJob:
     def __init__(
         self,
         record: Record,
+        plan: JobPlan,
         *,
         epoch: int,
         timeouts: Timeouts,
@@ -79,7 +82,7 @@ class RunningJob:
         now: float,
     ) -> None:
         self.job = job = record.job
-        self.plan = plan = record.plan
+        self.plan = plan
         self.members = members
         self._admission = Admission(
             exact=plan.exact, fingerprint=record.fingerprint, timeouts=timeouts, now=now

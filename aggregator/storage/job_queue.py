@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from aggregator.core.setting_aside import note_crash
 from aggregator.storage import reserve
 from aggregator.storage.job_ids import draw_job_id
 from aggregator.storage.queue_file import DiskFull, QueueFile
@@ -105,6 +106,25 @@ class JobQueue(QueueFile):
             except DiskFull:
                 if not self._release_reserve():
                     raise
+
+    def note_crash(self, job_id: str, reason: str, step: int) -> jobs_pb2.Job:
+        """Store that the aggregator failed while it ran a job; return the job's record.
+
+        Args:
+            job_id: The job's id.
+            reason: The error, as one line.
+            step: The step at which it happened.
+
+        Raises:
+            Deposed: A newer aggregator has taken over.
+            Failed: The file can't be read or written, or has no such job.
+        """
+        job = self.find(job_id)
+        if job is None:
+            raise Failed(f"queue {self.path}: no job {job_id}, at which the aggregator failed: {reason}")
+        note_crash(job, reason, step)
+        self.save(job)
+        return job
 
     def live_jobs(self) -> list[StoredJob]:
         """Return the jobs that have not ended, in order of submission.

@@ -359,6 +359,7 @@ def test_a_new_aggregator_does_not_compute_what_is_being_decided() -> None:
     dialogue.optimizer()
     dialogue.joins(1, holds=(1, 2))
     assert dialogue.stands(1, 2, missing=[]) == ["save a running", "drop all", "optimizer <- SendWeights 1.2"]
+    dialogue.job().starts = 0  # which would be saved
     assert dialogue.commits(1, 2) == ["drop all", "1 <- window 1", "1 <- train 0-3 of 1.3"]
     assert dialogue.job().step == 3 and not dialogue.job().HasField("loss"), "this aggregator did not see it"
 

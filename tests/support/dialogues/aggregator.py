@@ -53,7 +53,9 @@ class Dialogue:
         self.leases: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
         self.notes: list[str] = []
-        self.plans: dict[str, JobPlan] = {each.job.id: each.plan for each in records}
+        self.plans: dict[str, JobPlan] = {
+            each.job.id: each.plan for each in records if isinstance(each.plan, JobPlan)
+        }
 
     @property
     def clock(self) -> Clock:
@@ -344,4 +346,5 @@ def training(*workers: int, generation: int = 1, step: int = 0, chunks: int = 1,
         dialogue.joins(worker, holds=(generation, step))
     dialogue.stands(generation, step)
     dialogue.weights(generation, step, *range(chunks))
+    dialogue.job().starts = 0  # as after a step, which would be saved
     return dialogue
