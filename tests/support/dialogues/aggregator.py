@@ -11,6 +11,7 @@ from aggregator.core.job_report import Record, cancel_job, copy_job
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, Job, JobState
 from protos.tensors_pb2 import GRADIENT, INITIAL_WEIGHTS, WEIGHTS, ChunkHeader, NonFinite
+from services.errors import Refusal
 from services.protocol.plan import JobPlan
 from services.protocol.versions import PROTOCOL_VERSION
 from services.tensors.chunk_ranges import from_ranges, to_ranges
@@ -53,9 +54,7 @@ class Dialogue:
         self.leases: dict[int, int] = {}
         self.saved: dict[str, Record] = {}
         self.notes: list[str] = []
-        self.plans: dict[str, JobPlan] = {
-            each.job.id: each.plan for each in records if isinstance(each.plan, JobPlan)
-        }
+        self.plans: dict[str, JobPlan | Refusal] = {each.job.id: each.plan for each in records}
 
     @property
     def clock(self) -> Clock:
@@ -134,10 +133,10 @@ class Dialogue:
 
     def submit(self, job: str = "a", **plan: Any) -> list[str]:
         """Submit a job, by default with 4 steps of 4 micro-batches."""
-        self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
-        record = Job(id=job, name=job, state=QUEUED, steps=self.plans[job].steps)
+        settings = self.plans[job] = JobPlan(**{"steps": 4, "micro_batches": 4, **plan})
+        record = Job(id=job, name=job, state=QUEUED, steps=settings.steps)
         self._save(record)
-        return self.give(ev.Submitted(record, "{}", self.plans[job]))
+        return self.give(ev.Submitted(record, "{}", settings))
 
     def cancel(self, job: str = "a") -> list[str]:
         """Cancel a job, which may have ended or not exist."""
