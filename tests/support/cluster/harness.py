@@ -169,6 +169,7 @@ class Cluster:
         recorded: whether aggregator and optimizer record their cores, in `folder`.
         kernels: value of TIERMESH_KERNELS for every daemon.
         worker_module: module that runs as a worker, in place of the command.
+        modules: the same for other roles, by role.
         failpoints: function that returns the failpoints of a daemon about to start, from its role or "shard". They are
             logged to `failpoints.log` in `folder`. None for no failpoints.
     """
@@ -190,11 +191,12 @@ class Cluster:
         recorded: bool = False,
         kernels: str = "numpy",
         worker_module: str = "cli.main",
+        modules: Mapping[str, str] | None = None,
         failpoints: Callable[[str], str] | None = None,
     ) -> None:
         self._failpoints = failpoints
         self.folder = folder
-        self._worker_module = worker_module
+        self._modules = {"worker": worker_module, **(modules or {})}
         self._kernels = kernels
         self.tiers = tiers
         self.closed = False
@@ -252,7 +254,7 @@ class Cluster:
     # ---- daemons ----
 
     def _start(self, role: str, name: str, *arguments: object) -> Daemon:
-        module = self._worker_module if role == "worker" else "cli.main"
+        module = self._modules.get(role, "cli.main")
         kind = "shard" if "--shard" in arguments else role
         options = (*arguments, *self._options, *tls_flags(self._certificates, kind))
         settings = {}

@@ -1,0 +1,69 @@
+"""Jobs that take the aggregator down: it goes on, sets the job aside, and the next one ends with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aggregator.core.setting_aside import MOST_CRASHES, MOST_STARTS
+from protos import jobs_pb2 as jobs
+from tests.support.cluster.bits import Bits, bits, regression_config, spec_of
+from tests.support.cluster.crashing_aggregator import FATAL_STEP
+from tests.support.cluster.harness import ENDED, LIMIT_SECONDS, Cluster
+
+MODULES = {"aggregator": "tests.support.cluster.crashing_aggregator"}
+
+
+def named(folder: Path, name: str) -> str:
+    """Return a small job of this name, with a checkpoint before the fatal step."""
+    settings = {"project_name": name, "max_steps": 8, "model_save_interval": 2}
+    return spec_of(folder, regression_config(**settings))
+
+
+@pytest.mark.parametrize(("tiers", "shards"), [(2, 0), (3, 0), pytest.param(2, 2, marks=pytest.mark.long)])
+def test_a_job_that_crashes_the_core_is_set_aside(
+    tmp_path: Path, tiers: int, shards: int, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path / "cluster", tiers=tiers, shards=shards, workers=2, modules=MODULES) as cluster:
+        pid = cluster.aggregator.process.pid
+        poisoned = cluster.submit(named(tmp_path, "poisoned"))
+        good = cluster.submit(gpt_spec)
+        failed = cluster.wait(poisoned, lambda each: each.state in ENDED, "the poisoned job ends")
+        assert failed.state == jobs.FAILED
+        start = (
+            f"the aggregator failed {MOST_CRASHES} times while it ran this job: internal error, IndexError"
+        )
+        assert failed.detail.startswith(start) and failed.detail.endswith("; see its log"), failed.detail
+        assert bits(cluster.finish(good)) == undisturbed
+        assert cluster.aggregator.process.poll() is None and cluster.aggregator.process.pid == pid
+        assert cluster.aggregator.log_text().count(f"job {poisoned}: step {FATAL_STEP}: ") == MOST_CRASHES
+        lines = [
+            line.text for line in cluster.stub.Logs(jobs.LogsRequest(job=poisoned), timeout=LIMIT_SECONDS)
+        ]
+        assert sum("starts again from disk" in line for line in lines) == MOST_CRASHES
+
+
+def test_a_crash_that_does_not_repeat_changes_no_bits(tmp_path: Path) -> None:
+    with Cluster(tmp_path / "cluster", workers=2, modules=MODULES) as cluster:
+        unlucky = cluster.finish(cluster.submit(named(tmp_path, "unlucky")))
+        assert not unlucky.HasField("crash") and unlucky.starts == 0
+        plain = cluster.finish(cluster.submit(named(tmp_path, "plain")))
+        assert bits(unlucky).model_sha256 == bits(plain).model_sha256
+        assert unlucky.generation == plain.generation + 1, "one crash, one restart from the checkpoint"
+
+
+@pytest.mark.long
+def test_a_job_that_kills_the_aggregator_is_set_aside(
+    tmp_path: Path, gpt_spec: str, undisturbed: Bits
+) -> None:
+    with Cluster(tmp_path / "cluster", workers=1, modules=MODULES) as cluster:
+        deadly = cluster.submit(named(tmp_path, "deadly"))
+        good = cluster.submit(gpt_spec)
+        for _ in range(MOST_STARTS):
+            cluster.aggregator.ended()
+            cluster.start_aggregator()
+        job = cluster.wait(deadly, lambda each: each.state in ENDED, "the deadly job ends")
+        assert job.state == jobs.FAILED
+        assert f"the aggregator died {MOST_STARTS} times soon after it started this job" in job.detail
+        assert bits(cluster.finish(good)) == undisturbed
