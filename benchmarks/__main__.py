@@ -33,6 +33,7 @@ from benchmarks.figures import (  # noqa: E402  # see above
     step_over_compute,
     tape_overhead,
     timeline,
+    under_attack,
     validation_loss,
 )
 from benchmarks.harness.report import Skipped  # noqa: E402
@@ -55,6 +56,7 @@ FIGURES: dict[str, Callable[[], bool]] = {
     "recovery": recovery.run,
     "fault_cost": fault_cost.run,
     "soak": soak.run,
+    "under_attack": under_attack.run,
     "many_jobs": many_jobs.run,
     "same_loss_as_peer": same_loss.run,
     "nanogpt_validation_loss_2_tier": lambda: validation_loss.run(tiers=2),
