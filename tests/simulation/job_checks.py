@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from aggregator.core.events import Note
+from aggregator.core.leasing.deaths import MOST_DEATHS
 from aggregator.core.leasing.failures import MOST_FAILURES
 from optimizer.core.events import Update
 from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import CANCELLED, FAILED, SUCCEEDED, Job, JobState
 from tests.simulation import history
 from tests.simulation.disk import Disk
-from tests.simulation.job_model import PARAMETER, SICK, SimulatedJob, require
+from tests.simulation.job_model import CRASH, PARAMETER, SICK, SimulatedJob, require
 from tests.simulation.scenario import LIAR
 
 
@@ -29,6 +30,7 @@ class JobChecks:
         self._cancelled: set[str] = set()
         self._failed: dict[tuple[str, int, int, int], dict[str, set[int]]] = {}
         self._may_fail: set[str] = set()
+        self._crashes: dict[str, list[int]] = {}  # by job: the cluster's number of commits at each crash
         self._failures: Counter[str] = Counter()  # by worker: number of failed leases
         for job in jobs.values():
             events.add(history.Planned(job.id, job.plan.micro_batches, job.chunks))
@@ -44,6 +46,18 @@ class JobChecks:
             effect.applied or self._jobs[effect.job].plan.on_non_finite == "skip",
             f"{effect} of a job with on_non_finite: stop",
         )
+
+    def crashed(self, job: str, commits: int) -> None:
+        """Note that a fault killed a worker at work for a job.
+
+        The third one with no COMMIT between may fail the job. The aggregator may hear of a COMMIT after the crash.
+        """
+        self._crashes.setdefault(job, []).append(commits)
+
+    def _crashes_excuse(self, job: str) -> bool:
+        crashes = self._crashes.get(job, [])
+        spans = zip(crashes, crashes[MOST_DEATHS - 1 :], strict=False)
+        return any(last - first <= 1 for first, last in spans)
 
     def lease_failed(self, worker: str, lease: pb.Lease) -> None:
         """Note a failed lease. The third one of a worker, or one by two workers, may fail the job.
@@ -98,7 +112,8 @@ class JobChecks:
                 allowed.add(CANCELLED)
             why, detail = job.expected_failure, saved.job.detail
             sick = SICK in detail and name in self._may_fail
-            if job.full_disk_at is not None or sick or (why and why in detail):
+            crashed = CRASH in detail and self._crashes_excuse(name)
+            if job.full_disk_at is not None or sick or crashed or (why and why in detail):
                 allowed.add(FAILED)
             if why:
                 allowed.discard(SUCCEEDED)

@@ -18,6 +18,8 @@ from services.tensors.reduction_tree import Node, children
 
 PARAMETER = "weight"
 """Name of the only parameter of a layout."""
+CRASH = "SIGSEGV in layer at model.py:7"
+"""Fault that kills a worker."""
 POISON, SICK = "there is no such token", "out of memory"
 """Reasons for failed leases: POISON fails on every worker, SICK on one."""
 
@@ -79,6 +81,7 @@ class SimulatedJob:
         cancelled_seconds: Time at which a user cancels it, or None.
         full_disk_at: Step whose checkpoint can't be written, or None.
         poisoned_at: Step with a micro-batch that fails on every worker, or None.
+        deadly_at: Step with a micro-batch that kills every worker by a fault, or None.
         keep_last: Number of checkpoints that are kept, or 0 for all.
     """
 
@@ -91,6 +94,7 @@ class SimulatedJob:
     full_disk_at: int | None = None
     poisoned_at: int | None = None
     keep_last: int = 0
+    deadly_at: int | None = None
 
     def __post_init__(self) -> None:
         self.id = f"job-{self.number}"
@@ -119,6 +123,10 @@ class SimulatedJob:
             step == self.poisoned_at and hash((self.number, step)) % self.plan.micro_batches in micro_batches
         )
 
+    def deadly(self, step: int, micro_batches: range) -> bool:
+        """Return whether the step's micro-batch that kills workers is among these."""
+        return step == self.deadly_at and hash((self.number, step)) % self.plan.micro_batches in micro_batches
+
     @property
     def expected_failure(self) -> str:
         """Part of the text with which the job must fail; empty if it may succeed."""
@@ -126,6 +134,8 @@ class SimulatedJob:
         stops_at = stops[0] if stops and self.plan.on_non_finite == "stop" else None
         if self.poisoned_at is not None and (stops_at is None or self.poisoned_at <= stops_at):
             return POISON
+        if self.deadly_at is not None and (stops_at is None or self.deadly_at <= stops_at):
+            return CRASH
         if stops_at is None:
             return ""
         return f"micro-batch {self.culprit(stops_at)}, parameter {PARAMETER} (on_non_finite: stop)"

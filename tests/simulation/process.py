@@ -52,6 +52,11 @@ class Process:
         self.alive = False
         self.cluster.died(self)
 
+    def die_if_alive(self) -> None:
+        """Die at once, unless dead already."""
+        if self.alive:
+            self.die()
+
     @property
     def running(self) -> bool:
         """Whether the process is alive and not frozen."""

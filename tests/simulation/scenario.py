@@ -38,6 +38,7 @@ class Scenario:
         faults: Number of faults.
         odd_worker: Whether a worker with another fingerprint tries to join.
         liar: Whether a worker that sometimes lies takes part.
+        upgrade_seconds: Time from which workers are replaced by others of new code, or None.
         fault_kinds: Kinds of faults that may happen; empty means all.
     """
 
@@ -55,6 +56,7 @@ class Scenario:
     faults: int
     odd_worker: bool
     liar: bool = False
+    upgrade_seconds: float | None = None
     fault_kinds: tuple[str, ...] = ()
 
     @property
@@ -69,7 +71,7 @@ class Scenario:
     def workers_needed(self) -> int:
         """Number of workers that must restart soon after a death. Otherwise a job would wait too long."""
         fails = any(
-            job.poisoned_at is not None for job in self.jobs
+            job.poisoned_at is not None or job.deadly_at is not None for job in self.jobs
         )  # Two workers must see a poisoned micro-batch.
         return self.workers if fails else max(job.plan.min_workers for job in self.jobs)
 
@@ -161,6 +163,28 @@ class Scenario:
             odd_worker=False,
             liar=True,
             fault_kinds=("aggregator", "optimizer", "optimizer link") if tiers == 3 else ("aggregator",),
+        )
+
+    @classmethod
+    def deadly(cls, seed: int) -> Scenario:
+        """Return a scenario whose first job kills its workers in one step; the second job is sound."""
+        rng = random.Random(seed)
+        usual = cls.hostile(seed)
+        first = _job(rng, 0, 20, 2, 5, usual.workers)
+        first.deadly_at = rng.randrange(20)
+        second = _job(rng, 1, 5, 1, 3, usual.workers)
+        return replace(usual, jobs=[first, second], faults=seed % 3 * 4)
+
+    @classmethod
+    def upgraded(cls, seed: int) -> Scenario:
+        """Return a scenario in which all workers are replaced by others of new code while a job runs."""
+        usual = cls.hostile(seed)
+        return replace(
+            usual,
+            jobs=usual.jobs[:1],
+            upgrade_seconds=10.0 + seed % 7 * 5,
+            faults=seed % 3 * 6,
+            fault_kinds=("link", "worker", "aggregator", "optimizer", "optimizer link", "freeze"),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -12,6 +13,7 @@ from google.protobuf.message import Message
 
 from aggregator.core.events import Note
 from optimizer.core.events import Update
+from protos import cluster_pb2 as pb
 from protos.jobs_pb2 import QUEUED, RUNNING, Job
 from services.timeouts import STANDARD_TIMEOUTS
 from tests.simulation import history
@@ -70,7 +72,12 @@ class SimulatedCluster:
         self.history = history.HistoryChecker()
         self.checks = JobChecks(self.jobs, self.history)
         self.faults = Faults(self)
+        self.code = "old"
         self._lives = 0
+        self._ends: dict[str, pb.Predecessor] = {}  # by worker: what its next process knows of this one's end
+        self._signals = random.Random(
+            seed
+        )  # a generator of its own, so that it changes nothing else of a seed
         self._progress_seconds = 0.0
 
     # ---- the run ----
@@ -94,6 +101,8 @@ class SimulatedCluster:
             self.loop.at(60.0, self._start_worker, "odd", "another")
         if self.scenario.liar:
             self.loop.at(60.0, self._start_worker, LIAR)
+        if self.scenario.upgrade_seconds is not None:
+            self.loop.at(self.scenario.upgrade_seconds, self._upgrade)
         self.loop.at(10.0, self._watch)
         self.faults.advance(self.commits)
         while self.disk.unfinished or len(self.disk.jobs) < len(self.jobs):
@@ -170,7 +179,20 @@ class SimulatedCluster:
 
     def _start_worker(self, name: str, fingerprint: str = "same") -> None:
         self._lives += 1
-        self.workers[name] = SimulatedWorker(self, name, self._lives, fingerprint)
+        end = self._ends.pop(name, None)
+        self.workers[name] = SimulatedWorker(self, name, self._lives, fingerprint, self.code, end)
+
+    def crash(self, worker: SimulatedWorker) -> None:
+        """Let a fault kill a worker."""
+        self.injected["worker crashes"] += 1
+        self._ends[worker.name] = worker.describe_end(signal.SIGSEGV)
+        worker.die()
+
+    def _upgrade(self) -> None:
+        """Replace the workers one by one by others of new code."""
+        self.code = "new"
+        for worker in list(self.workers.values()):
+            self.loop.after(self.rng.random() * 60, worker.die_if_alive)
 
     def died(self, process: Process) -> None:
         """Cut the links of a dead process, and restart it some time later."""
@@ -180,6 +202,7 @@ class SimulatedCluster:
         delay = 0.02 + self.rng.random() ** 4 * self.scenario.restart_seconds
         self.faults.disturb(delay)
         if isinstance(process, SimulatedWorker):
+            self._note_end(process)
             others = [each for each in self.workers.values() if each.alive and each.name != "odd"]
             stays_dead = len(others) >= self.scenario.workers_needed and self.rng.random() < 0.3
             self.loop.after(delay + 1000 * stays_dead, self._start_worker, process.name, process.fingerprint)
@@ -197,6 +220,15 @@ class SimulatedCluster:
             self.loop.after(delay, self.start_aggregator)
         else:
             self.loop.after(delay, self._start_optimizer)
+
+    def _note_end(self, worker: SimulatedWorker) -> None:
+        """Have half of all kills be faults of the process: it can't be told from the outside."""
+        if worker.name not in self._ends:
+            number = self._signals.choice((signal.SIGKILL, signal.SIGSEGV))
+            self._ends[worker.name] = worker.describe_end(number)
+        end = self._ends[worker.name]
+        if end.signal == signal.SIGSEGV and end.job:
+            self.checks.crashed(end.job, self.commits)
 
     def _cut_links_of(self, process: Process) -> None:
         for link in self.links:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,14 @@ from services.protocol.file_refs import make_ref
 from services.protocol.versions import Version
 from services.tensors.reduction_tree import Node
 from services.timeouts import STANDARD_TIMEOUTS
-from tests.simulation.job_model import PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
+from tests.simulation.job_model import CRASH, PARAMETER, POISON, SICK, SimulatedJob, key_of, node_sum, require
 from tests.simulation.links import Link, is_end
 from tests.simulation.network import Pipe
 from tests.simulation.process import Process
 from tests.simulation.scenario import CHUNKS_IN_FLIGHT, LIAR
 from tests.simulation.simulated_device import WAIT, DeviceQueue, LeaseState, Task
 from worker.core import events as ev
+from worker.core.job import Duty
 from worker.core.worker import WorkerCore
 
 if TYPE_CHECKING:
@@ -37,7 +39,15 @@ LIE = 0.2
 class SimulatedWorker(Process):
     """One life of a worker's process."""
 
-    def __init__(self, cluster: SimulatedCluster, name: str, incarnation: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        name: str,
+        incarnation: int,
+        fingerprint: str,
+        code: str,
+        predecessor: pb.Predecessor | None,
+    ) -> None:
         super().__init__(cluster, f"{name}.{incarnation}")
         self.name = name
         self.core = WorkerCore(name=name)
@@ -48,7 +58,8 @@ class SimulatedWorker(Process):
         self.clock_rate = cluster.rng.choice((1.0, 1.0, 0.9, 1.5))
         self.fingerprint = fingerprint
         self._incarnation = f"{name}-{incarnation}"
-        self._fingerprint = {"backend": "emulator", "kernel": fingerprint}
+        self._fingerprint = {"backend": "emulator", "kernel": fingerprint, "code": code}
+        self._predecessor = predecessor
         self._seconds = 0.01 * 2 ** cluster.rng.randint(0, 3)
         self._reported_seconds = cluster.rng.choice((None, None, None, *INVALID_SECONDS))
         self._link: Link | None = None
@@ -68,6 +79,14 @@ class SimulatedWorker(Process):
         )
         self.dial()
         self._beat()
+
+    def describe_end(self, number: int) -> pb.Predecessor:
+        """Return what the next process of this name reports if a signal kills this one now."""
+        duty = self.core.duty or Duty("", 0)
+        text = CRASH if number == signal.SIGSEGV else "killed"
+        return pb.Predecessor(
+            incarnation=self._incarnation, signal=number, job=duty.job, lease=duty.lease, text=text
+        )
 
     # ---- the link ----
 
@@ -90,7 +109,7 @@ class SimulatedWorker(Process):
         )
         self.cluster.links.append(link)
         self.feed(ev.Connected())
-        hello = self.core.hello(self._incarnation)
+        hello = self.core.hello(self._incarnation, self._predecessor)
         link.up_control.send(0, hello)
 
     def ordered(self, link: Link, epoch: int, body: Any) -> None:
@@ -309,6 +328,10 @@ class SimulatedWorker(Process):
             self._events.send(ev.LeaseEvaluated(lease.lease, losses))
             return
         seconds = self._seconds * lease.count * (0.5 + random())
+        if job.deadly(lease.step, indices):
+            yield seconds * random()
+            self.cluster.crash(self)
+            return
         if job.poisoned(lease.step, range(lease.first, lease.first + lease.count)):
             yield seconds * random()
             self._fail(lease, POISON)
