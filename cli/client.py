@@ -15,6 +15,8 @@ from cli.options import AggregatorTarget
 from protos import cluster_pb2, jobs_pb2
 from protos.jobs_pb2_grpc import JobsStub
 from services.errors import Failed, Refused, TiermeshError
+from services.printable import printable
+from services.protocol.plain_text import make_printable
 from services.transport.access import AUTHORIZATION_KEY, authorization
 from services.transport.addresses import AddressRotation, split_addresses
 from services.transport.security import is_loopback, split_address
@@ -122,12 +124,12 @@ class JobsClient:
                     reason = f"no answer within {limit_seconds:g} s"
                 else:
                     reason = " ".join((error.details() or error.code().name.lower()).split())
-                tried.append(f"{self.address} ({reason.rpartition('last error: ')[2]})")
+                reason = printable(reason.rpartition("last error: ")[2], max(20, 150 // count))
+                tried.append(f"{self.address} ({reason})")
             if self._addresses.failed():
                 raise Unreachable(
-                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; start one with "
-                    "`tiermesh aggregator`, "
-                    "or give other addresses with --aggregator HOST:PORT,..."
+                    f"no aggregator answers for the cluster, tried {', '.join(tried)}; start one, or give other "
+                    "addresses with --aggregator"
                 )
 
     async def submit(self, name: str, spec_json: str, request_id: str = "") -> jobs_pb2.Job:
@@ -197,6 +199,7 @@ class JobsClient:
             raise self._explain(method, error) from None
         if not isinstance(answer, reply):
             raise self._no_reply(method, reply)
+        make_printable(answer)
         return answer
 
     async def _stream(
@@ -219,6 +222,7 @@ class JobsClient:
                     return
                 if not isinstance(message, reply):
                     raise self._no_reply(method, reply)
+                make_printable(message)
                 yield message
                 limit = None if first_only else limit_seconds
         except grpc.aio.AioRpcError as error:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from services.printable import escape
+
 if TYPE_CHECKING:
     from protos import jobs_pb2
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that change what a terminal shows of other text; line ends and tabs are not among them."""
 
 
 class Output:
@@ -24,22 +31,28 @@ class Output:
         self.has_result = False
 
     def say(self, text: str) -> None:
-        """Print a line of text."""
+        """Print a line of text, or several."""
+        text = "\n".join(map(escape, text.split("\n")))
         print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def write(self, text: str) -> None:
-        """Print text without an end of line."""
-        print(text, end="", file=sys.stderr if self.as_json else sys.stdout, flush=True)
+        """Print text without an end of line, such as a part of a generated one. It may have line ends and tabs."""
+        print(_escape_controls(text), end="", file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a line to standard error, apart from the result."""
-        print(text, file=sys.stderr, flush=True)
+        print(escape(text), file=sys.stderr, flush=True)
 
     def result(self, fields: dict[str, Any]) -> None:
         """Write the result as JSON; do nothing without `--json`."""
         self.has_result = True
         if self.as_json:
-            print(json.dumps(fields, ensure_ascii=False), flush=True)
+            text = json.dumps(fields, ensure_ascii=False)
+            print(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+
+
+def _escape_controls(text: str) -> str:
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def state_name(job: jobs_pb2.Job) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cli.output import Output, clock, state_name
+from services.printable import escape
 
 if TYPE_CHECKING:
     from protos import jobs_pb2
@@ -26,10 +27,10 @@ class ProgressView:
         console = Console(stderr=output.as_json, highlight=False)
         self._bar = (
             Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[figures]}", markup=False),
                 TimeRemainingColumn(),
                 console=console,
                 expand=True,
@@ -78,7 +79,7 @@ class ProgressView:
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if self._bar:
-            self._bar.console.print(text, markup=False, soft_wrap=True)
+            self._bar.console.print(escape(text), markup=False, soft_wrap=True)
         else:
             self._output.say(text)
 

@@ -26,8 +26,8 @@ def printable(text: str, limit: int = LINE_CHARACTERS) -> str:
     if len(text) <= limit and text.isprintable():
         return text
     if len(text) > 2 * limit:  # escaping lengthens, so no more than this can be shown
-        return _cut(_escape(text[:limit]), _escape(text[-limit:]), limit)
-    escaped = _escape(text)
+        return _cut(escape(text[:limit]), escape(text[-limit:]), limit)
+    escaped = escape(text)
     return escaped if len(escaped) <= limit else _cut(escaped, escaped, limit)
 
 
@@ -43,7 +43,10 @@ def one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
     return printable(" ".join(text.split()), limit)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Return a text of any length with each character escaped that is not printable, line ends too."""
+    if text.isprintable():
+        return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mesh.descriptors.mesh_graph_pb2 import MeshDescriptor, MeshGraphDescriptor, NodeRef
 from services.errors import Refused
-from services.printable import printable_path
+from services.printable import printable
 
 MESH_ID_VARIABLE = "TT_MESH_ID"
 
@@ -31,7 +31,7 @@ def check_shape(
     if mesh_shape == (1, 1):
         return
     described = find_local_shape(descriptor, path, environment)
-    wanted, where = list(mesh_shape), printable_path(path)
+    wanted, where = list(mesh_shape), printable(str(path), 80)
     if described == wanted:
         return
     if described == wanted[::-1]:
@@ -42,7 +42,7 @@ def check_shape(
         )
     raise Refused(
         f"device_config.mesh_shape: {wanted} ({wanted[0] * wanted[1]} devices), but {where} has device_topology "
-        f"{described}, so opening it would hang them; set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a "
+        f"{described}; opening it would hang the devices: set mesh_shape: {described}, or TT_MESH_GRAPH_DESC_PATH to a "
         f"descriptor of {wanted}"
     )
 

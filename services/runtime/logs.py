@@ -12,8 +12,14 @@ import time
 from typing import Literal
 
 from services.errors import Refused
+from services.printable import printable
 
 LEVELS = ("debug", "info", "warning", "error")
+
+_MESSAGE_CHARACTERS = 1000
+"""Longest message of a line; each field has at most 300 characters."""
+_MOST_LINES = 200
+"""Maximum number of lines of a traceback."""
 
 # Attributes of every record; all others were given as fields.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -55,10 +61,10 @@ class _TextFormatter(logging.Formatter):
     """Formatter of lines like `2026-01-31T12:00:00.123+0000 INFO    worker.service: computed job=j1 step=5`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        pairs = "".join(f" {name}={value}" for name, value in fields(record).items())
-        text = f"{_time(record)} {record.levelname:<7} {record.name}: {_one_line(record.getMessage())}{pairs}"
+        pairs = "".join(f" {name}={printable(str(value))}" for name, value in fields(record).items())
+        text = f"{_time(record)} {record.levelname:<7} {record.name}: {_message(record)}{pairs}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += "\n" + _traceback(self, record)
         return text
 
 
@@ -70,13 +76,14 @@ class _JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         for name, value in fields(record).items():
-            entry.setdefault(name, value)
+            plain = value is None or isinstance(value, (bool, int, float))
+            entry.setdefault(name, value if plain else printable(str(value)))
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str, ensure_ascii=False)
+            entry["traceback"] = _traceback(self, record)
+        return json.dumps(entry, ensure_ascii=False)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -85,5 +92,12 @@ def _time(record: logging.LogRecord) -> str:
     return time.strftime(f"%Y-%m-%dT%H:%M:%S.{int(record.msecs):03d}%z", local)
 
 
-def _one_line(text: str) -> str:
-    return text.replace("\n", " | ")
+def _message(record: logging.LogRecord) -> str:
+    return printable(" | ".join(record.getMessage().split("\n", _MOST_LINES)), _MESSAGE_CHARACTERS)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return a record's traceback, which quotes texts of errors, with printable lines."""
+    assert record.exc_info is not None
+    lines = formatter.formatException(record.exc_info).split("\n")
+    return "\n".join(printable(line) for line in lines[:_MOST_LINES])

@@ -16,6 +16,7 @@ import grpc
 from google.protobuf.message import Message
 
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum
+from services.protocol.plain_text import make_printable
 from services.transport.heartbeats import Heartbeats
 from services.transport.links import LinkClosed, run_until_first_ends
 
@@ -61,6 +62,7 @@ class ControlReader(Generic[ReceivedT]):
         if self._has_checksums and not has_checksum:
             raise self._damaged(content, "expected a crc32c, as the messages before it had one")
         self._has_checksums = has_checksum
+        make_printable(message)
         return message
 
     def _damaged(self, content: bytes, reason: str) -> LinkClosed:

@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+
+from services.protocol.plain_text import make_printable
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -36,7 +38,7 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
 
 
 class RequestParsingHandler:
-    """A `grpc.GenericRpcHandler` that refuses requests that can't be parsed, and passes the others on.
+    """A `grpc.GenericRpcHandler` that refuses requests that can't be parsed, and makes texts of the others printable.
 
     grpcio itself would answer such a request with the name of one of its own exceptions.
 
@@ -57,13 +59,16 @@ class RequestParsingHandler:
 
         async def parse_or_abort(content: bytes, context: Context) -> Any:
             try:
-                return parse(content)
+                request = parse(content)
             except DecodeError:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"{details.method}: {len(content)} bytes received, expected its request message; check the "
                     "connection for damage, and that both ends run the same version",
                 )
+            if isinstance(request, Message):  # health checks and reflection have messages, too
+                make_printable(request)
+            return request
 
         async def unary(content: bytes, context: Context) -> Any:
             return await handler.unary_unary(await parse_or_abort(content, context), context)

@@ -275,7 +275,7 @@ def test_the_address_that_answers_is_called(
         assert main(["jobs", "--aggregator", ",".join(others), "--timeout-seconds", "6"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tiermesh: no aggregator answers for the cluster, tried 127.0.0.1:1 (")
-    assert f"{others[1]} (no answer within 2 s), {standby.address} (this aggregator is a standby; " in line
+    assert f"{others[1]} (no answer within 2 s), {standby.address} (this aggregator is a stan" in line
 
 
 def test_following_continues_with_the_standby_that_takes_over(

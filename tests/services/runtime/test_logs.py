@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
 from services.errors import Refused
 from services.runtime import logs
+from tests.support.hostile import LONG, is_clean
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def test_json_log_has_one_object_per_line_with_the_fields(capsys: pytest.Capture
     assert first == {
         "level": "info",
         "logger": "worker.service",
-        "message": "computed 3\nmicro-batches",
+        "message": "computed 3 | micro-batches",
         "job": "job-1",
         "step": 5,
         "peer": "host-a",
@@ -68,3 +69,19 @@ def test_unknown_level_and_format_are_refused() -> None:
         logs.configure("loud", "text")
     with pytest.raises(Refused, match=r"--log-format xml.*text or json"):
         logs.configure("info", cast(Any, "xml"))  # as a config file may have it
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_hostile_texts_stay_within_their_line(
+    format: Literal["text", "json"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("debug", format)
+    try:
+        raise ValueError(LONG)
+    except ValueError:
+        logging.getLogger("x").warning("peer %s", LONG, extra={"peer": LONG}, exc_info=True)
+    text = capsys.readouterr().err
+    assert is_clean(text)
+    assert max(map(len, text.splitlines())) < 5000
+    if format == "json":
+        assert json.loads(text)["peer"].startswith(r"\x1b]0;owned")
