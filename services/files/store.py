@@ -29,7 +29,11 @@ from services.protocol.file_refs import MAX_FILE_BYTES, MAX_PIECE_BYTES, check_r
 MAX_STORE_BYTES = 1 << 38
 """Maximum size of all files of a store: 256 GiB."""
 UNUSED_SECONDS = 3600.0
-"""Time after which a file that no job keeps, and that nobody asked for or sent, is removed."""
+"""Time after which a file that no job keeps, and that nobody asked for, read or sent, is removed.
+
+A peer that hears that a file is here may refer to it soon after, so the end of the only job that keeps it must not
+remove it in between.
+"""
 _PARTIAL = ".partial"
 
 
@@ -97,15 +101,14 @@ class FileStore:
         return ref
 
     def release(self, *jobs: str) -> None:
-        """Remove the files of jobs that have ended, unless another job keeps them, and files unused for long."""
+        """Keep no files for these jobs any longer, which have ended; remove files that are unused for long."""
         with self._lock:
-            dropped = [self._kept.pop(job, _Kept()) for job in jobs]
-            for sha256 in set().union(*(each.files for each in dropped)) - self._kept_files():
-                self._path(sha256).unlink(missing_ok=True)
+            for job in jobs:
+                self._kept.pop(job, None)
             self._remove_unused(self._clock() - UNUSED_SECONDS)
 
     def release_others(self, job: str) -> None:
-        """Remove the files of all jobs but this one."""
+        """Keep files for no job but this one."""
         self.release(*(set(self._kept) - {job}))
 
     def _kept_files(self) -> set[str]:

@@ -164,7 +164,7 @@ def test_unused_files_give_way_and_kept_ones_do_not(tmp_path: Path) -> None:
         upload(store, b"too large")
 
 
-def test_the_files_of_a_job_that_has_ended_are_removed(tmp_path: Path) -> None:
+def test_the_files_of_a_job_that_has_ended_are_removed_once_unused(tmp_path: Path) -> None:
     now = 1e9
     store = FileStore(tmp_path, clock=lambda: now)
     shared, own, stray = b"shared", b"own", b"stray"
@@ -176,14 +176,23 @@ def test_the_files_of_a_job_that_has_ended_are_removed(tmp_path: Path) -> None:
     spec = store.lend("a", b"spec")
     assert store.read(spec, MOST) == b"spec"
     store.release("a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        make_ref(each).sha256 for each in (shared, stray)
-    )
     with pytest.raises(FileMissing):
         store.read(spec, MOST)
     now += UNUSED_SECONDS + 1
+    store.release("another")
+    assert [path.name for path in tmp_path.iterdir()] == [make_ref(shared).sha256]
     store.release_others("c")
-    assert list(tmp_path.iterdir()) == [], "files that nobody used for long go too"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_a_peer_has_just_heard_of_outlives_the_only_job_that_keeps_it(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    upload(store, b"content")
+    store.keep("a", [make_ref(b"content")])
+    assert store.offset(make_ref(b"content")) is None, "the peer won't send it"
+    store.release("a")
+    store.keep("b", [make_ref(b"content")])
+    assert store.read(make_ref(b"content"), MOST) == b"content"
 
 
 def test_a_file_larger_than_its_reader_takes_is_refused(tmp_path: Path) -> None:
