@@ -16,6 +16,8 @@ from services.transport.security import Security
 
 log = logging.getLogger("tiermesh")
 
+EXPIRY_METRIC = "tiermesh_certificate_expiry_timestamp_seconds"
+"""Metric of a daemon that has a certificate."""
 WARNING_DAYS = 14.0
 """Days before the end of a certificate from which on the log warns, once a day."""
 LOOK_SECONDS = 3600.0
@@ -69,7 +71,7 @@ class CertificateWatch:
         self._warned_seconds = float("-inf")
         if security.cert is not None:
             gauge = Gauge(
-                "tiermesh_certificate_expiry_timestamp_seconds",
+                EXPIRY_METRIC,
                 "Unix time from which on this daemon's certificate is not valid",
                 ("role",),
                 registry=registry,

@@ -12,6 +12,7 @@ import pytest
 
 from cli.main import tiermesh
 from services.instrumentation import failpoints
+from services.runtime.certificate_watch import EXPIRY_METRIC
 from services.runtime.metrics import AggregatorMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
@@ -79,16 +80,22 @@ def test_named_files_exist(page: str) -> None:
 def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for name, *arguments in commands(page):
+        command = tiermesh.commands[name]
+        if isinstance(command, click.Group):
+            command = command.commands[arguments.pop(0)]
         with click.Context(tiermesh) as context:
-            tiermesh.commands[name].make_context(name, arguments, parent=context).close()
+            command.make_context(name, arguments, parent=context).close()
+
+
+def flags_of(command: click.Command) -> set[str]:
+    """Return the flags of a command and of its sub-commands."""
+    inner = command.commands.values() if isinstance(command, click.Group) else ()
+    return {flag for each in command.params for flag in each.opts}.union(*map(flags_of, inner))
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_have_the_flags_named_in_their_sentence(page: str) -> None:
-    flags = {
-        name: {flag for each in command.params for flag in each.opts}
-        for name, command in tiermesh.commands.items()
-    }
+    flags = {name: flags_of(command) for name, command in tiermesh.commands.items()}
     for text in quoted(page):
         first, *words = text.split()
         if first == "tiermesh" and words:
@@ -102,7 +109,8 @@ def metrics() -> set[str]:
     aggregator = AggregatorMetrics()
     roles = WorkerMetrics(), aggregator, aggregator.optimizer
     families = [family for role in roles for family in role.registry.collect()]
-    return {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}
+    named = {f"{family.name}{part}" for family in families for part in PARTS.get(family.type, ("",))}
+    return {*named, EXPIRY_METRIC}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,43 @@
+"""Check that docs/security.md names a test for each sentence on what is protected, and that those tests exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from services.runtime.certificate_watch import WARNING_DAYS
+from services.transport.access import CHECK_AGAIN_SECONDS
+from services.transport.permissions import CallerKind
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "security.md").read_text()
+CERTIFICATES = (ROOT / "docs" / "certificates.md").read_text()
+
+
+def rows(title: str) -> list[list[str]]:
+    """Return the cells of the table in a section."""
+    section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_each_sentence_has_tests_that_exist() -> None:
+    protected = rows("What is protected")
+    assert len(protected) >= 15
+    for sentence, cell in protected:
+        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", cell)
+        assert tests, sentence
+        assert cell == ", ".join(f"`{path}::{name}`" for path, name in tests), sentence
+        for path, name in tests:
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
+def test_every_kind_of_caller_is_listed() -> None:
+    listed = {kind.strip() for row in rows("Who may call what") for kind in row[0].split(",")}
+    assert listed == {kind.value for kind in CallerKind}
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    assert f"open calls within {CHECK_AGAIN_SECONDS:g} s" in " ".join(PAGE.split())
+    assert f"within {CHECK_AGAIN_SECONDS:g} s" in " ".join(CERTIFICATES.split())
+    assert f"From {WARNING_DAYS:g} days before on" in CERTIFICATES
