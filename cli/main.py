@@ -19,7 +19,7 @@ from cli.job_commands import cancel, chaos, download, jobs, local, logs, status,
 from cli.model_commands import check, generate, timeline, validate
 from cli.output import Output
 from services.errors import ExitCode, TiermeshError, exit_code_of
-from services.printable import FAILURE_CHARACTERS, printable
+from services.printable import FAILURE_CHARACTERS, LINE_CHARACTERS, printable
 from services.version import tiermesh_version
 
 
@@ -108,7 +108,8 @@ def main(arguments: Sequence[str] | None = None, worker_command: click.Command =
 
 
 def _report(text: str, code: int, output: Output) -> int:
-    print(printable(f"tiermesh: {text}", FAILURE_CHARACTERS), file=sys.stderr, flush=True)
+    limit = LINE_CHARACTERS if code == ExitCode.REFUSED else FAILURE_CHARACTERS
+    print(printable(f"tiermesh: {text}", limit), file=sys.stderr, flush=True)
     if not output.has_result:
         output.result({"error": text, "exit_code": code})
     return code

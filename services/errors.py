@@ -88,10 +88,14 @@ class Refusal:
     Functions that decide return `Refusal | None`, where None means accepted.
 
     Attributes:
-        reason: one line that names the field, the value, what was expected and how to fix it.
+        reason: one printable line that names the field, the value, what was expected and how to fix it.
     """
 
     reason: str
+
+    def __post_init__(self) -> None:
+        """Make the reason printable: it may quote a peer."""
+        object.__setattr__(self, "reason", printable(self.reason))
 
     def __str__(self) -> str:
         return self.reason

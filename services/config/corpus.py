@@ -80,7 +80,7 @@ def _read(path: str, sha256: str, key: str, data_dir: Path | None) -> bytes:
     places = [Path(path)] + ([data_dir / Path(path).name] if data_dir else [])
     for place in places:
         try:
-            with open_input_file(f"training_config.{key}", place) as file:
+            with open_input_file(f"training_config.{key}", place, CORPUS_BYTES) as file:
                 content = file.read()
         except NoSuchFile:
             continue

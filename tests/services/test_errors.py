@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from services.errors import ExitCode, Failed, Refused
+from services.errors import ExitCode, Failed, Refusal, Refused
+from tests.support.hostile import HOSTILE
 
 
 def test_control_characters_are_escaped() -> None:
@@ -17,3 +18,9 @@ def test_the_exit_codes_are_a_contract() -> None:
         "REFUSED": 2,
         "NOT_YET": 75,
     }
+
+
+def test_the_reason_of_a_refusal_is_one_printable_line() -> None:
+    reason = Refusal(f"worker {HOSTILE}{'x' * 10_000}; rename it").reason
+    assert reason.isprintable() and len(reason) <= 300
+    assert reason.endswith("; rename it")

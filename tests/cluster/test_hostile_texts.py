@@ -1,0 +1,90 @@
+"""Whatever texts a peer sends by whatever method, logs, metrics and commands of a real cluster show printable lines."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from protos import cluster_pb2, jobs_pb2
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.versions import PROTOCOL_MIN, PROTOCOL_VERSION
+from tests.support.cluster.harness import Cluster, Daemon, tiermesh
+from tests.support.hostile import HOSTILE, LONG, fill_texts, is_clean, variants
+
+ANSWER_SECONDS = 2.0
+ROLES = {"Cluster": "worker", "Optimizer": "aggregator"}
+"""Roles that attend, by service."""
+
+
+def ask(channel: grpc.Channel, method: Any) -> None:
+    """Call a method that takes one request, with hostile texts in it."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    request = method.input_type._concrete_class()
+    fill_texts(request, HOSTILE)
+    call: Any = (channel.unary_stream if method.server_streaming else channel.unary_unary)(path)
+    try:
+        reply = call(request.SerializeToString(), timeout=ANSWER_SECONDS)
+        if method.server_streaming:
+            list(reply)
+    except grpc.RpcError as error:
+        assert is_clean(error.details() or ""), error.details()
+
+
+def attend(channel: grpc.Channel, method: Any, role: str) -> None:
+    """Open a control stream for each kind of message, with a hostile Hello that is accepted otherwise."""
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    for number, message in enumerate(variants(method.input_type, HOSTILE)):
+        message.ClearField("own_crc32c")
+        first = method.input_type._concrete_class()
+        fill_texts(first.hello, LONG if number % 2 else HOSTILE)
+        first.hello.protocol, first.hello.protocol_min = PROTOCOL_VERSION, PROTOCOL_MIN
+        first.hello.role, first.hello.incarnation = role, f"incarnation-{number}"
+        if "cluster" in first.hello.DESCRIPTOR.fields_by_name:  # that of another cluster is refused
+            first.hello.ClearField("cluster")
+        first.hello.shard_count = 1
+
+        def send(
+            contents: tuple[bytes, ...] = (encode_with_checksum(first), encode_with_checksum(message)),
+        ) -> Iterator[bytes]:
+            yield from contents
+            time.sleep(0.3)  # else the end of the stream might overtake the work on its messages
+
+        try:
+            for _ in channel.stream_stream(path)(send(), timeout=ANSWER_SECONDS):
+                pass
+        except grpc.RpcError as error:
+            assert is_clean(error.details() or ""), error.details()
+
+
+def scrape(daemon: Daemon) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://127.0.0.1:{daemon.metrics_port}/metrics", timeout=20) as reply:
+        return str(reply.read().decode())
+
+
+def test_no_text_of_a_peer_leaves_its_line(tmp_path: Path) -> None:
+    with Cluster(tmp_path, tiers=3, workers=0) as cluster:
+        served = {"Cluster": cluster.aggregator, "Jobs": cluster.aggregator, "Optimizer": cluster.optimizer}
+        for file in (cluster_pb2, jobs_pb2):
+            for service in file.DESCRIPTOR.services_by_name.values():
+                with grpc.insecure_channel(served[service.name].address) as channel:
+                    for method in service.methods:
+                        if not method.client_streaming:
+                            ask(channel, method)
+                        elif method.name == "Attend":
+                            attend(channel, method, ROLES[service.name])
+        for daemon in {cluster.aggregator, cluster.optimizer}:
+            text = daemon.log_text()
+            assert is_clean(text)
+            assert not any(line.startswith("injected") for line in text.splitlines())
+            assert max(map(len, text.splitlines())) < 3000
+            assert is_clean(scrape(daemon))
+        where = ("--aggregator", cluster.aggregator.address)
+        for command in (("jobs",), ("status",), ("status", "--json"), ("jobs", "--json")):
+            done = tiermesh(*command, *where)
+            assert is_clean(done.stdout) and is_clean(done.stderr)
