@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
@@ -22,9 +23,8 @@ from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
 from services.transport.addresses import AddressRotation
-from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
+from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlStream
 from services.transport.data_streams import DataStreamConnector
 from services.transport.heartbeats import Heartbeats
 from services.transport.limits import HELLO_SECONDS
@@ -44,6 +44,7 @@ from worker.step_interface import StepFactory
 
 log = logging.getLogger("tiermesh.worker")
 
+_Link: TypeAlias = OpenLink[pb.WorkerMessage, pb.WorkerCommand, pb.Welcome]
 _ATTEND = AttendMethod(
     "/tiermesh.Cluster/Attend",
     pb.WorkerCommand,
@@ -150,29 +151,21 @@ class WorkerService:
         hello = self._core.hello(self._incarnation, predecessor)
         return wrap(pb.WorkerMessage, self._core.epoch, hello)
 
-    def check_answer(self, welcome: pb.Welcome, message: pb.WorkerCommand) -> Refusal | None:
+    def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the aggregator's Welcome is not accepted."""
-        return check_welcome(welcome, message.epoch, self._core.epoch)
+        return check_welcome(link.answer, link.message.epoch, self._core.epoch)
 
-    async def attend(
-        self,
-        stream: ControlStream[pb.WorkerMessage, pb.WorkerCommand],
-        welcome: pb.Welcome,
-        message: pb.WorkerCommand,
-        channel: grpc.aio.Channel,
-    ) -> None:
+    async def attend(self, link: _Link) -> None:
         """Carry out orders and exchange tensors until the link ends."""
-        del channel
         async with open_channel(self.address, self._security, own_connection=True) as files:
-            self._files.connect(files, f"aggregator {welcome.name}")
+            self._files.connect(files, f"aggregator {link.answer.name}")
             try:
-                await self._attend(stream, welcome, message.epoch)
+                await self._attend(link)
             finally:
                 self._files.disconnect()
 
-    async def _attend(
-        self, stream: ControlStream[pb.WorkerMessage, pb.WorkerCommand], welcome: pb.Welcome, epoch: int
-    ) -> None:
+    async def _attend(self, link: _Link) -> None:
+        welcome, epoch = link.answer, link.message.epoch
         self._was_welcome = True
         self._aggregators.answered()
         log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, epoch)
@@ -194,7 +187,7 @@ class WorkerService:
             on_open=self._backoff.reset,
         )
         try:
-            await stream.run(
+            await link.stream.run(
                 self._mailbox.take,
                 self._take_order,
                 self._shard_streams.run(),

@@ -31,9 +31,8 @@ from services.tensors.kernels.arithmetic import Float32Array
 from services.tensors.layout import CHUNK_ELEMENTS
 from services.tensors.shared_memory import SharedArray
 from services.timeouts import Timeouts
-from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
+from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlStream
 from services.transport.data_streams import DataStreamConnector, write_message
 from services.transport.heartbeats import Heartbeats
 from services.transport.links import (
@@ -52,6 +51,7 @@ log = logging.getLogger("tiermesh.aggregator")
 
 Prepared: TypeAlias = tuple[TensorChunk, SharedArray | None]
 """A finished sum to send, and the shared array that contains it; None if its payload is its own."""
+_Link: TypeAlias = OpenLink[pb.OptimizerCommand, pb.OptimizerMessage, pb.Hello]
 _ATTEND = AttendMethod(
     "/tiermesh.Optimizer/Attend",
     pb.OptimizerMessage,
@@ -143,38 +143,33 @@ class RemoteOptimizerLink:
         """Return the first message."""
         return wrap(pb.OptimizerCommand, self._epoch, self._hello)
 
-    def check_answer(self, hello: pb.Hello, message: pb.OptimizerMessage) -> Refusal | None:
+    def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the optimizer's Hello is not accepted."""
-        return check_hello(hello, HelloExpectations("aggregator", Role.OPTIMIZER))
+        return check_hello(link.answer, HelloExpectations("aggregator", Role.OPTIMIZER))
 
-    async def attend(
-        self,
-        stream: ControlStream[pb.OptimizerCommand, pb.OptimizerMessage],
-        hello: pb.Hello,
-        message: pb.OptimizerMessage,
-        channel: grpc.aio.Channel,
-    ) -> None:
+    async def attend(self, link: _Link) -> None:
         """Exchange orders, messages and tensors until the link ends."""
-        link = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
+        hello = link.answer
+        tensors = ClientTensorLink(f"optimizer {hello.name}", enabled=self._shared_memory, count=self._count)
         self._orders, self._chunks = Mailbox(), asyncio.Queue()
         self._outgoing.reset()
         self._room.set()
-        self._up, self._control, self._link = True, channel, link
+        self._up, self._control, self._link = True, link.channel, tensors
         self._backoff.reset()
         log.info("optimizer %s: connected at %s", hello.name, self.address)
         self._callbacks.connected(hello.name)
         heartbeats = Heartbeats(self._timeouts, lambda: self._put(pb.Heartbeat()))
         try:
-            await stream.run(
+            await link.stream.run(
                 self._orders.take,
                 self._take_message,
-                self._exchange(hello.tensor_port, link),
+                self._exchange(hello.tensor_port, tensors),
                 self._send_orders(f"optimizer {hello.name}"),
                 heartbeats=heartbeats,
             )
         finally:
             self._control, self._link = None, None
-            link.close()
+            tensors.close()
 
     def ended(self, end: LinkEnd) -> bool:
         """Drop sums and orders until the link is up again."""

@@ -28,7 +28,6 @@ log = logging.getLogger("tiermesh")
 SentT = TypeVar("SentT", bound=Message)
 ReceivedT = TypeVar("ReceivedT", bound=Message)
 AnswerT = TypeVar("AnswerT", bound=Message)
-TakenT = TypeVar("TakenT", bound=Message, contravariant=True)
 
 LINK_ERRORS = (grpc.aio.AioRpcError, asyncio.TimeoutError, LinkClosed)
 """Errors after which a client connects again."""
@@ -54,6 +53,23 @@ class AttendMethod(Generic[ReceivedT, AnswerT]):
 
 
 @dataclass(frozen=True)
+class OpenLink(Generic[SentT, ReceivedT, AnswerT]):
+    """A connection whose Hello was answered.
+
+    Attributes:
+        stream: the control stream.
+        answer: the answer to Hello.
+        message: the message that the answer came in.
+        channel: the channel of the stream.
+    """
+
+    stream: ControlStream[SentT, ReceivedT]
+    answer: AnswerT
+    message: ReceivedT
+    channel: grpc.aio.Channel
+
+
+@dataclass(frozen=True)
 class LinkEnd:
     """The end of a link, or of an attempt to connect.
 
@@ -70,7 +86,7 @@ class LinkEnd:
     is_news: bool
 
 
-class Attendant(Protocol[SentT, ReceivedT, TakenT]):
+class Attendant(Protocol[SentT, ReceivedT, AnswerT]):
     """What is particular to one kind of client. `str()` of it names the peer, for the log."""
 
     @property
@@ -80,24 +96,11 @@ class Attendant(Protocol[SentT, ReceivedT, TakenT]):
     def begin(self) -> SentT:
         """Begin an attempt to connect, and return the message with Hello."""
 
-    def check_answer(self, answer: TakenT, message: ReceivedT) -> Refusal | None:
+    def check_answer(self, link: OpenLink[SentT, ReceivedT, AnswerT]) -> Refusal | None:
         """Return why the peer's answer to Hello is not accepted; None if it is."""
 
-    async def attend(
-        self,
-        stream: ControlStream[SentT, ReceivedT],
-        answer: TakenT,
-        message: ReceivedT,
-        channel: grpc.aio.Channel,
-    ) -> None:
-        """Run a stream whose Hello was answered, until it ends.
-
-        Args:
-            stream: the stream.
-            answer: the answer to Hello.
-            message: the message that the answer came in.
-            channel: the channel of the stream.
-        """
+    async def attend(self, link: OpenLink[SentT, ReceivedT, AnswerT]) -> None:
+        """Run the stream of a link whose answer was accepted, until it ends."""
 
     def ended(self, end: LinkEnd) -> bool:
         """Take note of the end; return whether to wait before the next attempt."""
@@ -152,13 +155,14 @@ async def _attend(
         if not isinstance(answer, method.answer):
             found = "empty" if answer is None else type(answer).__name__
             raise LinkClosed(f"the first message is {found}, expected {method.answer.DESCRIPTOR.name}")
-        refusal = attendant.check_answer(answer, message)
-        if refusal is not None:
-            raise LinkClosed(str(refusal))
         stream: ControlStream[SentT, ReceivedT] = ControlStream(
             reader, lambda each: write_to_call(call, each), lambda: raise_call_status(call)
         )
-        await attendant.attend(stream, answer, message, channel)
+        link = OpenLink(stream, answer, message, channel)
+        refusal = attendant.check_answer(link)
+        if refusal is not None:
+            raise LinkClosed(str(refusal))
+        await attendant.attend(link)
 
 
 async def send_hello(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -30,9 +30,8 @@ from services.protocol.file_refs import make_ref
 from services.protocol.hello import HelloExpectations, Role, check_hello, make_hello
 from services.tensors.stripes import Stripe
 from services.timeouts import Timeouts
-from services.transport.attend_client import AttendMethod, LinkEnd, keep_attending
+from services.transport.attend_client import AttendMethod, LinkEnd, OpenLink, keep_attending
 from services.transport.backoff import Backoff
-from services.transport.control_streams import ControlStream
 from services.transport.links import INCARNATION_KEY, raise_call_status
 from services.transport.mailbox import Mailbox
 from services.transport.security import Security
@@ -47,6 +46,7 @@ def _unwrap_first(reports: pb.ShardReports) -> Message | None:
     return unwrap(reports.reports[0]) if reports.reports else None
 
 
+_Link: TypeAlias = OpenLink[pb.ShardOrders, pb.ShardReports, cluster.Hello]
 _ATTEND = AttendMethod(
     "/tiermesh.Shard/Attend",
     pb.ShardReports,
@@ -155,20 +155,14 @@ class ShardLink:
         """Return the first message."""
         return pb.ShardOrders(epoch=self._epoch, orders=[wrap_order(self._hello)])
 
-    def check_answer(self, hello: cluster.Hello, message: pb.ShardReports) -> Refusal | None:
+    def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the shard's Hello is not accepted."""
         stripe = (self.stripe.index, self.stripe.count)
-        return check_hello(hello, HelloExpectations("aggregator", Role.AGGREGATOR, shard=stripe))
+        return check_hello(link.answer, HelloExpectations("aggregator", Role.AGGREGATOR, shard=stripe))
 
-    async def attend(
-        self,
-        stream: ControlStream[pb.ShardOrders, pb.ShardReports],
-        hello: cluster.Hello,
-        message: pb.ShardReports,
-        channel: grpc.aio.Channel,
-    ) -> None:
+    async def attend(self, link: _Link) -> None:
         """Exchange orders and reports until the link ends."""
-        del channel
+        hello = link.answer
         async with open_channel(self.address, self._security, own_connection=True) as tensors:
             self._orders = Mailbox(MAX_QUEUED_MESSAGES)
             self._checkpoint_channel, self.name, self.down_reason = tensors, hello.name, ""
@@ -177,8 +171,8 @@ class ShardLink:
             self._backoff.reset()
             log.info("%s: connected to %s", self, hello.name)
             self._on_up(self)
-            in_order = SequenceFilter(message.number)
-            await stream.run(partial(self._next_orders, count(1)), partial(self._take_reports, in_order))
+            take_reports = partial(self._take_reports, SequenceFilter(link.message.number))
+            await link.stream.run(partial(self._next_orders, count(1)), take_reports)
 
     def ended(self, end: LinkEnd) -> bool:
         """Close the link after its stream has ended."""
