@@ -28,7 +28,7 @@ class AggregatorOptions(DaemonOptions):
     """The options of an aggregator.
 
     Attributes:
-        state_dir: The folder of the queue and, in 2-tier, of the checkpoints.
+        state_dir: The folder of the queue and, in 2-tier, of the checkpoints; of a shard, of its cluster's identity.
         optimizer: `HOST:PORT` of the optimizer; None in 2-tier, where the optimizer runs in this process.
         record: The file to record the core's inputs and effects in, for replay; None for no recording.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
@@ -137,6 +137,12 @@ def _timeouts(options: AggregatorOptions) -> Timeouts:
 def _build_shard(options: AggregatorOptions) -> tuple[Service, CollectorRegistry]:
     from aggregator.shards.server.service import ShardService
 
+    make_state_dir(options.state_dir)
     metrics = AggregatorMetrics()
-    service = ShardService(name=options.name, metrics=metrics, shared_memory=options.shared_memory)
+    service = ShardService(
+        name=options.name,
+        state_dir=options.state_dir,
+        metrics=metrics,
+        shared_memory=options.shared_memory,
+    )
     return service, metrics.registry

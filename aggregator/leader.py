@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import grpc
 
+from aggregator.core.succession import EpochBehind
 from aggregator.service import AggregatorService, JobCrashed
 from aggregator.storage.job_queue import JobQueue, open_queue
-from services.errors import Failed
+from services.errors import Failed, NotYet
+from services.printable import printable_path
+from services.runtime.cluster_identity import StateDirUse
+from services.runtime.file_locks import try_lock
 from services.timeouts import STANDARD_TIMEOUTS, Timeouts
 from services.transport.http2.server import Handler
 
+log = logging.getLogger("tiermesh.aggregator")
+
 EXCHANGE = "/tiermesh.Cluster/Exchange"
+LEADER_LOCK = "leader.lock"
+"""File of a state folder that the process that leads has locked."""
 
 
 class LeaderHandlers:
@@ -79,22 +89,47 @@ class LeaderService:
         self._timeouts = timeouts
         self._make = make
         self._tensor_port = 0
+        self._locks = ExitStack()
+        self._queue: JobQueue
         self._handlers = LeaderHandlers(lambda: f"aggregator {name} does not lead yet, or no longer")
         self.handlers = self._handlers.handlers
         self.tensor_methods = self._handlers.tensor_methods
 
     async def start(self, tensor_port: int = 0) -> None:
-        """Open the state folder under a new epoch, and lead.
+        """Open the state folder under a new epoch, and lead. Wait for an aggregator that is still ending.
 
         Raises:
             Refused: The state folder can't be used.
+            NotYet: Another aggregator leads on it.
         """
         self._tensor_port = tensor_port
+        self._locks.callback(StateDirUse(self._state_dir).close)
+        self._locks.callback((await self._lock()).close)
         self._lead()
+
+    async def _lock(self) -> IO[str]:
+        """Return the lock of leading on this state folder.
+
+        Without it, two aggregators that are restarted whenever they end would depose each other for ever.
+        """
+        loop, waits = asyncio.get_running_loop(), False
+        limit_seconds, began = self._timeouts.stop, loop.time()
+        where = f"--state-dir {printable_path(self._state_dir)}: another aggregator leads on it"
+        while (lock := try_lock(self._state_dir / LEADER_LOCK)) is None:
+            if loop.time() - began > limit_seconds:
+                raise NotYet(
+                    f"{where} and has not ended within {limit_seconds:g} s; stop it, or start both with --standby"
+                )
+            if not waits:
+                waits = True
+                log.warning("%s; waiting up to %g s for its end", where, limit_seconds)
+            await asyncio.sleep(self._timeouts.tick)
+        return lock
 
     def _lead(self) -> None:
         queue = open_queue(self._state_dir, self._timeouts)
         queue.raise_epoch(self._name, self._timeouts.takeover)
+        self._queue = queue
         self._handlers.set_leading(self._make(queue, self._tensor_port))
 
     async def run(self) -> None:
@@ -109,12 +144,14 @@ class LeaderService:
                 return await leading.run()
             except JobCrashed as crash:
                 leading.note_crash(crash)
+            except EpochBehind as behind:
+                skip_epochs(self._queue, behind)
             await self._discard(leading)
             del leading  # with its tensors, before the next one loads them
             self._lead()
 
     async def _discard(self, leading: AggregatorService) -> None:
-        """Stop an aggregator whose memory can't be trusted.
+        """Stop an aggregator whose memory can't be trusted, or whose epoch is too low.
 
         Raises:
             Failed: It does not stop, so this process must end.
@@ -130,8 +167,20 @@ class LeaderService:
 
     async def stop(self) -> None:
         """End all streams and threads, after finishing a checkpoint that is being written."""
-        if self._handlers.leading is not None:
-            await self._handlers.leading.stop()
+        with self._locks:
+            if self._handlers.leading is not None:
+                await self._handlers.leading.stop()
+
+
+def skip_epochs(queue: JobQueue, behind: EpochBehind) -> None:
+    """End the leadership of a restored queue, so that the next one is above every epoch that was obeyed.
+
+    Raises:
+        Deposed: The queue was not restored: another aggregator has taken over through it.
+        Failed: The queue can't be written.
+    """
+    queue.skip_epochs(behind.obeyed_epoch)
+    log.warning("%s: this queue is an older copy; it goes on above that epoch", behind)
 
 
 class _CurrentHandlers:

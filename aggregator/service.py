@@ -18,6 +18,7 @@ import grpc
 from aggregator.core import events as ev
 from aggregator.core.aggregator import AggregatorCore, Clock
 from aggregator.core.job_report import Record
+from aggregator.core.succession import EpochBehind
 from aggregator.data_plane.plane import DataPlane, LocalDataPlane
 from aggregator.job_register import JobRegister
 from aggregator.jobs_service import ENDED_STATES, JobsServicer
@@ -44,8 +45,10 @@ from services.errors import Refusal, Refused, TiermeshError, describe_internal_e
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
+from services.printable import printable_path
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody
+from services.protocol.hello import HelloExpectations, Role
 from services.protocol.plan import JobPlan
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.runtime.recording import make_core
@@ -164,13 +167,26 @@ class AggregatorService:
                 name=name,
                 incarnation=self._incarnation,
                 epoch=epoch,
+                cluster=queue.cluster,
                 timeouts=self._timeouts,
             )
             self._link, self._plane = self._use_shards(self._shards, epoch)
         else:
             self._link, self._plane = self._use_this_process(optimizer, epoch)
         self._worker_control = WorkerControl(
-            self._sessions, self._plane, self.feed, self.files, self._timeouts.hello
+            self._sessions,
+            self._plane,
+            self.feed,
+            self.files,
+            HelloExpectations(
+                "aggregator",
+                Role.WORKER,
+                epoch,
+                cluster=queue.cluster,
+                state_dir=printable_path(state_dir),
+            ),
+            on_newer_epoch=lambda peer, seen: self._fail(EpochBehind(peer, seen)),
+            hello_seconds=self._timeouts.hello,
         )
         metrics.set_epoch(epoch)
         metrics.set_leading(True)
@@ -246,6 +262,7 @@ class AggregatorService:
                 name=self._name,
                 incarnation=self._incarnation,
                 epoch=epoch,
+                cluster=self._queue.cluster,
                 callbacks=callbacks,
                 heartbeat_seconds=self._heartbeat_seconds,
                 files=self.files,
@@ -384,6 +401,7 @@ class AggregatorService:
                     if isinstance(effect.body, pb.Welcome):
                         effect.body.tensor_port = self._tensor_port
                         effect.body.protocol = session.protocol
+                        effect.body.cluster = self._queue.cluster
                         self._plane.fill_welcome(effect.session, effect.body)
                     session.send_order(effect.body)
             case ev.ToOptimizer():

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from aggregator.core.succession import Deposed, LeaderSighting, Succession
-from aggregator.leader import LeaderHandlers
+from aggregator.core.succession import Deposed, EpochBehind, LeaderSighting, Succession
+from aggregator.leader import LEADER_LOCK, LeaderHandlers, skip_epochs
 from aggregator.service import AggregatorService, JobCrashed
 from aggregator.storage.job_queue import JobQueue, open_queue
 from services.errors import TiermeshError
+from services.runtime.cluster_identity import StateDirUse
+from services.runtime.file_locks import try_lock
 from services.timeouts import Timeouts
 
 log = logging.getLogger("tiermesh.aggregator")
@@ -62,16 +64,19 @@ class StandbyService:
             Refused: It can't.
         """
         self._tensor_port = tensor_port
+        self._use = StateDirUse(self._state_dir)
         (await asyncio.to_thread(open_queue, self._state_dir, self._timeouts)).close()
 
     async def run(self) -> None:
         """Stand by and lead in turn, until cancelled or until leading fails."""
         while True:
             queue = await self._stand_by()
+            # Keeps out aggregators without --standby. A frozen leader may still have it.
+            lock = try_lock(self._state_dir / LEADER_LOCK, exclusive=False)
             service = self._make(queue, self._tensor_port)
             self._handlers.set_leading(service)
             try:
-                await service.run()
+                await _lead(service, queue)
             except Deposed as deposed:
                 log.warning("%s; this aggregator is now a standby", deposed)
             except JobCrashed as crash:
@@ -80,6 +85,8 @@ class StandbyService:
                 self._handlers.set_leading(None)
                 self._sighting = None
                 await service.stop()
+                if lock is not None:
+                    lock.close()
 
     async def stop(self) -> None:
         """Do nothing: `run` has ended everything it started."""
@@ -134,6 +141,15 @@ class StandbyService:
 
     def _refusal(self) -> str:
         return f"this aggregator is a standby; the leader is {_describe_leader(self._sighting)}"
+
+
+async def _lead(service: AggregatorService, queue: JobQueue) -> None:
+    """Lead until another aggregator must, or until this one must again with a newer epoch (Deposed)."""
+    try:
+        await service.run()
+    except EpochBehind as behind:
+        skip_epochs(queue, behind)
+        raise Deposed(str(behind)) from None
 
 
 def _describe_leader(sighting: LeaderSighting | None) -> str:

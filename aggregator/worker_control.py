@@ -16,9 +16,10 @@ from protos import cluster_pb2 as pb
 from services.checkpoints.format import check_file_names
 from services.errors import TiermeshError
 from services.files.store import FileStore
+from services.printable import printable
 from services.protocol.envelope import unwrap
 from services.protocol.file_refs import MAX_TEXT_BYTES
-from services.protocol.hello import HelloExpectations, Role, check_hello
+from services.protocol.hello import HelloExpectations, HelloRefusal, check_hello
 from services.transport.attend_server import serve_attend
 from services.transport.control_streams import ControlStream
 from services.transport.links import LinkClosed
@@ -32,6 +33,9 @@ class WorkerControl:
         plane: The data plane, which learns of workers that connect or leave.
         feed: Gives the core an input.
         files: The files that workers have uploaded.
+        expected: What the Hello of a worker must say.
+        on_newer_epoch: Called with a worker's name and the epoch that it has obeyed, if that is a newer one of the
+            same cluster.
         hello_seconds: Time within which a worker that connects must send Hello.
     """
 
@@ -41,8 +45,12 @@ class WorkerControl:
         plane: DataPlane,
         feed: Callable[[WorkerConnected | FromWorker | WorkerLost], None],
         files: FileStore,
+        expected: HelloExpectations,
+        on_newer_epoch: Callable[[str, int], None],
         hello_seconds: float,
     ) -> None:
+        self._expected = expected
+        self._on_newer_epoch = on_newer_epoch
         self._hello_seconds = hello_seconds
         self._sessions = sessions
         self._plane = plane
@@ -52,15 +60,20 @@ class WorkerControl:
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one worker's control stream until it ends."""
-        expected = HelloExpectations("aggregator", Role.WORKER, self._sessions.epoch)
         await serve_attend(
             context,
             pb.WorkerMessage,
             unwrap=unwrap,
-            check=lambda hello: check_hello(hello, expected),
+            check=self._check_hello,
             serve=self._serve,
             hello_seconds=self._hello_seconds,
         )
+
+    def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
+        refusal = check_hello(hello, self._expected)
+        if refusal is not None and refusal.obeyed_epoch:
+            self._on_newer_epoch(f"worker {printable(hello.name, 60)}", refusal.obeyed_epoch)
+        return refusal
 
     async def _serve(
         self, hello: pb.Hello, stream: ControlStream[pb.WorkerCommand, pb.WorkerMessage]

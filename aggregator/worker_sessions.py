@@ -41,13 +41,10 @@ class WorkerSessions:
 
     Args:
         epoch: The aggregator's epoch, which every order names.
-
-    Attributes:
-        epoch: As above.
     """
 
     def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
+        self._epoch = epoch
         self._last = 0
         self._open: dict[int, WorkerSession] = {}
 
@@ -57,7 +54,7 @@ class WorkerSessions:
     def open(self, hello: pb.Hello, number: int = 0) -> WorkerSession:
         """Open a session with this number; 0 for a number that no session had before."""
         self._last = number or self._last + 1
-        session = self._open[self._last] = WorkerSession(self._last, hello, self.epoch)
+        session = self._open[self._last] = WorkerSession(self._last, hello, self._epoch)
         return session
 
     def get(self, number: int) -> WorkerSession | None:

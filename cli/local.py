@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -21,6 +20,7 @@ from cli.supervise import supervise
 from protos import jobs_pb2
 from services.errors import Failed, Refused
 from services.instrumentation.timeline import TimelineOptions
+from services.runtime.file_locks import try_lock
 from services.runtime.launcher import DaemonProcess, stop_all
 from services.transport.security import Security
 
@@ -140,7 +140,10 @@ async def _cluster(
             optimizer = start("optimizer", "optimizer", "--state-dir", str(state))
             await optimizer.wait_ready()
             others = ["--optimizer", optimizer.address]
-        shards = [start("aggregator", f"shard-{number}", "--shard") for number in range(options.shards)]
+        shards = [
+            start("aggregator", name, "--shard", "--state-dir", str(state / name))
+            for name in (f"shard-{number}" for number in range(options.shards))
+        ]
         await asyncio.gather(*(shard.wait_ready() for shard in shards))
         if shards:
             others = ["--shards", ",".join(shard.address for shard in shards)]
@@ -245,14 +248,13 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
         raise Refused(
             f"--state-dir {state_dir}: can't be created ({error.strerror}); give another folder"
         ) from None
-    with (state_dir / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Refused(
-                f"--state-dir {state_dir}: in use by another `tiermesh local` or `chaos`; wait for its end, "
-                "or give another folder"
-            ) from None
+    lock = try_lock(state_dir / "lock")
+    if lock is None:
+        raise Refused(
+            f"--state-dir {state_dir}: in use by another `tiermesh local` or `chaos`; wait for its end, "
+            "or give another folder"
+        )
+    with lock:
         yield
 
 

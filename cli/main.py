@@ -14,6 +14,7 @@ import click
 
 from cli.certs.commands import certs
 from cli.certs.token_commands import tokens
+from cli.cluster_commands import cluster
 from cli.daemon_commands import aggregator, optimizer, worker
 from cli.job_commands import cancel, chaos, download, jobs, local, logs, status, submit
 from cli.model_commands import check, generate, timeline, validate
@@ -58,6 +59,7 @@ for command in (
     timeline,
     certs,
     tokens,
+    cluster,
 ):
     tiermesh.add_command(command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import uuid
 from collections.abc import AsyncIterator
@@ -22,9 +21,12 @@ from services.errors import NotYet, Refusal, Refused
 from services.files.service import FilesServicer
 from services.files.store import FileStore
 from services.instrumentation import timeline
+from services.printable import printable_path
 from services.protocol.checksums import encode_with_checksum
 from services.protocol.envelope import OptimizerBody, unwrap, wrap
-from services.protocol.hello import Role, make_hello
+from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
+from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
+from services.runtime.file_locks import try_lock
 from services.runtime.metrics import OptimizerMetrics
 from services.tensors.chunk_messages import TensorChunk, check_chunk
 from services.timeouts import Timeouts
@@ -133,13 +135,14 @@ class OptimizerService:
             NotYet: another optimizer uses the state folder.
         """
         self._tensor_port = tensor_port
-        self._lock = (self._state_dir / "optimizer.lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        self._use = StateDirUse(self._state_dir)
+        lock = try_lock(self._state_dir / "optimizer.lock")
+        if lock is None:
             raise NotYet(
                 f"--state-dir {self._state_dir}: in use by another optimizer; stop it, or give another folder"
-            ) from None
+            )
+        self._lock = lock
+        self._identity = ClusterIdentity(self._state_dir)
         self.engine = OptimizerEngine(
             name=self.name,
             incarnation=self._incarnation,
@@ -160,6 +163,7 @@ class OptimizerService:
             self._session.mailbox.close("the optimizer stops")
         await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
         self._lock.close()
+        self._use.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the gRPC handlers; the data stream takes and gives raw messages."""
@@ -187,8 +191,20 @@ class OptimizerService:
 
     async def _attend(self, _: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await serve_attend(
-            context, pb.OptimizerCommand, unwrap=unwrap, check=self.engine.core.check_hello, serve=self._serve
+            context, pb.OptimizerCommand, unwrap=unwrap, check=self._check_hello, serve=self._serve
         )
+
+    def _check_hello(self, hello: pb.Hello) -> HelloRefusal | None:
+        session, identity = self._session, self._identity
+        expected = HelloExpectations(
+            "optimizer",
+            Role.AGGREGATOR,
+            self.engine.core.epoch,
+            cluster=identity.cluster,
+            state_dir=printable_path(identity.state_dir),
+            led=session is not None and session.epoch == self.engine.core.epoch,
+        )
+        return check_hello(hello, expected)
 
     async def _serve(
         self, hello: pb.Hello, stream: ControlStream[pb.OptimizerMessage, pb.OptimizerCommand]
@@ -198,10 +214,15 @@ class OptimizerService:
         except Refused as refused:
             reason = f"Hello of aggregator {hello.name}: {refused}"
             raise LinkClosed(reason, grpc.StatusCode.INVALID_ARGUMENT) from None
+        self._identity.obey(hello.cluster)
         if self._session is not None:
             self._session.replaced_by(hello)
         answer = make_hello(
-            Role.OPTIMIZER, self.name, incarnation=self._incarnation, tensor_port=self._tensor_port
+            Role.OPTIMIZER,
+            self.name,
+            incarnation=self._incarnation,
+            tensor_port=self._tensor_port,
+            cluster=self._identity.cluster,
         )
         session.send(answer)
         self._session = session

@@ -153,7 +153,7 @@ class WorkerService:
 
     def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the aggregator's Welcome is not accepted."""
-        return check_welcome(link.answer, link.message.epoch, self._core.epoch)
+        return check_welcome(link.answer, link.message.epoch, self._core.epoch, self._core.cluster)
 
     async def attend(self, link: _Link) -> None:
         """Carry out orders and exchange tensors until the link ends."""

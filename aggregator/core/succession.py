@@ -15,6 +15,24 @@ class Deposed(Failed):
     """This aggregator no longer leads: another one has taken over, or may at any moment."""
 
 
+class EpochBehind(Failed):
+    """A peer of this cluster has obeyed a newer epoch, though nobody took over through this queue.
+
+    The queue was restored from a backup.
+
+    Args:
+        peer: The peer, for people.
+        obeyed_epoch: The epoch that it has obeyed.
+
+    Attributes:
+        obeyed_epoch: As above.
+    """
+
+    def __init__(self, peer: str, obeyed_epoch: int) -> None:
+        super().__init__(f"{peer} has obeyed epoch {obeyed_epoch}, which is newer than this aggregator's")
+        self.obeyed_epoch = obeyed_epoch
+
+
 @dataclass(frozen=True)
 class LeaderSighting:
     """The leader as a standby sees it.

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from aggregator.deposed import raise_if_deposed
+from aggregator.epoch_check import check_epoch
 from aggregator.optimizer_links.link import OptimizerLinkCallbacks
 from aggregator.optimizer_links.orders_with_files import OrdersWithFiles
 from protos import cluster_pb2 as pb
@@ -72,6 +72,7 @@ class RemoteOptimizerLink:
         name: The aggregator's name.
         incarnation: The id of the aggregator's process.
         epoch: The aggregator's epoch.
+        cluster: The identity of its cluster.
         callbacks: The link's callbacks.
         heartbeat_seconds: The heartbeat that all timeouts follow from.
         files: The files that orders refer to.
@@ -91,6 +92,7 @@ class RemoteOptimizerLink:
         name: str,
         incarnation: str,
         epoch: int,
+        cluster: str,
         callbacks: OptimizerLinkCallbacks,
         heartbeat_seconds: float,
         files: FileStore,
@@ -123,6 +125,7 @@ class RemoteOptimizerLink:
             name,
             incarnation=incarnation,
             epoch_seen=epoch,
+            cluster=cluster,
             heartbeat_seconds=heartbeat_seconds,
         )
 
@@ -133,7 +136,7 @@ class RemoteOptimizerLink:
         """Keep the link up until cancelled.
 
         Raises:
-            Deposed: The optimizer obeys a newer aggregator.
+            EpochBehind: The optimizer has obeyed a newer epoch, whose aggregator is gone.
         """
         await keep_attending(self, _ATTEND, self._security, self._backoff)
 
@@ -145,7 +148,9 @@ class RemoteOptimizerLink:
 
     def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the optimizer's Hello is not accepted."""
-        return check_hello(link.answer, HelloExpectations("aggregator", Role.OPTIMIZER))
+        return check_hello(
+            link.answer, HelloExpectations("aggregator", Role.OPTIMIZER, cluster=self._hello.cluster)
+        )
 
     async def attend(self, link: _Link) -> None:
         """Exchange orders, messages and tensors until the link ends."""
@@ -173,7 +178,7 @@ class RemoteOptimizerLink:
 
     def ended(self, end: LinkEnd) -> bool:
         """Drop sums and orders until the link is up again."""
-        raise_if_deposed(self, end)
+        check_epoch(self, end)
         if self._up or end.is_news:
             self._up = False
             self._room.set()

@@ -21,7 +21,9 @@ from aggregator.core.succession import Deposed, LeaderSighting
 from aggregator.storage import reserve, schema
 from services.errors import Failed, Refused, TiermeshError, is_out_of_space
 from services.instrumentation.failpoints import hit_failpoint
+from services.protocol.hello import is_cluster
 from services.protocol.versions import LAST_EPOCH
+from services.runtime.cluster_identity import make_cluster
 from services.timeouts import STANDARD_TIMEOUTS
 
 JOURNAL_BYTES = 1 << 20
@@ -47,6 +49,7 @@ class QueueFile:
         self.path = path
         self._lock_seconds = lock_seconds
         self._epoch: int | None = None  # this aggregator's, once raised
+        self._cluster = ""
         self._reserve_is_full = False
         self._lock = threading.Lock()
         try:
@@ -79,7 +82,41 @@ class QueueFile:
         with self._lock:
             self._connection.close()
 
+    # ---- which cluster ----
+
+    def read_cluster(self) -> str:
+        """Return the cluster's identity; empty before the first epoch was raised.
+
+        Raises:
+            Failed: The file can't be read.
+        """
+        with self._lock, self._explain_errors():
+            if self._connection.execute("PRAGMA user_version").fetchone()[0] < schema.FORMAT:
+                return ""
+            (cluster,) = self._connection.execute("SELECT identity FROM cluster").fetchone() or (None,)
+            if not isinstance(cluster, str) or not (cluster == "" or is_cluster(cluster)):
+                raise ValueError(
+                    f"the cluster's identity is {cluster!r:.100}, expected 16 hexadecimal digits"
+                )
+            return cluster
+
+    def adopt(self, cluster: str) -> None:
+        """Make this the queue of another cluster.
+
+        Raises:
+            Failed: The file can't be written.
+        """
+        with self._transaction():
+            self._migrate()
+            self._connection.execute("UPDATE cluster SET identity = ?", (cluster,))
+
     # ---- who leads ----
+
+    @property
+    def cluster(self) -> str:
+        """Identity of the cluster, which exists once the epoch was raised."""
+        assert self._cluster
+        return self._cluster
 
     @property
     def epoch(self) -> int:
@@ -117,19 +154,24 @@ class QueueFile:
         """Raise the stored epoch within a transaction, and return it; an older file is migrated first."""
         epoch = self._stored_epoch() + 1
         execute = self._connection.execute
-        version = execute("PRAGMA user_version").fetchone()[0]
-        if version < schema.FORMAT:
-            with self._explain_os_errors():
-                schema.migrate(self._connection, self.path, version)
+        self._migrate()
         execute("UPDATE cluster SET epoch = ?", (epoch,))
+        execute("UPDATE cluster SET identity = ? WHERE identity = ''", (make_cluster(),))
         execute("INSERT OR REPLACE INTO leader VALUES (1, ?, 0, ?)", (name, takeover_seconds))
         execute("DELETE FROM standbys WHERE name = ?", (name,))
         hit_failpoint("aggregator.epoch.before")
         return epoch
 
+    def _migrate(self) -> None:
+        """Bring an older file to this format, within a transaction."""
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version < schema.FORMAT:
+            with self._explain_os_errors():
+                schema.migrate(self._connection, self.path, version)
+
     def _claimed(self, epoch: int) -> int:
         hit_failpoint("aggregator.epoch.after")
-        self._epoch = epoch
+        self._epoch, self._cluster = epoch, self.read_cluster()
         with suppress(DiskFull):  # then the first job that is submitted fills it
             self._fill_reserve()
         return epoch
@@ -148,6 +190,17 @@ class QueueFile:
         with self.fenced():
             reserve.enlarge_journal(self._connection)
         self._reserve_is_full = True
+
+    def skip_epochs(self, obeyed_epoch: int) -> None:
+        """End this leadership so that the next one's epoch is above an epoch that a peer has obeyed.
+
+        Raises:
+            Deposed: A newer aggregator has taken over through this queue.
+            Failed: The file can't be written.
+        """
+        with self.fenced():
+            self._connection.execute("UPDATE cluster SET epoch = max(epoch, ?)", (obeyed_epoch,))
+            self._connection.execute("UPDATE leader SET takeover_seconds = 0")
 
     @contextmanager
     def fenced(self) -> Iterator[None]:

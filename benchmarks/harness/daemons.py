@@ -117,7 +117,7 @@ class Daemons(ABC):
                 self._start("optimizer", "optimizer", "--state-dir", str(self.folder / "optimizer"))
                 link = ("--optimizer", self.address("optimizer"))
             for shard in self._shards:
-                self._start("aggregator", shard, "--shard")
+                self._start("aggregator", shard, "--shard", "--state-dir", str(self.folder / shard))
             if self._shards:
                 link = ("--shards", ",".join(self.address(shard) for shard in self._shards))
             link += self._aggregator_options

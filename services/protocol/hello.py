@@ -6,6 +6,7 @@ highest version that both speak.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -14,9 +15,11 @@ from typing import Any, NamedTuple
 from protos.cluster_pb2 import Hello, Welcome
 from services.errors import Refusal
 from services.printable import printable
-from services.protocol.versions import LAST_EPOCH, PROTOCOL_MIN, PROTOCOL_VERSION
+from services.protocol.versions import LAST_EPOCH, MAX_EPOCH_LEAP, PROTOCOL_MIN, PROTOCOL_VERSION
 
 _NAME_CHARACTERS = 60
+_SHOWN_DIGITS = 8
+_CLUSTER = re.compile(r"[0-9a-f]{16}")
 
 
 class Role(str, Enum):
@@ -33,6 +36,7 @@ class HelloFault(Enum):
     PROTOCOL = "protocol"
     ROLE = "role"
     SHARD = "shard"
+    CLUSTER = "cluster"
     EPOCH_AHEAD = "epoch ahead"
     DEPOSED = "deposed"
 
@@ -43,9 +47,12 @@ class HelloRefusal(Refusal):
 
     Attributes:
         fault: what is wrong with it.
+        obeyed_epoch: newer epoch of the same cluster that was obeyed, which the aggregator may have to exceed since its
+            queue was restored from a backup; 0 if there is none, or if its aggregator is at work.
     """
 
     fault: HelloFault
+    obeyed_epoch: int = 0
 
 
 class ProtocolRange(NamedTuple):
@@ -76,6 +83,9 @@ class HelloExpectations:
         sender: role of the sender.
         epoch: epoch of the receiver. A worker must not have obeyed a newer one, an aggregator not have an older one.
         shard: index and count of the shard that the sender must name; None accepts each index below its count.
+        cluster: identity of the receiver's cluster; empty if it belongs to none yet.
+        state_dir: where the receiver keeps that identity, for people.
+        led: whether the receiver is connected to the aggregator of `epoch` now.
         protocol: versions that the receiver speaks.
     """
 
@@ -83,6 +93,9 @@ class HelloExpectations:
     sender: Role
     epoch: int = 0
     shard: tuple[int, int] | None = (0, 1)
+    cluster: str = ""
+    state_dir: str = ""
+    led: bool = False
     protocol: ProtocolRange = PROTOCOL_RANGE
 
 
@@ -101,6 +114,11 @@ def make_hello(role: Role, name: str, **fields: Any) -> Hello:
         name=name,
         **{"shard_count": 1, **fields},
     )
+
+
+def is_cluster(text: str) -> bool:
+    """Return whether a text is the identity of a cluster."""
+    return _CLUSTER.fullmatch(text) is not None
 
 
 def protocol_range(hello: Hello) -> ProtocolRange:
@@ -138,6 +156,14 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
             wanted = "shard {} of {}".format(*expected.shard)
             wanted += "; list each process once in --shards" if own == "shard" else ""
         yield HelloRefusal(f"{peer} asks for shard {index} of {count}; expected {wanted}", HelloFault.SHARD)
+    if hello.cluster and not is_cluster(hello.cluster):
+        yield HelloRefusal(
+            f"{peer} names cluster {printable(hello.cluster, 40)!r}, expected 16 hexadecimal digits",
+            HelloFault.CLUSTER,
+        )
+    needs_cluster = expected.sender is Role.AGGREGATOR or hello.cluster
+    if expected.cluster and hello.cluster != expected.cluster and needs_cluster:
+        yield HelloRefusal(printable(_describe_stranger(hello, expected, peer)), HelloFault.CLUSTER)
     if hello.epoch_seen > LAST_EPOCH:
         yield HelloRefusal(
             f"{peer} has epoch {hello.epoch_seen}, expected at most {LAST_EPOCH}; restore the aggregator's job queue "
@@ -149,28 +175,57 @@ def _faults(hello: Hello, expected: HelloExpectations) -> Iterator[HelloRefusal]
             f"{peer} has epoch {hello.epoch_seen}, this {own} obeys epoch {expected.epoch}: a newer aggregator has "
             "taken over; stop this one",
             HelloFault.DEPOSED,
+            obeyed_epoch=_near(expected.epoch, hello.epoch_seen)
+            if expected.cluster and not expected.led
+            else 0,
         )
     if expected.sender is Role.WORKER and hello.epoch_seen > expected.epoch:
         yield HelloRefusal(
             f"{peer} has obeyed epoch {hello.epoch_seen}, this {own}'s epoch is {expected.epoch}: a newer aggregator "
             "has taken over; stop this one",
             HelloFault.EPOCH_AHEAD,
+            obeyed_epoch=_near(hello.epoch_seen, expected.epoch) if hello.cluster else 0,
         )
 
 
-def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int) -> Refusal | None:
+def _near(obeyed: int, own: int) -> int:
+    """Return an obeyed epoch; 0 if it is so far above the aggregator's own that it must be wrong."""
+    return obeyed if obeyed - own <= MAX_EPOCH_LEAP else 0
+
+
+def _describe_stranger(hello: Hello, expected: HelloExpectations, peer: str) -> str:
+    """Return what to do about a peer of another cluster."""
+    own = expected.receiver
+    theirs = hello.cluster[:_SHOWN_DIGITS] or "none"
+    clusters = f"{peer} belongs to cluster {theirs}, this {own} to {expected.cluster[:_SHOWN_DIGITS]}"
+    kept = f" (--state-dir {expected.state_dir})" if expected.state_dir else ""
+    if expected.sender is Role.AGGREGATOR:
+        return (
+            f"{clusters}{kept}; give it another {own}, or stop this one and run `tiermesh cluster adopt "
+            f"{hello.cluster or 'ID'} --state-dir DIR`"
+        )
+    return f"{clusters}{kept}; give it the address of its own aggregator, or restart it to move it here"
+
+
+def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int, cluster: str = "") -> Refusal | None:
     """Return why a worker refuses an aggregator's Welcome; None if it accepts it.
 
     Args:
         welcome: the answer to the worker's Hello.
         epoch: the aggregator's epoch.
         obeyed_epoch: the newest epoch that the worker has obeyed.
+        cluster: the cluster that it belongs to; empty before its first Welcome.
     """
     name = printable(welcome.name, _NAME_CHARACTERS)
     if not PROTOCOL_MIN <= welcome.protocol <= PROTOCOL_VERSION:
         return Refusal(
             f"aggregator {name} has chosen protocol {welcome.protocol}, this worker speaks {PROTOCOL_RANGE}; install "
             "the same version of Tiermesh on both"
+        )
+    if cluster and welcome.cluster != cluster:
+        return Refusal(
+            f"aggregator {name} belongs to cluster {printable(welcome.cluster, _SHOWN_DIGITS)}, this worker to "
+            f"{cluster[:_SHOWN_DIGITS]}; restart the worker to move it"
         )
     if epoch < obeyed_epoch:
         return Refusal(

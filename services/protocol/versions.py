@@ -10,6 +10,8 @@ PROTOCOL_MIN = 3
 """Oldest version of the protocol that this program speaks."""
 LAST_GENERATION = LAST_EPOCH = (1 << 32) - 1
 """Largest generation and epoch. Both are 32 bits in messages: the epoch is the upper half of a lease id."""
+MAX_EPOCH_LEAP = 1 << 16
+"""Most epochs that an aggregator skips at once because a peer has obeyed a newer one. Each start takes one epoch."""
 
 
 class Version(NamedTuple):

@@ -16,10 +16,11 @@ from google.protobuf.message import Message
 
 from services.errors import Refusal
 from services.protocol.checksums import encode_with_checksum
+from services.protocol.versions import LAST_EPOCH
 from services.transport.backoff import Backoff
 from services.transport.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
-from services.transport.links import LinkClosed, raise_call_status, write_to_call
+from services.transport.links import EPOCH_KEY, LinkClosed, raise_call_status, write_to_call
 from services.transport.security import Security
 from services.transport.server import open_channel
 
@@ -75,13 +76,13 @@ class LinkEnd:
 
     Attributes:
         reason: one line for people.
-        code: status with which the peer ended the stream; None if it ended otherwise.
+        obeyed_epoch: see `HelloRefusal`, if the peer refused Hello for that; else 0.
         ended_here: whether this end closed the link, because the peer was silent or wrong.
         is_news: whether the previous end at this address had another reason.
     """
 
     reason: str
-    code: grpc.StatusCode | None
+    obeyed_epoch: int
     ended_here: bool
     is_news: bool
 
@@ -130,9 +131,8 @@ async def keep_attending(
         except LINK_ERRORS as raised:
             error = raised
         reason = _describe(error, method, hello_seconds)
-        code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
         is_news, peer = reason != logged.get(address), str(attendant)
-        pause = attendant.ended(LinkEnd(reason, code, isinstance(error, LinkClosed), is_news))
+        pause = attendant.ended(LinkEnd(reason, _obeyed_epoch(error), isinstance(error, LinkClosed), is_news))
         if is_news:
             log.warning("%s: %s; trying again", peer, reason)
             logged[address] = reason
@@ -194,6 +194,13 @@ async def send_hello(
         await raise_call_status(call)
         raise LinkClosed("the peer ended the stream")
     return answer
+
+
+def _obeyed_epoch(error: Exception | None) -> int:
+    """Return the epoch in the status of a refused Hello; 0 if there is none."""
+    metadata = error.trailing_metadata() if isinstance(error, grpc.aio.AioRpcError) else ()
+    text = str(dict(metadata or ()).get(EPOCH_KEY, ""))
+    return int(text) if text.isdecimal() and len(text) <= len(str(LAST_EPOCH)) else 0
 
 
 def _describe(error: Exception | None, method: AttendMethod[Any, Any], hello_seconds: float) -> str:

@@ -16,7 +16,7 @@ from protos.cluster_pb2 import Hello
 from services.protocol.hello import HelloFault, HelloRefusal
 from services.transport.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
-from services.transport.links import LinkClosed
+from services.transport.links import EPOCH_KEY, LinkClosed
 
 SentT = TypeVar("SentT", bound=Message)
 ReceivedT = TypeVar("ReceivedT", bound=Message)
@@ -46,7 +46,8 @@ async def serve_attend(
     hello = await receive_hello(context, messages, unwrap, hello_seconds)
     refusal = check(hello)
     if refusal is not None:
-        await context.abort(_status_of(refusal), refusal.reason)
+        epoch = ((EPOCH_KEY, str(refusal.obeyed_epoch)),) if refusal.obeyed_epoch else ()
+        await context.abort(_status_of(refusal), refusal.reason, epoch)
     try:
         await serve(hello, ControlStream(messages, context.write))
     except LinkClosed as closed:

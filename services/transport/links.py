@@ -14,6 +14,8 @@ INCARNATION_KEY = "tiermesh-incarnation"
 """gRPC metadata of a data stream: the incarnation of the process that sent Hello on the control stream."""
 SESSION_KEY = "tiermesh-session"
 """gRPC metadata of a worker's data stream to a shard: the session id from its Welcome."""
+EPOCH_KEY = "tiermesh-epoch"
+"""gRPC metadata of the status of a refused Hello: the epoch that an aggregator with a restored queue must exceed."""
 
 
 class LinkClosed(TiermeshError):

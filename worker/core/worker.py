@@ -50,6 +50,7 @@ class WorkerCore:
     Attributes:
         name: as above.
         epoch: epoch of the newest aggregator that has welcomed this worker; orders of older ones are ignored.
+        cluster: cluster of that aggregator; empty before the first.
         job: the job that the worker has joined, None without one.
         leases: the leases it holds, by their ids.
         windows: how far ahead it may send.
@@ -58,6 +59,7 @@ class WorkerCore:
     def __init__(self, *, name: str) -> None:
         self.name = name
         self.epoch = 0
+        self.cluster = ""
         self.job: JoinedJob | None = None
         self.leases: dict[int, HeldLease] = {}
         self.windows = SendWindows()
@@ -78,6 +80,7 @@ class WorkerCore:
             self.name,
             incarnation=incarnation,
             epoch_seen=self.epoch,
+            cluster=self.cluster,
             layout_hash=built.layout_hash if built else "",
             fingerprint=built.fingerprint if built else {},
             predecessor=predecessor,
@@ -155,7 +158,7 @@ class WorkerCore:
         if event.epoch < self.epoch:
             return  # an aggregator that has been replaced
         if isinstance(order, pb.Welcome):
-            self.epoch, self._is_welcome = event.epoch, True
+            self.epoch, self.cluster, self._is_welcome = event.epoch, order.cluster, True
             return
         if not self._is_welcome or isinstance(order, pb.Heartbeat | pb.Hello):
             return

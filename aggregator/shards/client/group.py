@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from aggregator.shards.client.link import ShardLink
-from protos import cluster_pb2 as cluster
+from protos import cluster_pb2
 from protos.jobs_pb2 import ShardStatus
 from services.errors import Refusal
 from services.tensors.stripes import Stripe
@@ -34,6 +34,7 @@ class ShardGroup:
         name: name of this aggregator.
         incarnation: incarnation of this process.
         epoch: epoch of this aggregator.
+        cluster: identity of its cluster.
         timeouts: `beat` is the heartbeat's period, `deaf` the longest silence of a shard, `stall` the longest work.
 
     Attributes:
@@ -53,6 +54,7 @@ class ShardGroup:
         name: str,
         incarnation: str,
         epoch: int,
+        cluster: str,
         timeouts: Timeouts,
     ) -> None:
         self.ready = False
@@ -70,6 +72,7 @@ class ShardGroup:
                 name=name,
                 incarnation=incarnation,
                 epoch=epoch,
+                cluster=cluster,
                 timeouts=timeouts,
                 on_up=self._link_up,
                 on_down=self._link_down,
@@ -83,7 +86,7 @@ class ShardGroup:
         """Keep all links up until cancelled.
 
         Raises:
-            Deposed: a shard obeys a newer aggregator.
+            EpochBehind: a shard has obeyed a newer epoch, whose aggregator is gone.
         """
         await run_until_first_ends(self._exchange_heartbeats(), *(link.run() for link in self.links))
 
@@ -150,7 +153,7 @@ class ShardGroup:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._timeouts.beat)
-            self.send_to_all(cluster.Heartbeat())
+            self.send_to_all(cluster_pb2.Heartbeat())
             for link in self.links:
                 silent_seconds = loop.time() - link.last_heard_seconds
                 if link.is_up and silent_seconds > self._timeouts.deaf:

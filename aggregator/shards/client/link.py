@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from aggregator.deposed import raise_if_deposed
+from aggregator.epoch_check import check_epoch
 from aggregator.shards.messages import (
     MAX_BATCH_MESSAGES,
     MAX_QUEUED_MESSAGES,
@@ -21,7 +21,7 @@ from aggregator.shards.messages import (
     wrap_order,
 )
 from optimizer.tensor_store import TensorStoreLost
-from protos import cluster_pb2 as cluster
+from protos import cluster_pb2
 from protos import shards_pb2 as pb
 from services.errors import Failed, Refusal, Refused
 from services.files.transfer import FilesInMemory, upload
@@ -46,12 +46,12 @@ def _unwrap_first(reports: pb.ShardReports) -> Message | None:
     return unwrap(reports.reports[0]) if reports.reports else None
 
 
-_Link: TypeAlias = OpenLink[pb.ShardOrders, pb.ShardReports, cluster.Hello]
+_Link: TypeAlias = OpenLink[pb.ShardOrders, pb.ShardReports, cluster_pb2.Hello]
 _ATTEND = AttendMethod(
     "/tiermesh.Shard/Attend",
     pb.ShardReports,
     _unwrap_first,
-    cluster.Hello,
+    cluster_pb2.Hello,
     "a shard; start it with `tiermesh aggregator --shard`",
 )
 
@@ -66,6 +66,7 @@ class ShardLink:
         name: name of this aggregator.
         incarnation: incarnation of this process.
         epoch: epoch of this aggregator.
+        cluster: identity of its cluster.
         timeouts: `retry` bounds the pause between two attempts to connect, `stall` the wait for the shard's work.
         on_up: called when the link comes up.
         on_down: called with the reason when the link goes down, after `on_up`.
@@ -88,6 +89,7 @@ class ShardLink:
         name: str,
         incarnation: str,
         epoch: int,
+        cluster: str,
         timeouts: Timeouts,
         on_up: Callable[[ShardLink], None],
         on_down: Callable[[ShardLink, str], None],
@@ -110,6 +112,7 @@ class ShardLink:
             name,
             incarnation=incarnation,
             epoch_seen=epoch,
+            cluster=cluster,
             shard_index=stripe.index,
             shard_count=stripe.count,
         )
@@ -145,7 +148,7 @@ class ShardLink:
         """Keep the link up until cancelled.
 
         Raises:
-            Deposed: the shard obeys a newer aggregator.
+            EpochBehind: the shard has obeyed a newer epoch, whose aggregator is gone.
         """
         await keep_attending(self, _ATTEND, self._security, self._backoff)
 
@@ -157,8 +160,13 @@ class ShardLink:
 
     def check_answer(self, link: _Link) -> Refusal | None:
         """Return why the shard's Hello is not accepted."""
-        stripe = (self.stripe.index, self.stripe.count)
-        return check_hello(link.answer, HelloExpectations("aggregator", Role.AGGREGATOR, shard=stripe))
+        expected = HelloExpectations(
+            "aggregator",
+            Role.AGGREGATOR,
+            shard=(self.stripe.index, self.stripe.count),
+            cluster=self._hello.cluster,
+        )
+        return check_hello(link.answer, expected)
 
     async def attend(self, link: _Link) -> None:
         """Exchange orders and reports until the link ends."""
@@ -176,7 +184,7 @@ class ShardLink:
 
     def ended(self, end: LinkEnd) -> bool:
         """Close the link after its stream has ended."""
-        raise_if_deposed(self, end)
+        check_epoch(self, end)
         self.close(end.reason)
         self.down_reason = end.reason
         if end.is_news:

@@ -64,7 +64,7 @@ class ShardedOptimizerLink:
         """Keep the links to the shards up, and pass on the headers of their weights.
 
         Raises:
-            Deposed: a shard obeys a newer aggregator.
+            EpochBehind: a shard has obeyed a newer epoch, whose aggregator is gone.
         """
         await run_until_first_ends(self._shards.run(), self._take_weights(), _wait(self._refused))
 

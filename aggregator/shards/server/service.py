@@ -24,8 +24,10 @@ from protos import shards_pb2 as pb
 from services.errors import Refused
 from services.files.service import FilesServicer
 from services.files.store import FileStore
+from services.printable import printable_path
 from services.protocol.checksums import ChecksumMismatch, decode_with_checksum, encode_with_checksum
 from services.protocol.hello import HelloExpectations, HelloRefusal, Role, check_hello, make_hello
+from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import AggregatorMetrics, OptimizerMetrics
 from services.transport.attend_server import serve_attend
 from services.transport.control_streams import ControlStream
@@ -45,14 +47,19 @@ class ShardService:
 
     Args:
         name: name of this shard.
+        state_dir: folder of the identity of its cluster.
         metrics: metrics of this process.
         shared_memory: whether payloads may go through memory shared with a worker on the same host.
     """
 
     service_names = ("tiermesh.Shard", "tiermesh.Cluster", "tiermesh.Files")
 
-    def __init__(self, *, name: str, metrics: AggregatorMetrics, shared_memory: bool = True) -> None:
+    def __init__(
+        self, *, name: str, state_dir: Path, metrics: AggregatorMetrics, shared_memory: bool = True
+    ) -> None:
         self.name = name
+        self._use = StateDirUse(state_dir)
+        self._identity = ClusterIdentity(state_dir)
         self._tensor_port = 0
         self._metrics = metrics
         self._optimizer_metrics = OptimizerMetrics(metrics.registry)
@@ -85,6 +92,7 @@ class ShardService:
         if self._session is not None:
             self._session.close("the shard stops")
         await asyncio.to_thread(self._folder.cleanup)
+        self._use.close()
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the gRPC handlers; workers' data streams take and give raw messages."""
@@ -125,7 +133,16 @@ class ShardService:
         session = self._session
         same_process = session is not None and session.incarnation == hello.incarnation
         own = (session.stripe.index, session.stripe.count) if session is not None and same_process else None
-        return check_hello(hello, HelloExpectations("shard", Role.AGGREGATOR, self._epoch, own))
+        expected = HelloExpectations(
+            "shard",
+            Role.AGGREGATOR,
+            self._epoch,
+            own,
+            cluster=self._identity.cluster,
+            state_dir=printable_path(self._identity.state_dir),
+            led=session is not None,
+        )
+        return check_hello(hello, expected)
 
     async def _serve(
         self, hello: cluster.Hello, stream: ControlStream[pb.ShardReports, pb.ShardOrders]
@@ -137,6 +154,7 @@ class ShardService:
             )
             self._session.close(text if newer else "replaced by a newer connection of the same aggregator")
         self._epoch = hello.epoch_seen
+        self._identity.obey(hello.cluster)
         session = self._session = ShardSession(
             hello,
             incarnation=self._incarnation,
@@ -154,6 +172,7 @@ class ShardService:
                     shard_index=hello.shard_index,
                     shard_count=hello.shard_count,
                     tensor_port=self._tensor_port,
+                    cluster=self._identity.cluster,
                 )
             )
         )

@@ -78,6 +78,7 @@ def test_reconnecting_waits_at_most_the_retry_timeout() -> None:
             name="a",
             incarnation="i",
             epoch=1,
+            cluster="c0ffee00c0ffee00",
             callbacks=OptimizerLinkCallbacks(
                 connected=lambda name: None,
                 lost=lambda reason: None,
@@ -111,6 +112,7 @@ def link_to(address: str, connected: Callable[[], None], lost: Callable[[str], N
         name="a",
         incarnation="i",
         epoch=1,
+        cluster="c0ffee00c0ffee00",
         callbacks=OptimizerLinkCallbacks(
             connected=lambda name: connected(),
             lost=lost,

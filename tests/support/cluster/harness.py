@@ -287,7 +287,10 @@ class Cluster:
 
     def start_shard(self, number: int) -> Daemon:
         """Start a shard, or restart it."""
-        shard = self._start("aggregator", f"shard-{number}", "--shard").ready()
+        name = f"shard-{number}"
+        shard = self._start(
+            "aggregator", name, "--shard", "--state-dir", self.folder / f"{name}-state"
+        ).ready()
         if number < len(self.shards):
             self.shards[number] = shard
             self.to_shards[number].aim(shard)

@@ -81,6 +81,7 @@ class Dialogue:
             name="agg",
             incarnation="i",
             epoch=1,
+            cluster="c0ffee00c0ffee00",
             timeouts=Timeouts.from_heartbeat(1.0),
         )
         for link in self.shards.links:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 import pytest
@@ -23,6 +25,7 @@ from services.transport.security import Security
 from services.transport.server import RoleServer, start_server
 from tests.support.damaging import DamagingPeer
 
+CLUSTER = "c0ffee00c0ffee00"
 LIMIT_SECONDS = 60
 
 
@@ -38,10 +41,13 @@ class Hosts:
 
     def __init__(self) -> None:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self._folder = tempfile.TemporaryDirectory()
         self._running: dict[int, tuple[ShardService, RoleServer]] = {}
 
     async def start(self, index: int) -> None:
-        service = ShardService(name=f"s{index}", metrics=AggregatorMetrics())
+        service = ShardService(
+            name=f"s{index}", state_dir=Path(self._folder.name), metrics=AggregatorMetrics()
+        )
         await service.start()
         names = service.service_names
         server = await start_server(self.addresses[index], Security(), service.handlers(), names)
@@ -55,6 +61,7 @@ class Hosts:
     async def stop_all(self) -> None:
         for index in list(self._running):
             await self.stop(index)
+        self._folder.cleanup()
 
 
 class GroupEvents:
@@ -83,6 +90,7 @@ def with_shards(scenario: Callable[[Hosts, ShardGroup, GroupEvents], Awaitable[N
             name="agg",
             incarnation="i",
             epoch=3,
+            cluster=CLUSTER,
             timeouts=Timeouts.from_heartbeat(0.2),
         )
         events = GroupEvents(shards)
@@ -181,7 +189,7 @@ def test_a_link_with_a_damaged_message_is_opened_again_at_once() -> None:
     async def scenario() -> None:
         hello, beat = (
             pb.ShardReports(epoch=3, reports=[wrap_report(body)])
-            for body in (make_hello(Role.AGGREGATOR, "s"), cluster.Heartbeat())
+            for body in (make_hello(Role.AGGREGATOR, "s", cluster=CLUSTER), cluster.Heartbeat())
         )
         peer = DamagingPeer("tiermesh.Shard", hello, beat)
         async with peer.serving():
@@ -191,6 +199,7 @@ def test_a_link_with_a_damaged_message_is_opened_again_at_once() -> None:
                 name="agg",
                 incarnation="i",
                 epoch=3,
+                cluster=CLUSTER,
                 timeouts=Timeouts.from_heartbeat(5.0),
             )
             events = GroupEvents(shards)

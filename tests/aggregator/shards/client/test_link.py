@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Linked:
             name="agg",
             incarnation="i",
             epoch=1,
+            cluster="c0ffee00c0ffee00",
             timeouts=timeouts,
             on_up=lambda _: self.events.put_nowait("up"),
             on_down=lambda _, reason: self.events.put_nowait(reason),
@@ -72,7 +74,7 @@ class Linked:
 
 def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]]) -> None:
     async def run() -> None:
-        service = ShardService(name="s", metrics=AggregatorMetrics())
+        service = ShardService(name="s", state_dir=Path(folder), metrics=AggregatorMetrics())
         await service.start()
         server = await start_server("127.0.0.1:0", Security(), service.handlers(), service.service_names)
         linked = Linked(f"127.0.0.1:{server.port}", timeouts)
@@ -86,7 +88,8 @@ def with_link(timeouts: Timeouts, scenario: Callable[[Linked], Awaitable[None]])
             await service.stop()
             await server.stop(0)
 
-    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
 
 
 def test_a_copy_that_is_never_made_ends_the_link() -> None:

@@ -60,6 +60,7 @@ class StoreDialogue:
             name="agg",
             incarnation="i",
             epoch=1,
+            cluster="c0ffee00c0ffee00",
             timeouts=Timeouts.from_heartbeat(heartbeat_seconds),
         )
         for link in self.shards.links:

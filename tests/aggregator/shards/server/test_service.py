@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -90,7 +92,7 @@ class Shard:
 
 def with_shard(scenario: Callable[[Shard], Awaitable[None]]) -> None:
     async def run() -> None:
-        service = ShardService(name="s", metrics=AggregatorMetrics())
+        service = ShardService(name="s", state_dir=Path(folder), metrics=AggregatorMetrics())
         await service.start()
         server = await start_server("127.0.0.1:0", Security(), service.handlers(), service.service_names)
         shard = Shard(f"127.0.0.1:{server.port}")
@@ -101,7 +103,8 @@ def with_shard(scenario: Callable[[Shard], Awaitable[None]]) -> None:
             await service.stop()
             await server.stop(0)
 
-    asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(asyncio.wait_for(run(), LIMIT_SECONDS))
 
 
 async def ended(call: Any) -> tuple[grpc.StatusCode, str]:
