@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from protos import cluster_pb2 as pb
 from services.errors import Refusal, Refused
 from services.protocol.envelope import unwrap, wrap
 from services.protocol.hello import check_welcome
+from services.runtime.cluster_identity import ClusterIdentity, StateDirUse
 from services.runtime.metrics import WorkerMetrics
 from services.tensors.chunk_messages import TensorChunk
 from services.timeouts import Timeouts
@@ -100,6 +102,8 @@ class WorkerService:
         self._core = WorkerCore(name=name)
         self._state_dir = state_dir
         self._record: ProcessRecord | None = None
+        self._use = ExitStack()
+        self._identity: ClusterIdentity | None = None
         self._mailbox: Mailbox[pb.WorkerMessage] = Mailbox()
         self._shard_streams: ShardStreams | None = None
         self._backoff = Backoff()
@@ -115,9 +119,21 @@ class WorkerService:
         """Start the device thread; a worker has no tensor port."""
         self._loop = asyncio.get_running_loop()
         if self._state_dir is not None:
+            self._open_identity(self._state_dir)
             self._record = ProcessRecord.open(self._state_dir, self.name, self._incarnation)
         self._device = DeviceThread(self._feed_from_device, self._metrics, self._builder)
         self._files = FileExchange(self._feed, self._device.build)
+
+    def _open_identity(self, state_dir: Path) -> None:
+        """Read which cluster this worker belongs to, if there is a folder for it that can be written."""
+        try:
+            state_dir.mkdir(parents=True, exist_ok=True)
+            self._use.callback(StateDirUse(state_dir).close)
+        except (OSError, Refused) as error:
+            log.warning("the worker does not keep which cluster it belongs to: %s", error)
+            return
+        self._identity = ClusterIdentity(state_dir)
+        self._core.cluster = self._identity.cluster
 
     async def stop(self) -> None:
         """Drop all leases and free the mesh."""
@@ -127,6 +143,7 @@ class WorkerService:
         record, self._record = self._record, None
         if record is not None:
             record.close()
+        self._use.close()
 
     def __str__(self) -> str:
         return f"aggregator {self.address}"
@@ -167,6 +184,8 @@ class WorkerService:
     async def _attend(self, link: _Link) -> None:
         welcome, epoch = link.answer, link.message.epoch
         self._was_welcome = True
+        if self._identity is not None:
+            self._identity.obey(welcome.cluster)
         self._aggregators.answered()
         log.info("connected to aggregator %s at %s, epoch %d", welcome.name, self.address, epoch)
         timeouts = read_timeouts(welcome)

@@ -123,7 +123,10 @@ class Daemons(ABC):
             link += self._aggregator_options
             self._start("aggregator", "aggregator", "--state-dir", str(self.folder / "state"), *link)
             for index in range(self._workers):
-                self._start("worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator"))
+                state = ("--state-dir", str(self.folder / "workers"))
+                self._start(
+                    "worker", f"worker-{index + 1}", "--aggregator", self.address("aggregator"), *state
+                )
             for index in range(self._workers):
                 self.address(f"worker-{index + 1}")
             self.idle_bytes = self.memory_bytes("VmRSS")

@@ -200,11 +200,10 @@ def _describe_stranger(hello: Hello, expected: HelloExpectations, peer: str) -> 
     clusters = f"{peer} belongs to cluster {theirs}, this {own} to {expected.cluster[:_SHOWN_DIGITS]}"
     kept = f" (--state-dir {expected.state_dir})" if expected.state_dir else ""
     if expected.sender is Role.AGGREGATOR:
-        return (
-            f"{clusters}{kept}; give it another {own}, or stop this one and run `tiermesh cluster adopt "
-            f"{hello.cluster or 'ID'} --state-dir DIR`"
-        )
-    return f"{clusters}{kept}; give it the address of its own aggregator, or restart it to move it here"
+        other, moved, cluster = f"give it another {own}", "this one", hello.cluster or "ID"
+    else:
+        other, moved, cluster = "give it its own aggregator's address", "the worker", expected.cluster
+    return f"{clusters}{kept}; {other}, or stop {moved} and run `tiermesh cluster adopt {cluster} --state-dir DIR`"
 
 
 def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int, cluster: str = "") -> Refusal | None:
@@ -225,7 +224,7 @@ def check_welcome(welcome: Welcome, epoch: int, obeyed_epoch: int, cluster: str 
     if cluster and welcome.cluster != cluster:
         return Refusal(
             f"aggregator {name} belongs to cluster {printable(welcome.cluster, _SHOWN_DIGITS)}, this worker to "
-            f"{cluster[:_SHOWN_DIGITS]}; restart the worker to move it"
+            f"{cluster[:_SHOWN_DIGITS]}; stop the worker and run `tiermesh cluster adopt`"
         )
     if epoch < obeyed_epoch:
         return Refusal(

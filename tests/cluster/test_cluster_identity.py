@@ -52,7 +52,7 @@ def test_an_optimizer_obeys_one_cluster_until_it_adopts_another(
         cluster.start_optimizer()
         cluster.optimizer.wait_log("aggregator stranger: connected")
         cluster.switch_to(other)
-        cluster.start_worker(aggregator=other.address)
+        cluster.start_worker("--state-dir", tmp_path / "stranger-workers", aggregator=other.address)
         cluster.finish(cluster.submit(short_spec))
 
 
@@ -99,12 +99,15 @@ def test_a_restored_queue_goes_on_above_every_epoch_that_was_obeyed(
 def test_workers_of_a_queue_begun_anew_are_told_what_to_do(tmp_path: Path, short_spec: str) -> None:
     with Cluster(tmp_path, workers=1, heartbeat_seconds=HEARTBEAT_SECONDS) as cluster:
         worker = cluster.workers[0]
+        worker.wait_log("connected to aggregator")
         cluster.aggregator.kill()
         shutil.rmtree(tmp_path / "aggregator-state")
         cluster.start_aggregator()
-        worker.wait_log("restart it to move it here")
+        worker.wait_log("; give it its own aggregator's address, or stop the worker and run ")
         assert f"(--state-dir {tmp_path / 'aggregator-state'})" in worker.log_text()
         assert worker.terminate() == 0
+        own = worker.log_text().partition("`tiermesh cluster adopt ")[2].split()[0]
+        assert tiermesh("cluster", "adopt", own, "--state-dir", str(tmp_path / "workers")).returncode == 0
         cluster.start_worker()
         cluster.finish(cluster.submit(short_spec))
 

@@ -50,7 +50,7 @@ class WorkerCore:
     Attributes:
         name: as above.
         epoch: epoch of the newest aggregator that has welcomed this worker; orders of older ones are ignored.
-        cluster: cluster of that aggregator; empty before the first.
+        cluster: cluster of that aggregator; before the first, that of the worker's former process.
         job: the job that the worker has joined, None without one.
         leases: the leases it holds, by their ids.
         windows: how far ahead it may send.
