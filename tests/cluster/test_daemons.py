@@ -172,11 +172,11 @@ def test_a_stopped_cluster_resumes(tmp_path: Path, gpt_spec: str, undisturbed: B
 # ---- taking over ----
 
 
-def second_aggregator(cluster: Cluster) -> Daemon:
+def second_aggregator(cluster: Cluster, name: str = "second") -> Daemon:
     """Start a second aggregator on the cluster's state dir, as a unit of another name would."""
     state = ("--state-dir", cluster.folder / "aggregator-state", "--heartbeat-seconds", 0.5)
     link = ("--optimizer", cluster.to_optimizer.address) if cluster.optimizer is not None else ()
-    second = cluster._start("aggregator", "second", *state, *link)
+    second = cluster._start("aggregator", name, *state, *link)
     second.wait_log("another aggregator leads on it; waiting up to 3.5 s for its end")
     return second
 
@@ -197,8 +197,8 @@ def test_a_second_aggregator_on_the_state_dir_waits_for_the_end_of_the_first(
 
 def test_an_aggregator_that_is_restarted_for_ever_beside_another_raises_no_epoch(tmp_path: Path) -> None:
     with Cluster(tmp_path, heartbeat_seconds=0.5) as cluster:
-        for _ in range(2):
-            second = second_aggregator(cluster)
+        for name in ("second", "third"):
+            second = second_aggregator(cluster, name)
             assert second.ended() == 75
             line = error_line(second)
             assert "another aggregator leads on it" in line and "--standby" in line
