@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 
 from protos.cluster_pb2 import Hello
 from services.protocol.hello import HelloFault, HelloRefusal
+from services.transport.access import current_caller
 from services.transport.control_streams import ControlReader, ControlStream
 from services.transport.limits import HELLO_SECONDS
 from services.transport.links import EPOCH_KEY, LinkClosed
@@ -44,6 +45,10 @@ async def serve_attend(
     """
     messages = ControlReader(context.read, message_type)
     hello = await receive_hello(context, messages, unwrap, hello_seconds)
+    caller = current_caller()
+    if caller.kind is not None and caller.kind.value != hello.role:
+        text = f"Hello says role {hello.role[:20]!r}, but its sender is {caller}; give it the certificate of its role"
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
     refusal = check(hello)
     if refusal is not None:
         epoch = ((EPOCH_KEY, str(refusal.obeyed_epoch)),) if refusal.obeyed_epoch else ()

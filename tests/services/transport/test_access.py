@@ -10,7 +10,12 @@ from typing import Any
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from protos import cluster_pb2 as pb
+from services.protocol.checksums import encode_with_checksum
+from services.protocol.envelope import unwrap, wrap
 from services.transport import access as access_module
 from services.transport.access import (
     AUTHORIZATION_KEY,
@@ -21,6 +26,7 @@ from services.transport.access import (
     caller_of,
     current_caller,
 )
+from services.transport.attend_server import serve_attend
 from services.transport.http2.client import open_stream
 from services.transport.http2.server import StreamServer
 from services.transport.identity import identify
@@ -261,6 +267,46 @@ def test_a_certificate_with_a_wrong_role_is_refused(
     with pytest.raises(Denied) as caught:
         access.admit(WATCH, Credentials(tls=True, certificate=cert.read_bytes()))
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("role", ["worker", "aggregator", "", "x" * 1000])
+def test_the_role_of_a_hello_is_that_of_the_certificate(files: Path, role: str) -> None:
+    accepted: list[str] = []
+
+    async def attend(_: Any, context: Any) -> None:
+        async def serve(hello: pb.Hello, stream: Any) -> None:
+            accepted.append(hello.role)
+
+        await serve_attend(context, pb.WorkerMessage, unwrap=unwrap, check=lambda hello: None, serve=serve)
+
+    handler = grpc.method_handlers_generic_handler(
+        "tiermesh.Cluster", {"Attend": grpc.stream_stream_rpc_method_handler(attend)}
+    )
+
+    async def test() -> tuple[grpc.StatusCode, str]:
+        server = await start_server("127.0.0.1:0", security(files, "aggregator"), [handler], [])
+        try:
+            async with open_channel(f"localhost:{server.port}", security(files, "worker")) as channel:
+                hello = encode_with_checksum(wrap(pb.WorkerMessage, 1, pb.Hello(role=role)))
+                call = channel.unary_stream(ATTEND)(hello)
+                return await end_of(call)
+        finally:
+            await server.stop(0)
+
+    code, details = asyncio.run(test())
+    if role == "worker":
+        assert (code, accepted) == (grpc.StatusCode.OK, ["worker"])
+    else:
+        assert (code, accepted) == (grpc.StatusCode.PERMISSION_DENIED, [])
+        assert "but its sender is worker worker (certificate " in details
+        assert len(details) <= 300
+
+
+@given(st.text() | st.from_regex(r"(Bearer )?tm_[0-9a-f]{8}_[0-9a-f]{64}", fullmatch=True))
+def test_any_authorization_is_denied_or_known(text: str) -> None:
+    access = AccessControl(Security())
+    with pytest.raises(Denied, match="not known here"):
+        access.admit(WATCH, Credentials(tls=True, authorization=text))
 
 
 def test_junk_in_place_of_a_certificate_is_refused(files: Path) -> None:
